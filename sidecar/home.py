@@ -10,13 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
 
-from sidecar.private_files import HomeError, cannot_use, private_directory, write_new
+from sidecar.private_files import (
+    HomeError,
+    cannot_use,
+    open_unfollowed,
+    private_directory,
+    why_not_private,
+    write_new,
+)
 from sidecar.processes import mark_of
 from streams import locks
 from streams.files import write_durably
@@ -179,8 +185,7 @@ class Home:
         path = self.token_path
         renew = "remove the token file; the next start of the sidecar creates a new one"
         try:
-            # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = open_unfollowed(path)
         except FileNotFoundError:
             raise HomeError(
                 path, "it does not exist", "to create it, start the sidecar once: `durable-stream serve`"
@@ -190,14 +195,8 @@ class Home:
                 raise HomeError(path, "the token is a symbolic link", renew) from None
             raise cannot_use("read", path, error) from None
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise HomeError(path, "the token is not a regular file", renew)
-            if found.st_uid != os.geteuid():
-                raise HomeError(path, f"the token is owned by user {found.st_uid}, not by you", renew)
-            if found.st_mode & 0o077:
-                mode = stat.S_IMODE(found.st_mode)
-                raise HomeError(path, f"the token is accessible to other users (mode {mode:o})", renew)
+            if why := why_not_private(os.fstat(descriptor)):
+                raise HomeError(path, f"the token is {why}", renew)
             text = os.read(descriptor, 256).decode("ascii", "replace").strip()
         finally:
             os.close(descriptor)
@@ -252,13 +251,12 @@ class Home:
         user or accessible to other users.
         """
         try:
-            descriptor = os.open(self.info_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = open_unfollowed(self.info_path)
         except OSError:
             return None
         try:
-            found = os.fstat(descriptor)
             # Ignore a file that another user can write, because it could redirect us to that user's port.
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            if why_not_private(os.fstat(descriptor)):
                 return None
             fields = json.loads(os.read(descriptor, 65536))
             info = SidecarInfo(**{name: fields[name] for name in SidecarInfo._fields})
@@ -310,7 +308,7 @@ class Home:
         # Without ``create``, open the file read-only, so that the lock can also be checked on a read-only mount.
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         try:
-            descriptor = os.open(self.lock_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = open_unfollowed(self.lock_path, flags)
         except OSError as error:
             raise cannot_use("open", self.lock_path, error) from None
         if create:

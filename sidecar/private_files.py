@@ -25,10 +25,23 @@ class HomeError(Exception):
         return f"{self.path}: {self.problem}; {self.hint}"
 
 
+def open_unfollowed(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """``os.open`` that follows no link, and hangs on no named pipe; a new file has mode 0600. Serves as ``opener``."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+
+
+def why_not_private(found: os.stat_result) -> str:
+    """What a file is that another user may have read or written, such as ``not a regular file``; empty if none may."""
+    if not stat.S_ISREG(found.st_mode):
+        return "not a regular file"
+    if found.st_uid != os.geteuid():
+        return f"owned by user {found.st_uid}, not by you"
+    return f"accessible to other users (mode {stat.S_IMODE(found.st_mode):o})" if found.st_mode & 0o077 else ""
+
+
 def write_new(path: Path, text: str) -> None:
     """Write and sync a file with mode 0600. The file must not exist yet."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = open_unfollowed(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o600)  # the umask may have removed the owner's permissions too
         file.write(text)
@@ -112,8 +125,7 @@ def open_file(path: Path) -> int:
     Raises:
         OSError: the path is missing, is a link, is not a regular file, or belongs to somebody else.
     """
-    # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = open_unfollowed(path)
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
         return descriptor

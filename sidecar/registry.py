@@ -7,8 +7,9 @@ sidecar registers its own requests. ``docs/protocol.md`` lists all requests, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,7 +33,7 @@ A = TypeVar("A", bound=Args)
 
 
 class NoArgs(Args):
-    """For requests without arguments."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Request:
 
     name: str
     args: type[Args]
-    handler: Callable[[Any], Awaitable[Any]]
+    handler: Callable[[Any], Any]
     value: str
 
     def as_json(self) -> dict[str, Any]:
@@ -58,12 +59,11 @@ class Requests:
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
-        self.register(
-            "requests", NoArgs, self._listed, "this table: a list of `name`, `args` (JSON Schema) and `value`"
-        )
+        value = "this table: a list of `name`, `args` (JSON Schema) and `value`"
+        self.register("requests", NoArgs, lambda _: [request.as_json() for request in self.table], value)
 
-    def register(self, name: str, args: type[A], handler: Callable[[A], Awaitable[Any]], value: str) -> None:
-        """Add a request. ``handler`` gets the checked arguments and returns a JSON value.
+    def register(self, name: str, args: type[A], handler: Callable[[A], Any], value: str) -> None:
+        """Add a request. ``handler``, which may be async, gets the checked arguments and returns a JSON value.
 
         If ``handler`` raises a ``RequestError``, ``StreamError``, ``NatsUnavailable`` or ``OSError``, the caller gets
         the code and the text of the error.
@@ -103,7 +103,8 @@ class Requests:
             )
             raise RequestError("bad-arguments", f"invalid arguments for {method}: {faults[:1000]}") from None
         try:
-            return await request.handler(checked)
+            found = request.handler(checked)
+            return await found if isawaitable(found) else found
         except (StreamError, NatsUnavailable) as error:
             # Pass the error's text on unchanged, because it is written for the caller.
             raise RequestError(error.code, str(error)) from None
@@ -113,6 +114,3 @@ class Requests:
             told = f"the sidecar could not read or write its files: {where}{error.strerror or error}"
             hint = "check that the disk has free space, is writable and works, then run the same command again"
             raise RequestError("disk-error", f"{told}; {hint}") from None
-
-    async def _listed(self, args: NoArgs) -> list[dict[str, Any]]:
-        return [request.as_json() for request in self.table]

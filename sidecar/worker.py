@@ -36,8 +36,6 @@ _POLICY = ("max_attempts", "backoff_seconds", "idempotency_key", "deadline_secon
 
 
 class SendArgs(Args):
-    """See ``Worker.send``."""
-
     agent: str = Field(max_length=100, description="its name")
     type: str = Field(max_length=160, description="the command's type")
     payload: dict[str, Any] = Field(default={}, description="the command's payload")
@@ -45,8 +43,6 @@ class SendArgs(Args):
 
 
 class LetterArgs(Args):
-    """See ``Worker.redrive`` and ``Worker.drop``."""
-
     letter: str = Field(max_length=100, description="its id")
 
 
@@ -109,7 +105,6 @@ class Worker:
         return kinds
 
     def _policy(self, home: Home, spec: str | None) -> EffectPolicy:
-        """The configured policy of effects, or the default policy."""
         if spec is None:
             return DEFAULT_POLICY
         try:
@@ -143,8 +138,8 @@ class Worker:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add the requests of this class to the table."""
-        requests.register("agents", NoArgs, self.agents, "`agents`: each agent's health, lag and counts; `problems`")
+        listed = "`agents`: each agent's health, lag and counts; `problems`"
+        requests.register("agents", NoArgs, lambda _: self.status(), listed)
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
 
         requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: the result")
@@ -166,7 +161,6 @@ class Worker:
         return {"letter": args.letter, "outcome": outcome}
 
     async def drop(self, args: LetterArgs) -> dict[str, Any]:
-        """Mark a dead letter as dropped."""
         await self.runtime.until_level()
         try:
             await self.runtime.drop(args.letter)
@@ -177,10 +171,6 @@ class Worker:
     def status(self) -> dict[str, Any]:
         """What ``status`` shows about agents: every agent, including those that could not be loaded."""
         return {"agents": self.runtime.status(), "problems": self.problems}
-
-    async def agents(self, args: NoArgs) -> dict[str, Any]:
-        """Report the state of every agent."""
-        return self.status()
 
     async def send(self, args: SendArgs) -> dict[str, Any]:
         """Hand a command to an agent, as a person; answers when its results are durable."""

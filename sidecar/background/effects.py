@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled
-from sidecar.background.hosts.host import Host, HostAbsent, Part
+from sidecar.background.hosts.host import HostAbsent, Part
+from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.background.intents.notices import WAKE
@@ -30,11 +31,18 @@ LATE_SECONDS: Final = 0.3
 """
 
 
-class _Kind:
+class Repeatable:
+    """An ``EffectKind`` whose effect may simply be carried out again after an attempt that was cut off."""
+
     effect_class: EffectClass = "idempotent"
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        return NotDone()
+
+
+class _Kind(Repeatable):
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
 
 
 class Create(_Kind):
@@ -45,14 +53,13 @@ class Create(_Kind):
         args = effect.args
         try:
             if known := args.get("session"):
-                await self._host.holds(known, key, directory=args["directory"])
+                await self._hosts.of(known).holds(known, key, directory=args["directory"])
                 return {"session": known}
-            session = await self._host.create(
+            session = await self._hosts.new(args.get("parent")).create(
                 args["intent"],
                 title=args["title"],
                 directory=args["directory"],
                 parent=args.get("parent"),
-                pid=args.get("pid"),
                 agent=args.get("agent"),
                 rights=Rights.of(args["rights"]) if args.get("rights") else None,
             )
@@ -64,9 +71,9 @@ class Create(_Kind):
         args = effect.args
         if args.get("session"):
             return NotDone()
-        about = {name: args.get(name) for name in ("parent", "pid")}
         try:
-            found = await self._host.find(args["intent"], directory=args["directory"], **about)
+            host, parent = self._hosts.new(args.get("parent")), args.get("parent")
+            found = await host.find(args["intent"], directory=args["directory"], parent=parent)
         except HostAbsent:
             return NotDone()
         return NotDone() if found is None else Done({"session": found})
@@ -77,23 +84,22 @@ class Prompt(_Kind):
     or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
     """
 
-    def __init__(self, host: Host, said: Said) -> None:
-        super().__init__(host)
+    def __init__(self, hosts: Hosts, said: Said) -> None:
+        super().__init__(hosts)
         self._said = said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
-        text = self._said.restore(args.get("said", ""), args["text"])
+        text, host = self._said.restore(args.get("said", ""), args["text"]), self._hosts.of(args["session"])
         try:
-            if args.get("waits") and await self._host.goes_on(args["session"]):
+            if args.get("waits") and await host.goes_on(args["session"]):
                 return {"held": True}
-            sent = await self._host.prompt(
+            sent = await host.prompt(
                 args["session"],
                 [Part(text, key, is_prompt=True)],
                 directory=args["directory"],
                 agent=args.get("agent"),
                 model=args.get("model"),
-                pid=args.get("pid"),
             )
         except HostAbsent:
             if not args.get("waits"):
@@ -103,7 +109,7 @@ class Prompt(_Kind):
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         args = effect.args
-        held = await self._host.holds(args["session"], key, directory=args["directory"], pid=args.get("pid"))
+        held = await self._hosts.of(args["session"]).holds(args["session"], key, directory=args["directory"])
         return Done({"held": True}) if held else NotDone()
 
 
@@ -113,15 +119,13 @@ class Abort(_Kind):
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         session, directory = effect.args["session"], effect.args["directory"]
-        await self._host.abort(session, directory=directory)
+        host = self._hosts.of(session)
+        await host.abort(session, directory=directory)
         for _ in range(LATE_LOOKS if effect.args.get("late") else 0):
             await asyncio.sleep(LATE_SECONDS)
-            if await self._host.status(session) == "busy":
-                await self._host.abort(session, directory=directory)
+            if await host.status(session) == "busy":
+                await host.abort(session, directory=directory)
         return {}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return NotDone()
 
 
 class Wake(_Kind):
@@ -133,18 +137,18 @@ class Wake(_Kind):
     turn ends, or when an OpenCode for the session is connected again.
     """
 
-    def __init__(self, host: Host, said: Said) -> None:
-        super().__init__(host)
+    def __init__(self, hosts: Hosts, said: Said) -> None:
+        super().__init__(hosts)
         self._said = said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
-        session = args["session"]
-        status = await self._host.status(session)
+        session, host = args["session"], self._hosts.of(args["session"])
+        status = await host.status(session)
         if status != "idle":
             return {"status": status}
-        about = self._host.about(session)
-        await self._host.prompt(
+        about = host.about(session)
+        await host.prompt(
             session,
             [Part(self._said.in_message(each.get("said", ""), each["text"]), each["key"]) for each in args["texts"]],
             directory=about.get("directory", ""),
@@ -157,15 +161,11 @@ class Wake(_Kind):
     async def _is_kept(self, session: str, texts: Sequence[Mapping[str, Any]], directory: str) -> bool:
         """Whether the session's history has every text. OpenCode 1 saves a message a moment after it accepts it."""
         for pause in KEPT_PAUSES:
-            held = [await self._host.holds(session, each["key"], directory=directory) for each in texts]
+            held = [await self._hosts.of(session).holds(session, each["key"], directory=directory) for each in texts]
             if all(held):
                 return True
             await asyncio.sleep(pause)
         return False
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``: the next attempt finds any message that was sent."""
-        return NotDone()
 
 
 class Check(_Kind):
@@ -175,14 +175,10 @@ class Check(_Kind):
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
-        look = await self._host.look(args["session"], directory=args["directory"])
+        look = await self._hosts.of(args["session"]).look(args["session"], directory=args["directory"])
         return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
 
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return NotDone()
 
-
-def effect_kinds(host: Host, said: Said) -> Mapping[str, EffectKind]:
-    """Every effect of the orchestration, carried out on ``host`` with the words of ``said``."""
-    one, other = Prompt(host, said), Wake(host, said)
-    return {CREATE: Create(host), PROMPT: one, ABORT: Abort(host), WAKE: other, CHECK: Check(host)}
+def effect_kinds(hosts: Hosts, said: Said) -> Mapping[str, EffectKind]:
+    one, other = Prompt(hosts, said), Wake(hosts, said)
+    return {CREATE: Create(hosts), PROMPT: one, ABORT: Abort(hosts), WAKE: other, CHECK: Check(hosts)}

@@ -52,15 +52,9 @@ class Watched:
     """How many of the failures in the open turn are errors without a step."""
     is_corrected: bool = False
 
-    def with_turn(self, steps: int) -> list[list[int]]:
-        """The last turns, including the open one if it ended now with this many steps."""
-        return [*self.turns, [steps + self.broken, self.failed]][-TURNS:]
-
 
 @dataclass(slots=True)
 class State:
-    """Everything that the agent remembers."""
-
     sessions: dict[str, Watched] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
     """The gardener's own intents, the intents that these intents started, and the sessions of all these intents."""
@@ -69,8 +63,6 @@ class State:
 
 
 class GardenerAgent(OwnAgent[State]):
-    """See ``Agent``."""
-
     begins_anywhere = False
     """See ``Agent``. Sessions that failed before the gardener was switched on get no agent."""
 
@@ -119,7 +111,8 @@ class GardenerAgent(OwnAgent[State]):
 
     def _turn_ended(self, event: StreamEvent, session: str, watched: Watched) -> list[Output]:
         steps = event.payload.get("steps")
-        turns = watched.with_turn(steps if isinstance(steps, int) else 0)
+        ended = [(steps if isinstance(steps, int) else 0) + watched.broken, watched.failed]
+        turns = [*watched.turns, ended][-TURNS:]
         total, failed = sum(turn[0] for turn in turns), sum(turn[1] for turn in turns)
         if not total:
             return []

@@ -31,6 +31,7 @@ from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.intents import causes
 from sidecar.background.intents.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
+from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.registering import RegisterArgs, differences
@@ -44,7 +45,7 @@ from sidecar.background.stream_read import open_reader
 from sidecar.background.tools import (
     tools_json,
 )
-from sidecar.background.worktrees.effects import worktree_kinds
+from sidecar.background.worktrees.effects import Collect, Isolate
 from sidecar.background.worktrees.setup import Setup
 from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
 from sidecar.components import in_background
@@ -116,7 +117,7 @@ class DurableStream:
             identity.now_ms,
             self._environment,
         )
-        self.host = Hosts(one, V2Host(registrations, state, identity.now_ms))
+        self.hosts = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
         self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
         self._said = Said(clean, home.read_token)
@@ -124,7 +125,7 @@ class DurableStream:
             home,
             notify,
             identity,
-            self.host,
+            self.hosts,
             self._said,
             lambda: [link.pid for link in self.links()],
             agents_may_answer,
@@ -139,15 +140,14 @@ class DurableStream:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """Every agent of the orchestration."""
         return (self.agent, *self.people.agents, *self._gardener)
 
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
-        """Every effect of the orchestration."""
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
-        own = worktree_kinds(self.worktrees, self.host, self, setup)
-        return {**effect_kinds(self.host, self._said), **own, **self.people.kinds}
+        made, collected = Isolate(self.worktrees, self, setup), Collect(self.worktrees, self.hosts)
+        kinds = effect_kinds(self.hosts, self._said)
+        return {**kinds, ISOLATE: made, COLLECT: collected, **self.people.kinds}
 
     @property
     def data(self) -> Any:
@@ -212,7 +212,7 @@ class DurableStream:
 
     async def variables(self, intent: str) -> Mapping[str, str]:
         known: Intent = self.data.intents[intent]
-        return await self.host.variables(known.parent, known.directory, known.environment)
+        return await self.hosts.variables(known.parent, known.directory, known.environment)
 
     def is_wanted(self, intent: str) -> bool:
         return intent in self.data.intents and self.data.intents[intent].state == "starting"
@@ -222,8 +222,8 @@ class DurableStream:
     async def observe(self, link: Any) -> None:
         """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
         sessions has stopped."""
-        environment = await self.host.environment(link)
-        sessions = await self.host.observe(link)
+        environment = await self.hosts.environment(link)
+        sessions = await self.hosts.observe(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted((waiting | at_work) & set(sessions))
@@ -267,12 +267,12 @@ class DurableStream:
         found: Intent | None = self.data.intents.get(intent)
         rights = None
         if found is None and given.parent is not None and before is None:
-            rights = await self.host.rights(given.parent, agent, link)
+            rights = await self.hosts.of(given.parent).rights(given.parent, agent, link)
         environment = found.environment if found is not None else ""
         if before is not None:
             environment = before.environment
         elif found is None:
-            environment = self.host.environment_of(given.parent, link.pid if link is not None else None)
+            environment = self.hosts.environment_of(given.parent, link.pid if link is not None else None)
         if self._said.redacts([given.directory, given.agent, given.models]):
             reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
             raise InputRefused("redacted-argument", f"{reason}; see `[redact]` in config.toml")
@@ -369,9 +369,8 @@ class DurableStream:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add the requests of this class to the table."""
         requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
-        requests.register("intents", NoArgs, self._request_intents, "`intents`, oldest first; `notices`")
+        requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
         requests.register(
             "intent_apply",
@@ -425,9 +424,6 @@ class DurableStream:
         if before.session is None:
             raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
         return before
-
-    async def _request_intents(self, args: NoArgs) -> dict[str, Any]:
-        return self.status()
 
     def _session(self, given: str) -> str:
         """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it."""

@@ -48,7 +48,6 @@ async def read_lines(reader: LogReader, session: str, given: str, last: int) -> 
 
 
 def _readable(catalog: Catalog, session: str) -> set[str]:
-    """The streams that a session may read."""
     known = catalog.sessions.get(session)
     if known is None:
         return set()

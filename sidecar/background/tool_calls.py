@@ -56,8 +56,6 @@ class _Call(NamedTuple):
 
 
 class ToolCalls:
-    """Answers the calls of one home's plugins."""
-
     def __init__(self, durable: DurableStream, state: CaptureState, identity: Identity) -> None:
         self._durable, self._state, self._identity = durable, state, identity
         self._waits: Counter[str] = Counter()
@@ -74,7 +72,7 @@ class ToolCalls:
                 return await self._background(str(args.get("text") or ""))
             checked = check(name, args)
             session = str(context.get("sessionID") or "")
-            if not await until(lambda: self._durable.host.knows(link, session), KNOWN_SECONDS):
+            if not await until(lambda: self._durable.hosts.knows(link, session), KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
             if not session:
                 raise RequestError("no-session", "this call names no session")
@@ -110,7 +108,7 @@ class ToolCalls:
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
         # Another agent may have its own model, which the parent's model must not replace.
         is_other = args.agent not in (None, context.get("agent"))
-        about = self._durable.host.about(session)
+        about = self._durable.hosts.of(session).about(session)
         own = None if is_other else about.get("model")
         given = RegisterArgs(
             prompt=args.prompt,

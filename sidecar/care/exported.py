@@ -171,13 +171,10 @@ async def import_export(
     events, forgotten = await asyncio.to_thread(check, path, now_ms)
     source, added = read(path, now_ms), 0
     while batch := await asyncio.to_thread(lambda: list(islice(source, _BATCH))):
-        cleaned = [_cleaned(event, clean) for event in batch if event and event.metadata.get("log") != log_id]
+        wanted = [event for event in batch if event and event.metadata.get("log") != log_id]
+        cleaned = [StreamEvent.trusted({**event.fields(), "payload": clean(event.payload)}) for event in wanted]
         added += await add(cleaned) if cleaned else 0
     return Imported(added, events - added, forgotten)
-
-
-def _cleaned(event: StreamEvent, clean: Callable[[Any], Any]) -> StreamEvent:
-    return StreamEvent.trusted({**event.fields(), "payload": clean(event.payload)})
 
 
 def _object(line: bytes, number: int, code: str, path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sidecar.home import Home
+from sidecar.private_files import open_unfollowed
 
 if TYPE_CHECKING:
     from sidecar.config import LogConfig
@@ -59,9 +60,7 @@ def failed_start(home: Home) -> FailedStart | None:
     shows no start.
     """
     try:
-        # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
-        descriptor = os.open(home.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
+        with open(home.log_path, "rb", opener=open_unfollowed) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))
             text = file.read(_LOOKED_AT).decode("utf-8", "replace")
     except OSError:
@@ -99,8 +98,7 @@ class OneLine(logging.Formatter):
 
 
 def _private(path: str, flags: int) -> int:
-    # O_NONBLOCK keeps ``os.open`` from hanging if the path is a named pipe.
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    fd = open_unfollowed(path, flags)
     os.fchmod(fd, 0o600)
     return fd
 

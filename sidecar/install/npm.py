@@ -137,7 +137,8 @@ def waits(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """True if this directory makes OpenCode wait for npm when it has a plugin but no network."""
     if not _is_writable(directory):
         return False  # OpenCode skips a directory that it cannot write to
-    if os.path.lexists(directory / MODULES) and _needed(directory) <= _locked(directory):
+    needed = _names(_json(directory / "package.json")) | {_PACKAGE}
+    if os.path.lexists(directory / MODULES) and needed <= _locked(directory):
         return False
     home = Path(environ.get("HOME") or Path.home())
     return not any(_gives_up(read_rc(path)) for path in (directory / RC, home / RC))
@@ -180,10 +181,6 @@ def _is_stub(directory: Path) -> bool:
 
 def _is_writable(directory: Path) -> bool:
     return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
-
-
-def _needed(directory: Path) -> set[str]:
-    return _names(_json(directory / "package.json")) | {_PACKAGE}
 
 
 def _locked(directory: Path) -> set[str]:

@@ -69,7 +69,6 @@ class Target(NamedTuple):
 
     @property
     def plugin(self) -> Path:
-        """The path of the plugin file."""
         return self.config / "plugin" / PLUGIN_NAME
 
 
@@ -81,7 +80,6 @@ class Outcome:
     changed: bool = False
 
     def did(self, line: str) -> None:
-        """Note a change."""
         self.lines.append(line)
         self.changed = True
 
@@ -251,7 +249,8 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
             kinds.remove(PLUGIN)
             if _remove_empty(directory / PLUGIN):
                 outcome.did(f"removed {directory / PLUGIN}")
-        only_ours = CONFIG in kinds and directory == target.config and _holds_only(directory, kinds)
+        only_ours = CONFIG in kinds and directory == target.config and directory.is_dir()
+        only_ours = only_ours and {path.name for path in directory.iterdir()} <= {k.partition(" ")[0] for k in kinds}
         if _is_needed(directory, ledger, home) and not only_ours:
             continue
         del ledger.made[directory]
@@ -300,12 +299,6 @@ def _is_needed(directory: Path, ledger: Ledger, home: Path) -> bool:
     return any(root.is_relative_to(place) or place.is_relative_to(root) for root in roots)
 
 
-def _holds_only(directory: Path, kinds: Sequence[str]) -> bool:
-    return directory.is_dir() and {path.name for path in directory.iterdir()} <= {
-        kind.partition(" ")[0] for kind in kinds
-    }
-
-
 def _remove_empty(path: Path) -> bool:
     if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
         return False
@@ -333,7 +326,6 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """The path of the ledger's file."""
         return self.user / LEDGER_NAME
 
     @classmethod

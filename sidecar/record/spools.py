@@ -22,6 +22,7 @@ from bridge.opencode.capture.translate import Origin
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
+from sidecar.private_files import open_unfollowed
 from sidecar.processes import still_runs
 from sidecar.record.backlog import spools
 from sidecar.record.ingest import Ingest
@@ -158,7 +159,7 @@ class _Lines:
 
 def _open_if_left(path: Path, is_left: bool) -> _Left | None:
     """Open a spool whose shim left it behind or died; ``None`` for any other file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = open_unfollowed(path)
     with ExitStack() as stack:
         file = stack.enter_context(os.fdopen(descriptor, "rb"))
         found = os.fstat(descriptor)

@@ -13,9 +13,10 @@ from sidecar.agents.effects.policy import Effect
 from sidecar.background.effects import Wake
 from sidecar.background.hosts import v1, v2
 from sidecar.background.hosts.host import Part
-from sidecar.background.people.notify_effects import Answering
+from sidecar.background.hosts.v1 import V1Host
+from sidecar.background.hosts.v2 import V2Host
 from tests.real.model_server import HANG_LIMIT_S, MODEL_ID, ModelServer
-from tests.sidecar.background.support import PLAIN
+from tests.sidecar.background.support import PLAIN, Only
 
 MODEL = f"mock/{MODEL_ID}"
 QUESTIONS = [
@@ -36,7 +37,7 @@ def asking(tool: str) -> dict[str, Any]:
 class HostContract:
     """``host``, ``directory`` and ``model`` are set by the subclass before each test, and so is ``phantoms``."""
 
-    host: Answering
+    host: V1Host | V2Host
     directory: str
     model: ModelServer
     phantoms: set[str]
@@ -103,7 +104,7 @@ class HostContract:
 
     async def test_one_intent_has_one_session_however_often_it_is_created(self) -> None:
         session = await self.new("int_once")
-        again = await self.host.create("int_once", title="t", directory=self.directory, parent=None, pid=None)
+        again = await self.host.create("int_once", title="t", directory=self.directory, parent=None)
         assert again == session
 
     async def test_a_session_is_a_child_of_the_one_that_started_it_unless_that_is_lacked(self) -> None:
@@ -148,11 +149,11 @@ class HostContract:
         session = await self.users()
         args = {"session": session, "texts": [{"key": f"{session}:wake:0", "text": "SAY:awake"}], "wake": True}
         effect = Effect(kind="opencode.wake", args=args, run="int_1")
-        assert await Wake(self.host, PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
+        assert await Wake(Only(self.host), PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
         assert await self.holds(session, "wake:0")
         await until(lambda: self.is_called(session))
         await until(lambda: self.is_status(session, "idle"))
-        assert await Wake(self.host, PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
+        assert await Wake(Only(self.host), PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
         assert self.calls(session) == 1
 
     async def is_called(self, session: str) -> bool:

@@ -78,7 +78,6 @@ class Environments:
         return list(self._known)
 
     def name(self, environment: Mapping[str, str]) -> str:
-        """The name of an environment."""
         kept = sorted(f"{k}={v}" for k, v in environment.items() if k not in OURS and not NOISE.fullmatch(k))
         text = "\0".join(kept).encode("utf-8", "surrogateescape")
         return f"env_{hmac.new(self._key().encode(), text, 'sha256').hexdigest()[:24]}"

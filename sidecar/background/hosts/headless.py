@@ -129,7 +129,6 @@ class Headless:
         return frozenset(self._of[info["pid"]] for info in self._running()).difference(wanted)
 
     async def stop(self, only: Collection[str] | None = None) -> None:
-        """End the processes, or only those of some environments."""
         ending = [info for info in self._running() if only is None or self._of[info["pid"]] in only]
         for info in ending:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from bridge.opencode.capture.state import CaptureState
 from sidecar.background.hosts.rights import Rights
 
 Status = Literal["idle", "busy", "absent"]
@@ -55,11 +56,6 @@ class Look(NamedTuple):
 class Host(Protocol):
     """Creates sessions, and acts on existing sessions. Every method raises ``HostError`` if it fails."""
 
-    @property
-    def lacks(self) -> frozenset[str]:
-        """What this version of OpenCode cannot do, in the words of ``lacks.py``; shown by ``doctor``."""
-        ...
-
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
         """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
         which a tool call of the session came.
@@ -76,7 +72,6 @@ class Host(Protocol):
         title: str,
         directory: str,
         parent: str | None,
-        pid: int | None,
         agent: str | None = None,
         rights: Rights | None = None,
     ) -> str:
@@ -88,7 +83,7 @@ class Host(Protocol):
         """
         ...
 
-    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
         """The session that carries an intent's id, or ``None``."""
         ...
 
@@ -101,7 +96,6 @@ class Host(Protocol):
         agent: str | None = None,
         model: str | None = None,
         reply: bool = True,
-        pid: int | None = None,
     ) -> bool:
         """Give a session a message. With ``reply``, the model answers the message.
 
@@ -110,7 +104,7 @@ class Host(Protocol):
         """
         ...
 
-    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+    async def holds(self, session: str, key: str, *, directory: str) -> bool:
         """Whether a message with this key is in a session's history."""
         ...
 
@@ -145,6 +139,28 @@ class Host(Protocol):
         """Show a short message where the session is open; false if nobody could see it."""
         ...
 
+    async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
+        """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
+
+        Returns ``answered``, or ``gone`` if nothing is waiting for the answer.
+        """
+        ...
+
     def about(self, session: str) -> dict[str, Any]:
         """What is known about a session: ``directory``, ``agent``, ``model``; empty if nothing is known."""
         ...
+
+
+def about_session(state: CaptureState, session: str) -> dict[str, Any]:
+    """See ``Host.about``: what capture knows."""
+    known = state.sessions.get(session)
+    if known is None:
+        return {}
+    turn = known.turn or known.last_turn
+    about: dict[str, Any] = {"directory": known.directory or ""}
+    if turn is not None:
+        about["agent"] = turn.agent
+        model = turn.model or {}
+        if model.get("provider") and model.get("model"):
+            about["model"] = f"{model['provider']}/{model['model']}"
+    return about

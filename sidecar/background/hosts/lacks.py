@@ -20,5 +20,4 @@ not continue it after a restart, and it may start no subagents.
 
 
 def lacks_of(version: str) -> frozenset[str]:
-    """What a version of OpenCode lacks."""
     return ONE if version.partition(".")[0] in ("0", "1") else TWO

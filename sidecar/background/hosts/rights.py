@@ -38,7 +38,6 @@ class Rights(NamedTuple):
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Rights:
-        """The rights that ``as_json`` wrote."""
         rules, session = (tuple(Rule(*each) for each in given[name]) for name in ("rules", "session"))
         return Rights(str(given["agent"]), rules, session)
 

@@ -18,7 +18,7 @@ from bridge.opencode.link.link import CallError
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless, HeadlessError
-from sidecar.background.hosts.host import HostError, Look, Part, Status
+from sidecar.background.hosts.host import HostError, Look, Part, Status, about_session
 from sidecar.background.hosts.rights import Rights, Rule, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
@@ -94,18 +94,14 @@ class V1Host:
         title: str,
         directory: str,
         parent: str | None,
-        pid: int | None,
         agent: str | None = None,
         rights: Rights | None = None,
     ) -> str:
-        found = await self.find(intent, directory=directory, parent=parent, pid=pid)
+        found = await self.find(intent, directory=directory, parent=parent)
         if found is not None:
             return found
         link = await self._phantoms(directory, intent)
-        body: dict[str, Any] = {
-            "title": title,
-            "metadata": {"intent": intent},
-        }
+        body: dict[str, Any] = {"title": title, "metadata": {"intent": intent}}
         if parent is not None:
             body["parentID"] = parent
             # OpenCode uses this model if neither the prompt nor the prompt's agent names one.
@@ -125,10 +121,9 @@ class V1Host:
 
     @property
     def is_there(self) -> bool:
-        """Whether an OpenCode 1 is linked."""
         return any(link.is_open and link.directory for link in self._links())
 
-    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
         link = await self._phantoms(directory, intent)
         listed = await _call(link, "session.list", {"query": {"directory": directory}})
         for each in listed if isinstance(listed, list) else []:
@@ -145,7 +140,6 @@ class V1Host:
         agent: str | None = None,
         model: str | None = None,
         reply: bool = True,
-        pid: int | None = None,
     ) -> bool:
         # Not through a person's OpenCode in which the phantom was opened after its end, perhaps without its directory.
         is_phantom = self._is_phantom(session)
@@ -184,7 +178,7 @@ class V1Host:
         await _call(link, "session.promptAsync", {"path": {"id": session}, "body": body})
         return True
 
-    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+    async def holds(self, session: str, key: str, *, directory: str) -> bool:
         return key in _keys(await self._history(await self._of(session, directory), session))
 
     async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
@@ -285,17 +279,7 @@ class V1Host:
         return "answered"
 
     def about(self, session: str) -> dict[str, Any]:
-        known = self._state.sessions.get(session)
-        if known is None:
-            return {}
-        turn = known.turn or known.last_turn
-        about: dict[str, Any] = {"directory": known.directory or ""}
-        if turn is not None:
-            about["agent"] = turn.agent
-            model = turn.model or {}
-            if model.get("provider") and model.get("model"):
-                about["model"] = f"{model['provider']}/{model['model']}"
-        return about
+        return about_session(self._state, session)
 
     async def know(self, link: Link) -> str:
         """Remember the program and the environment of an OpenCode that linked. Returns the name of the environment."""
@@ -394,7 +378,6 @@ def _still_runs(turn: Turn | None) -> bool:
 
 
 def _keys(history: list[dict[str, Any]]) -> set[str]:
-    """The keys in a session's history."""
     return {
         mark["key"]
         for message in history
@@ -419,7 +402,6 @@ def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
 
 
 async def _rules_of(link: Link, agent: str, directory: str) -> tuple[Rule, ...]:
-    """The rules of an OpenCode agent in a directory."""
     listed = await _call(link, "app.agents", {"query": {"directory": directory}})
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict) and each.get("name") == agent:
@@ -428,7 +410,6 @@ async def _rules_of(link: Link, agent: str, directory: str) -> tuple[Rule, ...]:
 
 
 def _rules(listed: Any) -> tuple[Rule, ...]:
-    """OpenCode's own list of rules."""
     return tuple(Rule(each["permission"], each["pattern"], each["action"]) for each in listed or ())
 
 

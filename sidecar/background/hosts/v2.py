@@ -23,7 +23,7 @@ from bridge.opencode.capture.state import CaptureState
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts import v2_requests as requests
 from sidecar.background.hosts.environments import read_process
-from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, State, Status
+from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, State, Status, about_session
 from sidecar.background.hosts.rights import Rights, for_work
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.background.hosts.v2_requests import as_list, path_of
@@ -55,11 +55,9 @@ class V2Host:
 
     @property
     def is_there(self) -> bool:
-        """Whether a service is announced."""
         return any(True for _ in self._registrations())
 
     def hosts(self, session: str) -> bool:
-        """Whether a session belongs to OpenCode 2."""
         known = self._state.sessions.get(session)
         return is_phantom(session) or (known is not None and bool(known.host))
 
@@ -91,16 +89,14 @@ class V2Host:
         title: str,
         directory: str,
         parent: str | None,
-        pid: int | None,
         agent: str | None = None,
         rights: Rights | None = None,
-        model: str | None = None,
     ) -> str:
         """See ``Host``. The service answers a second request for the same id with the session that it has."""
         session, client = session_id(intent), await self._client(parent or "")
         about = self.about(parent) if parent is not None else {}
         body: dict[str, Any] = {"id": session, "title": title, "location": {"directory": directory}}
-        if chosen := _model(model or about.get("model")):
+        if chosen := _model(about.get("model")):
             body["model"] = chosen
         if rights is not None:
             body["agent"] = agent or rights.agent
@@ -111,7 +107,7 @@ class V2Host:
         await requests.change(client, "POST", "/api/session", body)
         return session
 
-    async def find(self, intent: str, *, directory: str, parent: str | None, pid: int | None) -> str | None:
+    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
         session, client = session_id(intent), await self._client(parent or "")
         return session if await requests.info(client, session) is not None else None
 
@@ -124,7 +120,6 @@ class V2Host:
         agent: str | None = None,
         model: str | None = None,
         reply: bool = True,
-        pid: int | None = None,
     ) -> bool:
         """See ``Host``. Each part becomes a separate message; only the last message wakes the model.
 
@@ -156,7 +151,7 @@ class V2Host:
             await requests.change(client, "POST", f"{path_of(session)}/prompt", body)
         return is_new
 
-    async def holds(self, session: str, key: str, *, directory: str, pid: int | None = None) -> bool:
+    async def holds(self, session: str, key: str, *, directory: str) -> bool:
         client = await self._client(session)
         # Check the inbox first: a message may move from there to the history between the two requests.
         return message_id(key) in await self._inbox(client, session) or await self._is_saved(client, session, key)
@@ -235,7 +230,7 @@ class V2Host:
         return False
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
-        """See ``Answering``. The model of OpenCode 2 does not read why a permission was refused, so the reason becomes
+        """See ``Host``. The model of OpenCode 2 does not read why a permission was refused, so the reason becomes
         a message of its own, which is there before the model continues.
         """
         client = await self._client(session)
@@ -278,17 +273,7 @@ class V2Host:
         return f"{path_of(session)}/inbox/{message}"
 
     def about(self, session: str) -> dict[str, Any]:
-        known = self._state.sessions.get(session)
-        if known is None:
-            return {}
-        turn = known.turn or known.last_turn
-        about: dict[str, Any] = {"directory": known.directory or ""}
-        if turn is not None:
-            model = turn.model or {}
-            about["agent"] = turn.agent
-            if model.get("provider") and model.get("model"):
-                about["model"] = f"{model['provider']}/{model['model']}"
-        return about
+        return about_session(self._state, session)
 
     def waiting_for(self, registration: str) -> list[str]:
         """The sessions of a service whose plugin has just linked."""
@@ -302,11 +287,9 @@ class V2Host:
         return [each.get("id") for each in await requests.list_of(client, session, "inbox")]
 
     async def _is_saved(self, client: ServiceClient, session: str, key: str) -> bool:
-        """Whether the message with a key is in a session's history."""
         return await requests.find(client, f"{path_of(session)}/message/{message_id(key)}") is not None
 
     async def _active(self, client: ServiceClient) -> dict[str, Any]:
-        """The sessions that are at work."""
         return mapping(mapping(await requests.get(client, requests.ACTIVE)).get("data"))
 
     async def variables(self, session: str) -> dict[str, str]:

@@ -13,7 +13,6 @@ _PHANTOM: Final = "ses_ds2"
 
 
 def session_id(intent: str) -> str:
-    """The id of an intent's session."""
     return _PHANTOM + sha256(intent.encode()).hexdigest()[:20]
 
 
@@ -23,5 +22,4 @@ def is_phantom(session: str) -> bool:
 
 
 def message_id(key: str) -> str:
-    """The id of the message that carries a key."""
     return f"msg_{sha256(key.encode()).hexdigest()[:26]}"

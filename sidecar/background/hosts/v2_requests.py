@@ -73,7 +73,6 @@ async def rules_of(client: ServiceClient, agent: str, directory: str) -> tuple[R
 
 
 def rules(listed: Any) -> tuple[Rule, ...]:
-    """The service's own list of rules."""
     return tuple(Rule(each["action"], each["resource"], each["effect"]) for each in as_list(listed))
 
 
@@ -122,7 +121,6 @@ def refused(method: str, path: str, error: ServiceError) -> HostError:
 
 
 def path_of(session: str) -> str:
-    """The path of a session."""
     return f"/api/session/{quote(session, safe='')}"
 
 

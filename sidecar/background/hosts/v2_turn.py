@@ -38,7 +38,6 @@ class Turn(NamedTuple):
 
 
 def is_prompt(message: dict[str, Any]) -> bool:
-    """Whether a message is a prompt for background work."""
     return bool(mapping(mapping(message.get("metadata")).get("durable_stream")).get(MARK))
 
 
@@ -51,7 +50,8 @@ def turn_of(messages: Sequence[dict[str, Any]]) -> Turn | None:
     for message in messages[start + 1 :]:
         match message.get("type"):
             case "assistant":
-                last, state = message, "cut" if _is_aborted(message) else "open"
+                is_aborted = mapping(message.get("error")).get("type") == "aborted"
+                last, state = message, "cut" if is_aborted else "open"
                 running |= dict.fromkeys(_launched(message))
             case "user" if state == "cut":
                 return Turn("stopped")  # somebody's prompt after a refusal
@@ -73,7 +73,6 @@ def turn_of(messages: Sequence[dict[str, Any]]) -> Turn | None:
 
 
 def said_in(message: dict[str, Any]) -> str:
-    """The texts of an answer."""
     return "\n".join(filter(None, (text(part.get("text")) for part in _parts(message) if part.get("type") == "text")))
 
 
@@ -98,10 +97,6 @@ def _launched(message: dict[str, Any]) -> Iterable[str]:
         about = mapping(mapping(part.get("state")).get("metadata"))
         if about.get("status") == "running" and isinstance(child := about.get("sessionID"), str):
             yield child
-
-
-def _is_aborted(message: dict[str, Any]) -> bool:
-    return mapping(message.get("error")).get("type") == "aborted"
 
 
 def _error(message: dict[str, Any]) -> str:

@@ -13,14 +13,10 @@ from sidecar.registry import Args
 
 
 class IntentArgs(Args):
-    """A request about one intent."""
-
     intent: str = Field(max_length=100, description="its id, or a unique prefix of it")
 
 
 class DiscardArgs(IntentArgs):
-    """A request to discard what an ended intent left behind."""
-
     preview: bool = Field(default=False, description="only tell")
 
 

@@ -25,8 +25,6 @@ MAX_WARNINGS: Final = 10
 
 
 class Doom(NamedTuple):
-    """Why an intent that has not ended must stop."""
-
     event: str
     reason: str
     code: str
@@ -47,11 +45,6 @@ def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | No
         return {"code": "budget-sessions", "reason": reason}
     over = _spent_all(limits, spent)
     return {"code": "budget", "reason": over.removeprefix("budget: ")} if over else None
-
-
-def has_room(state: State, limits: Limits, intent: Intent) -> bool:
-    """Whether a queued intent may start now."""
-    return not intent.waits and not full(state, limits, intent)
 
 
 def full(state: State, limits: Limits, intent: Intent) -> str:

@@ -21,7 +21,7 @@ def seen(state: State, event: StreamEvent) -> list[Output]:
         new = sorted(files - set(intent.edited))[: MOST_EDITED - len(intent.edited)]
         outputs += [Output("intent.edited", {"intent": intent.id, "files": new})] if new else []
     for file in sorted(files):
-        others = [each for each in state.sharing(file) if each is not intent]
+        others = [each for each in state.unfinished() if file in each.edited and each is not intent]
         warned = [(each, session if intent is None else intent.id) for each in others]
         if intent is not None and others:
             warned.append((intent, others[0].id))

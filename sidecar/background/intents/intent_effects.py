@@ -21,7 +21,6 @@ CONTINUE: Final = "The process that ran you ended in the middle of your work. Lo
 
 
 def isolate(intent: Intent) -> Output:
-    """The effect that makes a worktree for an intent."""
     args: dict[str, Any] = {"intent": intent.id, "directory": intent.directory}
     return effect(ISOLATE, intent.id, args | ({"continues": intent.continues} if intent.continues else {}))
 
@@ -43,7 +42,6 @@ def create(intent: Intent, directory: str) -> Output:
 
 
 def prompt(intent: Intent, session: str, text: str) -> Output:
-    """The effect that prompts the session of an intent."""
     model = intent.models[0] if intent.models else None
     args = {
         "session": session,
@@ -84,5 +82,4 @@ def how_to_continue(intent: Intent) -> Output:
 
 
 def effect(kind: str, node: str, args: dict[str, Any]) -> Output:
-    """An effect of an intent, whose id is ``node``."""
     return Output("effect.requested", args, effect=kind, node=node)

@@ -16,7 +16,7 @@ from sidecar.background.hosts import v2_ids
 from sidecar.background.intents import budgets, causes, edits, notices, watch
 from sidecar.background.intents import intent_effects as asked
 from sidecar.background.intents.afterwards import continuing
-from sidecar.background.intents.budgets import Doom, doomed, has_room, refusal
+from sidecar.background.intents.budgets import Doom, doomed, refusal
 from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, Limits, State, intent_of
@@ -114,8 +114,8 @@ class IntentAgent(OwnAgent[State]):
         for session in notices.to_deliver(self.data, [*outputs, *more]):
             gathering = notices.gather(self.data, session, ts)
             add(notices.deliver(self.data, session) if gathering is None else gathering)
-        for intent in [each for each in self.data.intents.values() if each.state == "queued"]:
-            if doomed(self.data, limits, intent) is None and has_room(self.data, limits, intent):
+        for intent in [each for each in self.data.intents.values() if each.state == "queued" and not each.waits]:
+            if doomed(self.data, limits, intent) is None and not budgets.full(self.data, limits, intent):
                 add(self._start(intent))
         return more
 
@@ -219,7 +219,6 @@ class IntentAgent(OwnAgent[State]):
         return self._stop(intent, event.ts, Doom("intent.cancelled", reason, "cancelled"))
 
     def _applied(self, event: StreamEvent) -> list[Output]:
-        """React when a person has applied the changes in an intent's worktree."""
         intent = self.data.intents.get(event.payload.get("intent", ""))
         if intent is None or intent.applied is not None:
             return []

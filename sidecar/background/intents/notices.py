@@ -31,7 +31,6 @@ def notice_id(intent: str) -> str:
 
 
 def queued(state: State, event: StreamEvent) -> list[Output]:
-    """Handle the command ``notify``."""
     given = event.payload
     if given["notice"] in state.notices:
         return []
@@ -90,7 +89,6 @@ def turn_ended(state: State, session: str) -> list[Output]:
 
 
 def woken(state: State, event: StreamEvent, session: str, result: dict[str, Any]) -> list[Output]:
-    """Handle the result of the effect ``opencode.wake``."""
     sending = [n for n in state.notices.values() if n.session == session and n.state == "sending"]
     if result.get("status") == "sent":
         # OpenCode reports a message before it saves the message, and may die in between. Only the history is proof.

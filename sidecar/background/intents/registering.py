@@ -14,8 +14,6 @@ DEFAULT_MINUTES: Final = 60.0
 
 
 class RegisterArgs(Args):
-    """See ``DurableStream.register_intent``."""
-
     prompt: str = Field(min_length=1, max_length=100_000, description="all that the agent must know")
     title: str = Field(default="", max_length=100, description="a few words")
     directory: str = Field(max_length=8192, description="the project, absolute")

@@ -77,8 +77,6 @@ class Limits:
 
 @dataclass(slots=True)
 class Spent:
-    """What a root has used so far."""
-
     sessions: int = 0
     tokens: int = 0
     cost: float = 0.0
@@ -218,8 +216,6 @@ class Intent:
 
 @dataclass(slots=True)
 class Notice:
-    """One message for a session."""
-
     id: str
     session: str
     text: str
@@ -248,8 +244,6 @@ class Notice:
 
 @dataclass(slots=True)
 class State:
-    """Everything that the agent remembers."""
-
     intents: dict[str, Intent] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
@@ -271,10 +265,6 @@ class State:
         """The intent that a session works for. The session is the phantom itself, or was started by the phantom's task
         tool."""
         return self.intents.get(self.sessions.get(session) or self.children.get(session, ""))
-
-    def sharing(self, file: str) -> list[Intent]:
-        """The unfinished intents that edited this file, which is one of the user's files."""
-        return [intent for intent in self.unfinished() if file in intent.edited]
 
     def line(self, intent: Intent) -> list[Intent]:
         """An intent, the intent that started it, and so on, up to the first intent."""
@@ -455,7 +445,6 @@ class State:
 
 
 def intent_of(payload: Mapping[str, Any]) -> Intent:
-    """The intent that an ``intent.created`` or ``intent.refused`` describes."""
     return Intent(
         id=payload["intent"],
         prompt=payload["prompt"],
@@ -484,7 +473,6 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
 
 
 def notice_of(payload: Mapping[str, Any]) -> Notice:
-    """The notice that a ``notice.queued`` describes."""
     return Notice(
         payload["notice"],
         payload["session"],

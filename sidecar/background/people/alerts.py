@@ -111,8 +111,6 @@ class Alert:
 
 @dataclass(slots=True)
 class State:
-    """Everything that the agent remembers."""
-
     alerts: dict[str, Alert] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     """By channel, the time when the last message on it was sent, not counting questions."""

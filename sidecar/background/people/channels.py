@@ -172,7 +172,6 @@ def _library() -> Any:
 
 
 def _target(apprise: Any, url: str) -> Any:
-    """The object that apprise makes from a URL."""
     target: Any = apprise.Apprise()
     try:
         is_usable = target.add(url)

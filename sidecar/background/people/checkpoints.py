@@ -114,8 +114,6 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class State:
-    """Everything that the agent remembers."""
-
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """Maps a session of background work to its intent and to the user's session above it."""
@@ -441,7 +439,6 @@ def as_row(known: Checkpoint) -> dict[str, Any]:
 
 
 def opened_as(given: dict[str, Any]) -> Checkpoint:
-    """The checkpoint that a ``checkpoint.opened`` with this payload opens."""
     return Checkpoint(
         id=given["checkpoint"],
         kind=given["kind"],

@@ -7,32 +7,17 @@ first answer to a request and refuses later ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import EffectKind, NotDone, Reconciled, Unknown
-from sidecar.background.hosts.host import Host
+from sidecar.agents.effects.runner import Reconciled, Unknown
+from sidecar.background.effects import Repeatable
+from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.messages import for_person
 from sidecar.background.people import teller
-from sidecar.background.people.alerts import LOOK, SEND, TOAST
 from sidecar.background.people.channels import Channels
-from sidecar.background.people.checkpoints import ANSWER
 from sidecar.background.said import Said
-
-
-class Answering(Host, Protocol):
-    """A host that can answer OpenCode's asks."""
-
-    async def answer(self, session: str, request: str, kind: str, answer: list[str]) -> str:
-        """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
-
-        Returns ``answered``, or ``gone`` if nothing is waiting for the answer.
-
-        Raises:
-            HostError: OpenCode could not be asked.
-        """
-        ...
 
 
 class Toast:
@@ -44,12 +29,12 @@ class Toast:
 
     effect_class: EffectClass = "idempotent"
 
-    def __init__(self, host: Host, keep: Callable[[dict[str, str]], None]) -> None:
-        self._host, self._keep = host, keep
+    def __init__(self, hosts: Hosts, keep: Callable[[dict[str, str]], None]) -> None:
+        self._hosts, self._keep = hosts, keep
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         toast = {name: effect.args[name] for name in ("session", "title", "text")}
-        shown = await self._host.toast(**toast)
+        shown = await self._hosts.of(toast["session"]).toast(**toast)
         if not shown:
             self._keep({"id": key, **toast})
         return {"shown": shown}
@@ -58,24 +43,20 @@ class Toast:
         return Unknown("a toast leaves no trace that could be checked")
 
 
-class Answer:
-    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``."""
+class Answer(Repeatable):
+    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``.
 
-    effect_class: EffectClass = "idempotent"
+    OpenCode refuses a second answer, and the captured events then show how the request was answered.
+    """
 
-    def __init__(self, host: Answering, said: Said) -> None:
-        self._host, self._said = host, said
+    def __init__(self, hosts: Hosts, said: Said) -> None:
+        self._hosts, self._said = hosts, said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
         answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
-        return {"status": await self._host.answer(args["session"], args["request"], args["kind"], answer)}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``. OpenCode refuses a second answer, and the captured events then show how the request was
-        answered.
-        """
-        return NotDone()
+        session = args["session"]
+        return {"status": await self._hosts.of(session).answer(session, args["request"], args["kind"], answer)}
 
 
 class Send:
@@ -103,29 +84,11 @@ class Send:
         return Unknown("a channel cannot be asked whether the message arrived")
 
 
-class Look:
+class Look(Repeatable):
     """``opencode.look``: whether a terminal of OpenCode shows a session now. Result: ``{"looks": bool}``."""
-
-    effect_class: EffectClass = "idempotent"
 
     def __init__(self, shown: Callable[[], Iterable[str]]) -> None:
         self._shown = shown
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         return {"looks": effect.args["session"] in self._shown()}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return NotDone()
-
-
-def notify_kinds(
-    host: Answering,
-    channels: Channels,
-    link: Callable[[str], str | None],
-    keep: Callable[[dict[str, str]], None],
-    said: Said,
-    shown: Callable[[], Iterable[str]],
-) -> Mapping[str, EffectKind]:
-    """The effects, carried out on ``host`` and the configured channels. ``link`` makes the link that answers a
-    checkpoint; for ``keep`` see ``Toast``. ``shown`` lists the sessions that terminals show now."""
-    return {LOOK: Look(shown), TOAST: Toast(host, keep), ANSWER: Answer(host, said), SEND: Send(channels, link)}

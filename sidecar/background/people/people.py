@@ -19,6 +19,7 @@ from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.engine import Handled
 from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
+from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.people import alerts, checkpoints, signals
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answer_page import AnswerPage
@@ -33,7 +34,7 @@ from sidecar.background.people.checkpoints import (
     checkpoint_id,
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
-from sidecar.background.people.notify_effects import Answering, notify_kinds
+from sidecar.background.people.notify_effects import Answer, Look, Send, Toast
 from sidecar.background.people.rings import Rules
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
@@ -62,8 +63,6 @@ _LOOK_SECONDS: Final = 0.05
 
 
 class AnswerArgs(Args):
-    """See ``People.answer``."""
-
     checkpoint: str = Field(min_length=1, max_length=200, description="its id, or a unique prefix of it")
     answer: list[str] = Field(
         min_length=1,
@@ -78,8 +77,6 @@ class AnswerArgs(Args):
 
 
 class SignalArgs(Args):
-    """See ``People.signal``."""
-
     name: str = Field(pattern=signals.SIGNAL, description="its name")
     payload: Any = Field(default=None, description="what everyone who waits for it gets")
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
@@ -94,7 +91,7 @@ class People:
         home: Home,
         config: NotifyConfig,
         identity: Identity,
-        host: Answering,
+        hosts: Hosts,
         said: Said,
         linked: Callable[[], Iterable[int]] = tuple,
         agents_may_answer: bool = False,
@@ -103,7 +100,8 @@ class People:
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
         self.checkpoints = CheckpointAgent(
-            everywhere=bool(self.channels.names), place=lambda session: str(host.about(session).get("directory") or "")
+            everywhere=bool(self.channels.names),
+            place=lambda session: str(hosts.of(session).about(session).get("directory") or ""),
         )
         self.signals = SignalAgent()
         self.alerts = AlertAgent(
@@ -116,9 +114,12 @@ class People:
         )
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
-        self.kinds: Mapping[str, EffectKind] = notify_kinds(
-            host, self.channels, self.page.link, self.toasts.append, said, lambda: read_focus(home.path)
-        )
+        self.kinds: Mapping[str, EffectKind] = {
+            alerts.LOOK: Look(lambda: read_focus(home.path)),
+            alerts.TOAST: Toast(hosts, self.toasts.append),
+            alerts.SEND: Send(self.channels, self.page.link),
+            checkpoints.ANSWER: Answer(hosts, said),
+        }
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
         """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
@@ -127,7 +128,6 @@ class People:
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
-        """The agents for the runtime."""
         return self.checkpoints, self.alerts, self.signals
 
     def attach(self, runtime: Runtime) -> None:
@@ -309,7 +309,6 @@ class People:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        """Add the requests of this class to the table."""
         requests.register("checkpoints", NoArgs, self._listed, "`checkpoints`, oldest first")
         requests.register("checkpoint_answer", AnswerArgs, self.answer, "the checkpoint")
         requests.register("signal", SignalArgs, self.signal, "`name`, `count`")
@@ -420,7 +419,6 @@ def _late(known: Checkpoint) -> RequestError:
 
 
 def _check_answer(known: Checkpoint, answer: list[str]) -> None:
-    """Reject an answer that OpenCode would not understand."""
     if known.kind == "permission":
         if answer[0] not in PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(

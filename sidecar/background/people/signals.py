@@ -37,8 +37,6 @@ MAX_PAYLOAD: Final = 4000
 
 @dataclass(slots=True)
 class Signal:
-    """The latest signal with a name."""
-
     name: str
     payload: Any
     raised: int
@@ -47,8 +45,6 @@ class Signal:
 
 @dataclass(slots=True)
 class State:
-    """Everything that the agent remembers."""
-
     signals: dict[str, Signal] = field(default_factory=dict)
     awaited: dict[str, list[str]] = field(default_factory=dict)
     """Maps a signal's name to the sessions that get the next signal with this name as a message."""
@@ -61,8 +57,6 @@ class State:
 
 
 class SignalAgent(OwnAgent[State]):
-    """An ``Agent``."""
-
     def __init__(self) -> None:
         super().__init__(NAME, State)
 

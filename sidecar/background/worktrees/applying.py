@@ -98,7 +98,6 @@ def _version(mode: str, content: str) -> Version:
 
 
 async def _current(git: Git, top: Path, changes: Mapping[str, Change]) -> dict[str, Version]:
-    """The user's version of each file."""
     kinds = await asyncio.to_thread(lambda: {name: kind(top, name) for name in changes})
     removed = {name for name, change in changes.items() if change.after == _NONE}
     for name, found in kinds.items():
@@ -210,7 +209,8 @@ def _exchange(top: Path, stage: Path, written: list[str], gone: list[str]) -> No
                 _tidy(top, target.parent)
                 continue
             if kind(top, name) == "directory":
-                _empty(target)
+                for place, _, _ in os.walk(target, topdown=False):  # there are only empty directories in it
+                    Path(place).rmdir()
             target.parent.mkdir(parents=True, exist_ok=True)
             (stage / "new" / name).replace(target)
     except OSError as error:
@@ -230,9 +230,3 @@ def _tidy(top: Path, directory: Path) -> None:
         except OSError:
             return
         directory = directory.parent
-
-
-def _empty(directory: Path) -> None:
-    """Remove a directory in which there are only empty directories."""
-    for place, _, _ in os.walk(directory, topdown=False):
-        Path(place).rmdir()

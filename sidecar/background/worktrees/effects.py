@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import EffectKind, NotDone, Reconciled
-from sidecar.background.hosts.host import Host, HostAbsent, HostError
-from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
+from sidecar.agents.effects.policy import Effect
+from sidecar.background.effects import Repeatable
+from sidecar.background.hosts.host import HostAbsent, HostError
+from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.worktrees.setup import Setup, end
 from sidecar.background.worktrees.worktrees import Before, WorktreeError, Worktrees
 
@@ -38,17 +38,13 @@ class Asker(Protocol):
         """
         ...
 
-    def is_wanted(self, intent: str) -> bool:
-        """Whether an intent is still about to begin."""
-        ...
+    def is_wanted(self, intent: str) -> bool: ...
 
 
-class Isolate:
+class Isolate(Repeatable):
     """``worktree.add``: creates a worktree, and makes it ready with the user's commands. Result: a ``Worktree``; with
     commands, also ``setup``, what they did. ``{}`` if there is no git repository; ``failed`` and ``setup`` if a command
     failed; ``absent`` if the intent waits for an OpenCode."""
-
-    effect_class: EffectClass = "idempotent"
 
     def __init__(self, worktrees: Worktrees, asker: Asker, setup: Setup) -> None:
         self._worktrees, self._asker, self._setup = worktrees, asker, setup
@@ -74,20 +70,13 @@ class Isolate:
             return {"failed": ready.failed, "setup": ready.runs}
         return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": ready.runs}
 
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``. The worktree can be created again, because nobody uses it before this effect has
-        ended."""
-        return NotDone()
 
-
-class Collect:
+class Collect(Repeatable):
     """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
     "code": code}`` if the worktree was left in place."""
 
-    effect_class: EffectClass = "idempotent"
-
-    def __init__(self, worktrees: Worktrees, host: Host) -> None:
-        self._worktrees, self._host = worktrees, host
+    def __init__(self, worktrees: Worktrees, hosts: Hosts) -> None:
+        self._worktrees, self._hosts = worktrees, hosts
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
@@ -106,19 +95,16 @@ class Collect:
         Raises:
             HostError: the session may still be working.
         """
+        host = self._hosts.of(session)
         try:
-            await self._host.abort(session, directory=directory)
+            await host.abort(session, directory=directory)
         except HostError as error:
             log.info("session %s was not stopped (%s)", session, error)
         for _ in range(REST_LOOKS):
-            if await self._host.status(session) != "busy":
+            if await host.status(session) != "busy":
                 return
             await asyncio.sleep(_POLL_SECONDS)
         raise HostError("the session did not stop, so its worktree was left in place")
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        """See ``EffectKind``. Repeating the effect gives the same result."""
-        return NotDone()
 
 
 def continued(continues: Mapping[str, Any]) -> Before | None:
@@ -128,8 +114,3 @@ def continued(continues: Mapping[str, Any]) -> Before | None:
         return None
     known = {"name": Path(worktree["root"]).name, "base": worktree["base"], "folder": worktree.get("folder") or ""}
     return Before(**known, commit=continues["commit"], is_kept=continues["kept"])
-
-
-def worktree_kinds(worktrees: Worktrees, host: Host, asker: Asker, setup: Setup) -> Mapping[str, EffectKind]:
-    """Both effects, by kind."""
-    return {ISOLATE: Isolate(worktrees, asker, setup), COLLECT: Collect(worktrees, host)}

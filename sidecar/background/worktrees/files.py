@@ -64,7 +64,8 @@ def own_files(top: Path, below: str) -> list[str]:
             if path.is_symlink() or path.is_file():
                 found.append(place + name)
             elif path.is_dir():
-                found += (f"{place}{name}/{each}" for each, entry in _walk(path, _is_modules) if _is_kept(entry))
+                inside = _walk(path, lambda each: Path(each).name == "node_modules")
+                found += (f"{place}{name}/{each}" for each, entry in inside if _is_kept(entry))
     return found
 
 
@@ -252,10 +253,6 @@ def _gathered(found: Mapping[str, str], nested: Collection[str], modules: Collec
         else:
             short[inside] = "a submodule" if inside in modules else "a repository of its own"
     return short
-
-
-def _is_modules(directory: str) -> bool:
-    return Path(directory).name == "node_modules"
 
 
 def _is_cache(directory: str) -> bool:

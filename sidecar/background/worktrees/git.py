@@ -110,7 +110,6 @@ class Git:
         return (await self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")).strip()
 
     async def tree(self, name: str) -> str:
-        """The id of a commit's tree."""
         return (await self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{tree}}")).strip()
 
     async def names(self, *arguments: str, given: Iterable[str] | None = None) -> list[str]:

@@ -285,7 +285,6 @@ class Worktrees:
             raise WorktreeError("apply-conflict", f"{advice} ({conflict})") from None
 
     def root(self, intent: str) -> Path:
-        """The root directory of an intent's worktree."""
         if not _ID.fullmatch(intent):
             raise WorktreeError("no-intent", f"{intent!r} is not an intent id")
         return self._folder / intent

@@ -145,7 +145,6 @@ def _times(home: Home) -> Iterator[tuple[Path, int]]:
 
 
 def check_spool(scene: Scene) -> list[Check]:
-    """How much is in the spool."""
     waiting = spool_size(scene.home)
     text = f"{counted(waiting['files'], 'file')}, {waiting['bytes']} bytes"
     if scene.home.running() is not None or not waiting["files"]:
@@ -158,7 +157,6 @@ def check_spool(scene: Scene) -> list[Check]:
 
 
 def check_space(scene: Scene) -> list[Check]:
-    """Free space on the home's disk."""
     directory = scene.home.path
     while not directory.exists():
         directory = directory.parent

@@ -222,7 +222,6 @@ def _size(folders: list[Path]) -> tuple[int, bool]:
 
 
 def check_torn(scene: Scene) -> list[Check]:
-    """Incomplete tails that were set aside."""
     torn = torn_files(scene.home.store_path)
     if not torn:
         return []
@@ -231,5 +230,4 @@ def check_torn(scene: Scene) -> list[Check]:
 
 
 def check_gaps(scene: Scene) -> list[Check]:
-    """Gaps in the recording."""
     return [Check("gaps", "note", f"something was lost in {text}") for text in scene.survey.losses]

@@ -73,7 +73,6 @@ def types(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def actors(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Recent actors."""
     return _fitting(_plain({event.actor for event in _read(ctx)[1]}), incomplete)
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 @cache
 def own_identity() -> Identity:
-    """The identity of this command."""
     from streams.identity import system_identity
 
     return system_identity()

@@ -100,7 +100,6 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
 
 
 def mirror_words(found: Mapping[str, Any]) -> str:
-    """The mirror's progress, in words."""
     state = found["state"]
     if not found["lag"]:
         doing = {"idle": "", "publishing": "", "stopped": ", when the sidecar last ran"}.get(state, f", {state}")

@@ -39,10 +39,8 @@ def note_move(done: Mapping[str, Any]) -> None:
 
 
 def records_text(count: int) -> str:
-    """How many records, in words."""
     return "1 record" if count == 1 else f"{count} records"
 
 
 def streams_text(count: int) -> str:
-    """How many streams, in words."""
     return "1 stream" if count == 1 else f"{count} streams"

@@ -85,7 +85,8 @@ class History:
             return 0
         waiting = self._translator.waiting(session_id, scope.origin)
         known = self._state.sessions.get(session_id)
-        is_new = is_import or _created(info) >= scope.since_ms or _is_first(waiting)
+        is_first = bool(waiting) and waiting[0].seq is not None and waiting[0].seq <= 1
+        is_new = is_import or _created(info) >= scope.since_ms or is_first
         if not await self._placed(info, known, scope, is_new=is_new, is_import=is_import):
             return 0
         session = self._state.sessions[session_id]
@@ -220,7 +221,8 @@ class History:
             newest_first += found
             cursor = text(mapping(page.get("cursor")).get("next"))
             is_end = not found or cursor is None
-            old = next((n for n, message in enumerate(newest_first) if _is_end_before(message, from_ms)), None)
+            ends = (n for n, each in enumerate(newest_first) if each.get("type") == "idle" and _created(each) < from_ms)
+            old = next(ends, None)
             if is_end or old is not None or (hosted_ms and _created(found[-1]) < hosted_ms):
                 break
         messages = newest_first[:old][::-1]
@@ -248,14 +250,6 @@ def _path(session_id: str) -> str:
 
 def _created(about: dict[str, Any]) -> int:
     return number(mapping(about.get("time")).get("created")) or 0
-
-
-def _is_end_before(message: dict[str, Any], at_ms: int) -> bool:
-    return message.get("type") == "idle" and _created(message) < at_ms
-
-
-def _is_first(waiting: list[HostEvent]) -> bool:
-    return bool(waiting) and waiting[0].seq is not None and waiting[0].seq <= 1
 
 
 def _begin(session: SessionState, known: SessionState | None, waiting: list[HostEvent], *, is_new: bool) -> int:

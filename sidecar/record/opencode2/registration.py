@@ -8,7 +8,6 @@ service's port.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from sidecar.home import is_alive
+from sidecar.private_files import open_unfollowed, why_not_private
 
 MAX_BYTES: Final = 64 * 1024
 
@@ -68,17 +68,15 @@ def read_registration(path: Path) -> Registration | None:
         UnsafeService: somebody else could have read or written the file, or it does not name a loopback address.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_unfollowed(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UnsafeService(f"it cannot be opened: {error.strerror}") from None
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnsafeService("it is not a regular file")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise UnsafeService("another user could have read or written it")
+        if why := why_not_private(found):
+            raise UnsafeService(f"it is {why}")
         content = os.read(descriptor, MAX_BYTES)
     finally:
         os.close(descriptor)

@@ -91,7 +91,6 @@ class Services:
         self._spawn(self._catch_up(origin, last_seq))
 
     def closed(self, origin: Origin) -> None:
-        """Note the end of a link."""
         for known in self._announced.values():
             known.links.pop((origin.boot_id, origin.instance), None)
 
@@ -107,7 +106,6 @@ class Services:
         return [known.path for known in self._announced.values() if known.links]
 
     async def close(self) -> None:
-        """Stop comparing."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -273,7 +271,6 @@ class Services:
 
 
 def _origin(known: _Announced) -> Origin:
-    """One of the processes that are linked to a service."""
     (boot_id, instance), linked = next(iter(known.links.items()))
     return Origin(boot_id, instance, linked.pid, place_of(known.path))
 

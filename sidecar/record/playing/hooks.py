@@ -131,7 +131,6 @@ class HookPlayer:
         self._acked = 0
 
     def announce(self) -> ShimIdentity:
-        """The identity for each link."""
         return self._identity
 
     async def run(self, client: ShimClient) -> None:

@@ -20,6 +20,18 @@ PLAIN = Said(lambda value: value, str)
 """Nothing is redacted."""
 
 
+class Only:
+    """``Hosts`` with one host, which has every session."""
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+
+    def of(self, session: str | None) -> Any:
+        return self._host
+
+    new = of
+
+
 class Script:
     """A kind that returns what it is given for an effect's arguments, and keeps them."""
 

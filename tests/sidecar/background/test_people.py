@@ -23,13 +23,11 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import records
-from tests.sidecar.background.support import PLAIN, Bench, bench
+from tests.sidecar.background.support import PLAIN, Bench, Only, bench
 
 
 class Host:
     """Takes answers as it is told, and shows toasts or not."""
-
-    lacks: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.status: str | Exception = "answered"
@@ -54,7 +52,7 @@ async def people(tmp_path: Path) -> AsyncIterator[tuple[People, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
-    made = People(home, NotifyConfig(), clock.identity(9), host, PLAIN)  # type: ignore[arg-type]
+    made = People(home, NotifyConfig(), clock.identity(9), Only(host), PLAIN)  # type: ignore[arg-type]
     async with bench(store, made.agents, made.kinds, clock) as run:
         made.attach(run.runtime)
         yield made, host, run

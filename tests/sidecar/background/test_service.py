@@ -46,8 +46,6 @@ RIGHTS = Rights("build", (Rule("*", "*", "allow"),), (Rule("bash", "*", "deny"),
 class Host:
     """Creates every session, and takes every prompt."""
 
-    lacks: frozenset[str] = frozenset()
-
     def __init__(self) -> None:
         self.state = CaptureState()
         self.prompts: list[tuple[str, str, dict[str, Any]]] = []
@@ -72,6 +70,11 @@ class Host:
 
     def knows(self, link: Any, session: str) -> bool:
         return True
+
+    def of(self, session: str | None) -> Host:
+        return self
+
+    new = of
 
     async def find(self, intent: str, **about: Any) -> str | None:
         return None
@@ -137,7 +140,7 @@ async def orchestration(
         SimpleNamespace(delivers=lambda link: True),
         clean,
     )
-    made.host = host  # type: ignore[assignment]
+    made.hosts = host  # type: ignore[assignment]
     async with bench(store, [*made.agents, *agents(Watcher)], made.kinds, clock, clean=clean) as run:
         made.attach(run.runtime)
         yield made, host, run

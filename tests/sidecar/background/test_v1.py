@@ -73,7 +73,7 @@ async def test_a_new_session_falls_back_to_the_model_of_its_parent(parent: str |
     turn = one._state.sessions[SESSION].last_turn
     assert turn is not None
     turn.model = {"provider": "mock", "model": "vendor/three"}
-    await one.create("int_1", title="t", directory="/project", parent=parent, pid=None)
+    await one.create("int_1", title="t", directory="/project", parent=parent)
     (body,) = (args["body"] for method, args in link.calls if method == "session.create")
     wanted = {"providerID": "mock", "id": "vendor/three"} if parent == SESSION else None
     assert (body.get("parentID"), body.get("model")) == (parent, wanted)

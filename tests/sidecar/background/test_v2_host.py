@@ -21,7 +21,7 @@ from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_ids import session_id
 from sidecar.record.opencode2.registration import place_of
 from tests.sidecar.background.released2 import FakeReleased, registered
-from tests.sidecar.background.support import PLAIN
+from tests.sidecar.background.support import PLAIN, Only
 from tests.sidecar.background.test_v2 import BROKEN_OFF, CONTINUED, REFUSED, SAID, STEP, answer, idle, launch, user
 
 USER, PROJECT = "ses_user", "/project"
@@ -45,7 +45,7 @@ def host(fake: FakeReleased, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def create(host: V2Host, directory: str = PROJECT, parent: str | None = USER) -> str:
-    return await host.create("int_1", title="count", directory=directory, parent=parent, pid=None)
+    return await host.create("int_1", title="count", directory=directory, parent=parent)
 
 
 async def phantom(host: V2Host, fake: FakeReleased, *messages: dict[str, Any]) -> str:
@@ -69,8 +69,8 @@ async def test_a_session_is_created_once_with_its_title_and_without_metadata(hos
     assert (made["title"], made["location"]) == ("count", {"directory": "/worktree"})
     assert "metadata" not in made, "its forks and children would get it"
     assert fake.requests == ["POST /api/session"] * 2
-    assert await host.find("int_1", directory=PROJECT, parent=USER, pid=None) == session
-    assert await host.find("int_2", directory=PROJECT, parent=USER, pid=None) is None
+    assert await host.find("int_1", directory=PROJECT, parent=USER) == session
+    assert await host.find("int_2", directory=PROJECT, parent=USER) is None
 
 
 # --- messages ---
@@ -193,7 +193,7 @@ async def test_an_interrupted_session_is_prompted_only_if_it_is_not_over_and_nob
     session = await phantom(host, fake, PROMPT, *tail)
     fake.active = {session} if is_active else set()
     effect = Effect(kind="opencode.prompt", args={"session": session, **WAITS}, run="int_1")
-    assert await Prompt(host, PLAIN).run(effect, "key") == sent
+    assert await Prompt(Only(host), PLAIN).run(effect, "key") == sent
     assert len(fake.inbox[session]) == (not sent)
 
 
@@ -249,6 +249,6 @@ async def test_a_request_that_a_version_does_not_know_is_an_error_that_names_it(
 async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
     away = V2Host(list, CaptureState(), lambda: 0)
     effect = Effect(kind="opencode.prompt", args={"session": "ses_ds2x", **WAITS}, run="int_1")
-    assert await Prompt(away, PLAIN).run(effect, "key") == {"absent": True}
+    assert await Prompt(Only(away), PLAIN).run(effect, "key") == {"absent": True}
     with pytest.raises(HostAbsent):
         await away.look("ses_ds2x", directory=PROJECT)

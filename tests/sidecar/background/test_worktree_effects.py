@@ -9,12 +9,14 @@ import pytest
 from sidecar.agents.effects.policy import Effect
 from sidecar.background import effects
 from sidecar.background.effects import Abort
-from sidecar.background.hosts.host import Host, HostError, Status
+from sidecar.background.hosts.host import HostError, Status
+from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.state import intent_of
 from sidecar.background.intents.texts import changes_text
 from sidecar.background.worktrees import effects as worktree_effects
 from sidecar.background.worktrees.effects import Collect
 from sidecar.background.worktrees.worktrees import Worktrees
+from tests.sidecar.background.support import Only
 
 ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "repository": "/r", "base": "b"}
 
@@ -51,7 +53,7 @@ async def collected(host: FakeHost) -> bool:
     worktrees = FakeWorktrees()
     effect = Effect(kind="worktree.collect", args=dict(ARGS), run="int_1")
     try:
-        await Collect(cast(Worktrees, worktrees), cast(Host, host)).run(effect, "key")
+        await Collect(cast(Worktrees, worktrees), cast(Hosts, Only(host))).run(effect, "key")
     except HostError:
         assert not worktrees.removed
     return worktrees.removed
@@ -90,5 +92,5 @@ async def test_a_turn_that_begins_after_a_late_abort_is_aborted(
     monkeypatch.setattr(effects, "LATE_SECONDS", 0.0)
     host = FakeHost("idle", "busy", "busy", "idle")
     effect = Effect(kind="opencode.abort", args={"session": "ses_1", "directory": "/p", **args}, run="int_1")
-    assert await Abort(cast(Host, host)).run(effect, "key") == {}
+    assert await Abort(cast(Hosts, Only(host))).run(effect, "key") == {}
     assert host.aborts == aborts
