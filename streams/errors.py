@@ -33,7 +33,6 @@ class StreamError(Exception):
     code: ClassVar[str] = "log-error"
 
     hint: str = ""
-    """What the reader of the message can do next; empty if there is nothing to do."""
 
 
 class InvalidEvent(StreamError, ValueError):
@@ -94,14 +93,10 @@ class StoreUnavailable(StreamError):
 
 
 class StoreLocked(StoreUnavailable):
-    """Another process holds the single-writer lock."""
-
     code: ClassVar[str] = "log-locked"
 
 
 class StoreClosed(StoreUnavailable):
-    """The owner closed the store."""
-
     code: ClassVar[str] = "log-closed"
 
 

@@ -58,8 +58,6 @@ class _Value:
 
 
 class Source(_Value):
-    """Who made the event: the ``agent``, and the ``adapter`` it came through."""
-
     __slots__ = ()
 
     agent: str
@@ -148,7 +146,6 @@ def _validated(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _plain_source(agent: str, adapter: str) -> Source:
-    """Return a ``Source`` that records share: a log has few different sources, and a ``Source`` is frozen."""
     return _made_source({"agent": agent, "adapter": adapter}, _NONE_UNKNOWN)
 
 

@@ -72,6 +72,5 @@ _EXPECTED = {"id": "not a ULID", "stream_id": "not a stream id", "type": "not a 
 
 
 def _fault(name: str, error: Mapping[str, Any]) -> str:
-    """Describe an invalid field: say in words what the field should be, instead of showing a pattern."""
     said = _EXPECTED.get(name) if error["type"] == "string_pattern_mismatch" else None
     return f"{name or 'event'}: {said or error['msg']}"

@@ -66,7 +66,6 @@ def checked(path: str | Path, fd: int) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file. Raises the same errors as ``open_to_read``."""
     with open(path, "rb", opener=open_to_read) as file:
         return file.read()
 
@@ -127,7 +126,6 @@ def make_directory(path: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise ``ForeignStore`` if ``path`` is a symbolic link."""
     if path.is_symlink():
         raise ForeignStore(str(path), "it is a symbolic link, and links are not followed: replace it with its target")
 

@@ -35,7 +35,6 @@ class Finding:
     reason: str
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -66,12 +65,10 @@ class Summary:
     """Records with forgotten payloads, which ``records`` also counts."""
 
     def reset(self) -> None:
-        """Reset every count."""
         for name, value in asdict(Summary()).items():
             setattr(self, name, value)
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -87,7 +84,6 @@ class FindingQueue:
         return len(self._waiting)
 
     def add(self, finding: Finding | None) -> None:
-        """Add a finding; ignore ``None``, which a check returns if it found nothing."""
         if finding is not None:
             self._waiting.append(finding)
             self._summary.findings += 1
@@ -98,5 +94,4 @@ class FindingQueue:
         return waiting
 
     def clear(self) -> None:
-        """Drop the waiting findings; the summary is unchanged."""
         self._waiting.clear()

@@ -40,8 +40,6 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 @dataclass(slots=True)
 class Repairs:
-    """How many times ``normalise`` had to change a value to make it canonical."""
-
     surrogates: int = 0
     big_integers: int = 0
     not_finite: int = 0

@@ -187,7 +187,6 @@ class Lineage(Generic[S]):
         return list(dict.fromkeys(self.sessions[name].stream if name in self.sessions else name for name in family))
 
     def state(self) -> dict[str, Any]:
-        """The tree as JSON: the sessions by id."""
         return {
             "sessions": {
                 s.id: {

@@ -21,11 +21,8 @@ class Projection(Protocol):
 
     def apply(self, record: Record) -> None:
         """Apply one record. Records arrive in position order, each once."""
-        ...
 
-    def state(self) -> dict[str, Any]:
-        """The whole state as JSON values."""
-        ...
+    def state(self) -> dict[str, Any]: ...
 
 
 class KeepsSnapshots(Protocol):

@@ -42,7 +42,6 @@ class Filter:
     times: Mapping[str, int] = field(default_factory=dict)
 
     def matches(self, event: StreamEvent) -> bool:
-        """True if ``event`` is wanted; checks cheap conditions first."""
         if self.types and not any(type_matches(event.type, wanted) for wanted in self.types):
             return False
         if self.streams and event.stream_id not in self.streams:
@@ -60,7 +59,6 @@ class Filter:
         return self.text is None or holds_text(event, self.text)
 
     def in_time(self, event: StreamEvent) -> bool:
-        """True if ``event`` happened in the wanted time."""
         ts = self.times.get(event.id, event.ts)
         return (self.since_ms is None or ts >= self.since_ms) and (self.until_ms is None or ts < self.until_ms)
 
@@ -74,13 +72,10 @@ def type_matches(actual: str, wanted: str) -> bool:
 
 
 def payload_text(event: StreamEvent) -> str:
-    """The payload as one line of JSON. If ``holds_text`` finds a text in the payload, this line contains its
-    ``json_needle``."""
     return canonical(event.payload).decode()
 
 
 def holds_text(event: StreamEvent, text: str) -> bool:
-    """Whether a value of the payload contains ``text``; case does not matter."""
     # Search the JSON text first: most events do not match, and testing each value takes several times as long.
     needle = json_needle(text)
     try:

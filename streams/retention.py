@@ -40,13 +40,10 @@ class StreamSize(NamedTuple):
 
 
 class Tally:
-    """Adds up the sizes of streams, record by record in log order."""
-
     def __init__(self) -> None:
         self._sizes: dict[str, StreamSize] = {}
 
     def add(self, stream_id: str, offset: int, ts: int, size: int) -> None:
-        """Add a record."""
         s = self._sizes.get(stream_id) or StreamSize(stream_id, offset, offset, 0, 0, ts, ts)
         self._sizes[stream_id] = StreamSize(
             stream_id,
@@ -70,7 +67,6 @@ class Pruned(NamedTuple):
     bytes: int = 0
     streams: int = 0
     moved_from: str | None = None
-    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
 class Forgotten(NamedTuple):
@@ -80,7 +76,6 @@ class Forgotten(NamedTuple):
     bytes: int = 0
     streams: int = 0
     moved_from: str | None = None
-    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
 class StreamRemoval(NamedTuple):
@@ -111,8 +106,6 @@ class Base(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The offset after the forgotten part of a stream, and when that part was forgotten."""
-
     offset: int
     at_ms: int
 
@@ -152,7 +145,6 @@ class Ranges:
         lengths = [end - first for first, end in zip(self._firsts, self._ends, strict=True)]
         self._before = list(accumulate(lengths, initial=0))
         self.count = self._before[-1]
-        """The number of positions."""
 
     def __bool__(self) -> bool:
         return bool(self._firsts)
@@ -165,11 +157,9 @@ class Ranges:
 
     @property
     def end(self) -> int:
-        """The position after the last removed one; 0 if there is none."""
         return self._ends[-1] if self._ends else 0
 
     def holds(self, position: int) -> bool:
-        """True if ``position`` was removed."""
         return self.following(position) != position
 
     def following(self, position: int) -> int:
@@ -211,12 +201,10 @@ class Ranges:
         return Ranges([*self.pairs(), *_grouped(positions)])
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(first, end) of each range."""
         return list(zip(self._firsts, self._ends, strict=True))
 
 
 def _grouped(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of each run of consecutive positions, in the given order."""
     first = end = -1
     for position in positions:
         if position != end:
@@ -267,7 +255,6 @@ class Removal:
         return replace(self, pending=False)
 
     def first_offset(self, stream_id: str) -> int:
-        """The first kept offset of a stream."""
         base = self.bases.get(stream_id)
         return 0 if base is None else base.offset
 
@@ -277,7 +264,6 @@ class Removal:
         return (mark is not None and offset < mark.offset) or self.singles.holds(position)
 
     def gone(self) -> dict[str, StreamRemoval]:
-        """What was removed, by stream."""
         names = sorted({*self.bases, *self.marks, *self.singles_in})
         return {name: self._gone(name) for name in names}
 

@@ -38,7 +38,6 @@ Wanted: TypeAlias = Callable[[StreamEvent], bool]
 
 
 def every_event(event: StreamEvent) -> bool:
-    """Want every record."""
     return True
 
 
@@ -79,7 +78,6 @@ class StreamReader(Protocol):
     @property
     def head(self) -> int:
         """Position of the last durable record; ``NOTHING`` for an empty log."""
-        ...
 
     def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         """Replay one stream from ``from_offset`` (inclusive) up to the head at the time of the call.
@@ -90,29 +88,23 @@ class StreamReader(Protocol):
         Raises:
             CorruptLog: a record below head is damaged; the records before it have been yielded.
         """
-        ...
 
     def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
         """Yield the records with a position above ``after``, in position order, up to the head at the time of the
         call.
         """
-        ...
 
     def query(self, wanted: Filter) -> AsyncIterator[Record]:
         """Yield the records that match ``wanted``, of any stream, in position order."""
-        ...
 
     async def find(self, idempotency_key: str) -> Record | None:
         """The record stored under a key, or ``None``."""
-        ...
 
     async def removed(self) -> dict[str, StreamRemoval]:
         """What was pruned and forgotten, by stream; omits streams that lost nothing."""
-        ...
 
     async def close(self) -> None:
         """Release everything. Idempotent; running appends finish first."""
-        ...
 
 
 class StreamStore(StreamReader, Protocol):
@@ -120,7 +112,6 @@ class StreamStore(StreamReader, Protocol):
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
         """What ``find`` returns for each key, in the order of the keys. Faster than a call for each key."""
-        ...
 
     async def append(
         self,
@@ -147,7 +138,6 @@ class StreamStore(StreamReader, Protocol):
                 another body or is twice in the batch, or only part of the batch is known.
             StoreUnavailable: the disk is full or failed, or the store is closed. It is safe to retry after reopening.
         """
-        ...
 
     def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         """Yield every record after position ``after``, then each new record once it is durable, without end.
@@ -160,38 +150,31 @@ class StreamStore(StreamReader, Protocol):
         Buffers only a bounded amount, because a slow subscriber reads from the log at its own pace. Ends
         when the store closes; safe to cancel.
         """
-        ...
 
     async def cursor(self, name: str) -> int:
         """The position that a named reader reached; ``NOTHING`` for a new reader, or if the hint was lost.
 
         ``name``: lower-case letters, digits and ``-``, at most 63 characters; anything else raises ``ValueError``.
         """
-        ...
 
     async def advance(self, name: str, position: int) -> None:
         """Remember a named reader's position. The position is only a hint: after a crash, an earlier position or none
         may be remembered."""
-        ...
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         """A projection's last snapshot of this version that is not beyond head. If it is ``None``, fold from the
         beginning.
         """
-        ...
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Store a projection's state in place of its previous state. A snapshot is only a hint, like a cursor."""
-        ...
 
     async def sizes(self) -> list[StreamSize]:
         """Every stream that holds records, by name, for a retention policy. May read the whole log."""
-        ...
 
     @property
     def differences(self) -> int:
         """How many times an append with ``keep_first`` had a known key with another body."""
-        ...
 
 
 class RetentionStore(StreamStore, Protocol):
@@ -214,7 +197,6 @@ class RetentionStore(StreamStore, Protocol):
             StoreUnavailable: the disk failed or is full. What was begun is finished by the next call, or when the store
                 is next opened.
         """
-        ...
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
         """Durably replace payloads by their digests, both in all records that these streams hold now and in single
@@ -227,4 +209,3 @@ class RetentionStore(StreamStore, Protocol):
         snapshots, or what recovery set aside. If a forgotten event is sent again, it still counts as a duplicate.
         Unknown streams are not errors. In all other respects, ``forget`` works like ``prune``.
         """
-        ...

@@ -73,7 +73,7 @@ async def in_thread(work: Callable[..., Result], *args: Any, interrupt: Callable
 
 
 async def to_its_end(work: Awaitable[Result], interrupt: Callable[[], None] | None = None) -> Result:
-    """Await short work that returns what it opened; a cancelled caller waits, too. ``interrupt``: see ``in_thread``."""
+    """Await short work that returns what it opened; a cancelled caller waits, too."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -49,8 +49,6 @@ class BusError(Exception):
 
 
 class BusClosed(BusError):
-    """The owner closed the bus."""
-
     def __str__(self) -> str:
         return "the bus is closed"
 
@@ -151,8 +149,6 @@ class Published(NamedTuple):
 
 
 class Subscription(Protocol):
-    """One listening handler."""
-
     @property
     def pattern(self) -> str: ...
 
@@ -165,7 +161,6 @@ class Subscription(Protocol):
         Idempotent. A durable name keeps its place: unhandled messages go to its other subscriptions, or wait for its
         next one.
         """
-        ...
 
 
 class EventBus(Protocol):
@@ -193,7 +188,6 @@ class EventBus(Protocol):
             BusUnavailable: the server is unreachable.
             BusClosed: the bus is closed.
         """
-        ...
 
     async def subscribe(
         self,
@@ -216,11 +210,9 @@ class EventBus(Protocol):
                 another subscription handles.
             BusClosed: the bus is closed.
         """
-        ...
 
     async def close(self) -> None:
         """Stop all subscriptions after their running handlers end. Idempotent."""
-        ...
 
 
 def check_subscription(pattern: str, durable: str | None) -> str:
@@ -275,7 +267,6 @@ def dead_letter(delivery: Delivery, durable: str, reason: str) -> tuple[str, dic
 
 
 def _told(text: str) -> str:
-    """``text`` as a header value: every character other than printable ASCII is percent-encoded."""
     return quote(text, safe=_PLAIN, errors="replace")[:_TOLD].strip() or "-"
 
 

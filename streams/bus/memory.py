@@ -57,7 +57,6 @@ class _Group:
     """Lossy messages published while the group had a subscription."""
 
     def settle(self, sequence: int) -> None:
-        """Record that a first attempt has ended."""
         self.lossy.discard(sequence)
         waiting = self.first_attempts.pop(sequence, None)
         if waiting is not None and not waiting.done():
@@ -182,7 +181,6 @@ class MemoryEventBus:
             raise BusClosed
 
     def _check_queue(self, pattern: str, durable: str | None) -> None:
-        """Refuse a second group for a command, as a work queue on a server does."""
         if not overlap(pattern, _COMMANDS):
             return
         for group in self._groups:
@@ -192,7 +190,6 @@ class MemoryEventBus:
                 )
 
     def take(self, group: _Group) -> Delivery | None:
-        """The next message of ``group``, or ``None``. Failed messages that are due for another attempt come first."""
         while group.again:
             pending = group.again.popleft()
             message = self._messages.get(pending.sequence)
@@ -215,7 +212,6 @@ class MemoryEventBus:
         return Delivery(message.subject, message.body, message.headers, message.sequence, attempt, delay)
 
     def failed(self, group: _Group, delivery: Delivery, error: BaseException) -> None:
-        """Handle the failure of a handler: retry the message after its back-off, or give up."""
         self.counts["failed"] += 1
         reason, delay = failure_of(delivery, error)
         if delay is None:
@@ -227,7 +223,6 @@ class MemoryEventBus:
         timer.add_done_callback(self._timers.discard)
 
     def handled(self, delivery: Delivery) -> None:
-        """Handle the success of a handler: the message is done."""
         self.counts["handled"] += 1
         self._done(delivery)
 
@@ -250,7 +245,6 @@ class MemoryEventBus:
         self.counts["dead"] += 1
 
     def left(self, subscription: MemorySubscription) -> None:
-        """Remove an ended subscription. When a group has lost its last subscription, the group ends too."""
         group = subscription.group
         group.instances.remove(subscription)
         if group.instances:
@@ -264,7 +258,6 @@ class MemoryEventBus:
 
 
 _HANDLED_BY: ContextVar[MemoryEventBus | None] = ContextVar("handled_by", default=None)
-"""The bus whose handler runs in this context."""
 
 
 class MemorySubscription:

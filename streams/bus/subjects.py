@@ -17,10 +17,8 @@ MAX_SUBJECT: Final = 3000
 bytes."""
 
 ONE: Final = "*"
-"""In a pattern, stands for any one token."""
 
 REST: Final = ">"
-"""At the end of a pattern, stands for one or more tokens."""
 
 DEAD_LETTERS: Final = "dlq"
 """The first token of every dead letter's subject."""

@@ -44,7 +44,6 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
 
 
 def is_newer(path: Path) -> bool:
-    """True if a newer version wrote this manifest, so that this version cannot use it."""
     try:
         found = orjson.loads(read_file(path))
     except orjson.JSONDecodeError:

@@ -137,7 +137,6 @@ class Log(KeepsHints):
 
     @property
     def backend(self) -> Backend:
-        """The backend that holds the log now."""
         return self.manifest.backend
 
     @property
@@ -212,7 +211,6 @@ class Log(KeepsHints):
             self._live.notify()
 
     async def _wait_for_turn(self) -> None:
-        """Let admitted appends pass one by one, in order of arrival, ``_pace`` seconds apart."""
         self._waiting += 1
         try:
             async with self._gate:
@@ -261,10 +259,7 @@ class Log(KeepsHints):
             return (await backend.forget(streams, at_ms=at_ms, positions=positions))._replace(moved_from=moved)
 
     async def _to_sqlite(self) -> Backend | None:
-        """Migrate the log to sqlite, the only backend that can remove records.
-
-        Return the old backend; ``None`` if it was sqlite.
-        """
+        """Migrate the log to sqlite, the only backend that can remove records."""
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
         async with self._to_sqlite_turn:  # hold the lock, so that concurrent removals migrate the log only once
@@ -283,9 +278,7 @@ class Log(KeepsHints):
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for a removal to end. Cancelling ends the wait, not the removal, because no migration may begin before
-        the removal ends.
-        """
+        """Wait for a removal to end."""
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -346,7 +339,6 @@ class Log(KeepsHints):
 
     @property
     def source(self) -> DiskStore:
-        """The backend itself, to copy from."""
         return self._backend
 
     @asynccontextmanager
@@ -367,7 +359,6 @@ class Log(KeepsHints):
         await self._backend.drained()
 
     def release(self) -> None:
-        """Admit appends again."""
         self._admitted.set()
 
     def slow_down(self) -> None:

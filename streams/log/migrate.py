@@ -59,7 +59,6 @@ class Progress:
     """Records in the copy."""
     head: int = NOTHING
     streams: int = 0
-    """How many streams hold records; known only at the end."""
     held_ms: float = 0.0
     """How long appends were held for the switch."""
 
@@ -178,8 +177,6 @@ class Migration:
         return self.progress
 
     async def _catch_up(self, copy: DiskStore) -> None:
-        """Copy until few records are left. If appends arrive nearly as fast as records are copied, slow down the
-        appends."""
         before = None
         while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
             if before is not None and left > before / 2:
@@ -211,7 +208,6 @@ class Migration:
         return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
 
     async def _copy_to(self, copy: DiskStore) -> None:
-        """Copy the records that the copy lacks, and read them back."""
         if self.progress.phase == "opening":
             self._report("copying")
         last = copy.head
@@ -227,7 +223,6 @@ class Migration:
             await in_thread(self._check, records)
 
     def _check(self, records: list[Stored]) -> None:
-        """Check records of the copy, and compute the copy's tails from the bytes of these records."""
         for record in records:
             try:
                 stream = parse_event_keys(record.event).stream_id
@@ -240,7 +235,6 @@ class Migration:
             self._touched.add(stream)
 
     async def _verify(self, copy: DiskStore) -> None:
-        """Read every record of the copy, before appends are held."""
         self._report("verifying")
         if not self._continued:
             await self._read_back(copy, NOTHING)
@@ -254,7 +248,6 @@ class Migration:
         self._tails = await copy.tails()
 
     async def _compare(self, copy: DiskStore) -> None:
-        """Compare the heads and every stream's last hash, while appends are held."""
         original = self._original | await self.log.source.tails(self._touched)
         self.progress.streams = len(original)
         if copy.head != self.log.head or original != self._tails:

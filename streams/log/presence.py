@@ -73,7 +73,6 @@ class LeftAlone(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """What to report."""
         return (
             f"{self.file.name} says that records up to position {self.position} were written, but both the log and "
             f"{MANIFEST} are missing"
@@ -81,7 +80,6 @@ class LeftAlone(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """What to do."""
         return f"restore the store from a backup; without one, move {self.file.name} away to start a new log"
 
 

@@ -64,12 +64,10 @@ class PrunePlan:
 
     @property
     def records(self) -> int:
-        """How many records are removed."""
         return sum(item.records for item in self.cuts)
 
     @property
     def bytes(self) -> int:
-        """How many bytes the removed events have."""
         return sum(item.bytes for item in self.cuts)
 
     def as_json(self) -> dict[str, Any]:
@@ -122,7 +120,6 @@ def make_plan(
 
 
 def _decide(plan: PrunePlan, size: StreamSize, why: str, needed: Mapping[str, str]) -> bool:
-    """True if the stream is removed."""
     reason = needed.get(size.stream_id)
     target = plan.cuts if reason is None else plan.kept
     target.append(Item(size.stream_id, size.records, size.bytes, size.last_ts, reason or why))

@@ -29,7 +29,6 @@ Result = TypeVar("Result")
 
 
 def every_record(record: Record) -> bool:
-    """Accept every record."""
     return True
 
 

@@ -189,7 +189,6 @@ class RepairRun:
 
 
 def _manifest(store: Path) -> tuple[Manifest | None, bool]:
-    """The manifest, and whether ``store.json`` exists and is damaged."""
     try:
         return read_manifest(store), False
     except ForeignStore as error:
@@ -205,7 +204,6 @@ def _is_there(store: Path, backend: Backend) -> bool:
 
 
 def _log_of(manifest: Manifest | None, stores: dict[Backend, StoreFacts]) -> tuple[Backend | None, int]:
-    """The store that holds the log, as far as known, and its last record."""
     if manifest is not None:
         found = stores.get(manifest.backend)
         return (None, NOTHING) if found is None else (manifest.backend, found.head)

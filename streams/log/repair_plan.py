@@ -58,7 +58,6 @@ class StoreFacts:
 
     @property
     def lost(self) -> tuple[Finding, ...]:
-        """The faults that no repair can undo."""
         return tuple(fault for fault in self.faults if fault.kind != "torn" and not _is_head(fault))
 
     @property
@@ -80,7 +79,6 @@ class Facts:
     manifest: Manifest | None = None
     manifest_is_damaged: bool = False
     stores: dict[Backend, StoreFacts] = field(default_factory=dict)
-    """The stores with any files. If ``store.json`` names the log, only the log is verified."""
     drafts: tuple[str, ...] = ()
     damaged_hints: tuple[str, ...] = ()
     hints_ahead: tuple[str, ...] = ()
@@ -88,7 +86,6 @@ class Facts:
     left_alone: LeftAlone | None = None
     """The head file of a log whose other files are gone, ``store.json`` included."""
     has_wal: bool = False
-    """True if sqlite's write-ahead file exists."""
     search_fault: Literal["damaged", "ahead"] | None = None
     """The search index's fault. ``ahead``: the index has records that the log does not hold."""
 

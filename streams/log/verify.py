@@ -60,7 +60,6 @@ class Verification:
 
     @property
     def summary(self) -> Summary:
-        """The counts so far."""
         return self._of_backend.summary
 
     def size(self) -> int:
@@ -112,7 +111,6 @@ class Verification:
 
 
 def _backend_of(store: Path) -> Backend:
-    """The backend that ``store.json`` names; if that file is unreadable, the only backend that holds records."""
     try:
         manifest = read_manifest(store)
     except ForeignStore:

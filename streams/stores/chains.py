@@ -32,15 +32,12 @@ _BEGIN = _Tail()
 
 
 class Chains:
-    """The tails of all streams, advanced record by record in log order."""
-
     def __init__(self, bases: Mapping[str, Base]) -> None:
         """``bases``: where pruned streams continue. All other streams begin at offset 0."""
         self._tails = {stream_id: _Tail(base.offset, base.hash) for stream_id, base in bases.items()}
 
     @property
     def kept(self) -> int:
-        """The number of streams that hold records."""
         return sum(tail.kept for tail in self._tails.values())
 
     def take(self, stream_id: str, offset: int, hash_: bytes, event: dict[str, Any], lost: int) -> str | None:

@@ -78,7 +78,6 @@ class Trust:
         self._doubt = 2 * self.LIMIT
 
     def note(self, seconds: float) -> None:
-        """Note how long a sync took."""
         if seconds <= FAST_SECONDS:
             self._doubt = max(0, self._doubt - 1)
         else:
@@ -169,11 +168,7 @@ class GroupCommit:
         return bool(self._trust) and self._waiting_bytes <= MAX_ON_LOOP_BYTES and not self._may_stall()
 
     def _flush(self) -> None:
-        """Commit the appends that were submitted in this turn of the event loop.
-
-        The writer thread is woken only now. A thread woken earlier might commit the turn's first appends alone, make
-        the others wait for a second sync, and compete with the loop for the interpreter.
-        """
+        """Commit the appends that were submitted in this turn of the event loop."""
         self._flush_is_due = False
         if self._is_for_the_loop():
             self._commit_on_loop()
@@ -182,7 +177,6 @@ class GroupCommit:
                 self._wake.notify()
 
     def _commit_on_loop(self) -> None:
-        """Commit the waiting appends; a thread already committing takes them too."""
         if not self._queue:
             return
         if self._turnstile.locked() or not self._committing.acquire(blocking=False):
@@ -214,7 +208,6 @@ class GroupCommit:
             self._wake.notify()
 
     async def drained(self) -> None:
-        """Return when every submitted append is written, even if its caller is no longer waiting."""
         with self._lock:
             if not self._unwritten:
                 return
@@ -244,7 +237,6 @@ class GroupCommit:
         await asyncio.to_thread(self._thread.join)
 
     def _take(self) -> list[Pending]:
-        """Take the waiting appends, up to the limit."""
         group: list[Pending] = []
         size = 0
         with self._lock:
@@ -255,7 +247,6 @@ class GroupCommit:
         return group
 
     def _run(self) -> None:
-        """Run the writer thread until the store is closed and nothing waits."""
         while True:
             with self._wake:
                 while not self._queue and self._stop is None:
@@ -315,7 +306,6 @@ class GroupCommit:
             self._abandon()
 
     def _refusal(self) -> StoreUnavailable:
-        """Make a new exception each time, because a shared one would collect every caller's traceback."""
         assert self._stop is not None
         return type(self._stop)(self._stop.reason, self._stop.hint)
 

@@ -49,7 +49,6 @@ class Manifest:
     kept: KeptStore | None = None
 
     def as_bytes(self) -> bytes:
-        """The file's bytes."""
         fields: dict[str, object] = {
             "backend": self.backend,
             "format": FORMATS[self.backend],
@@ -114,7 +113,6 @@ def _kept_store(fields: object) -> KeptStore | None:
 
 
 def write_manifest(store: Path, manifest: Manifest) -> None:
-    """Replace ``store.json``, durably."""
     write_durably(store / MANIFEST, manifest.as_bytes())
 
 
@@ -243,7 +241,6 @@ def _lock(descriptor: int) -> None:
 
 @contextmanager
 def _locks_no_directory() -> Iterator[None]:
-    """Ignore the error if the file system cannot lock directories."""
     try:
         yield
     except BlockingIOError:

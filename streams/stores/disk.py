@@ -33,7 +33,6 @@ class Disk:
         os.pwrite(fd, data, 0)
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut ``fd`` to ``size`` bytes, without a sync."""
         os.ftruncate(fd, size)
 
     def create(self, path: Path) -> int:

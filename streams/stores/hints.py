@@ -43,8 +43,6 @@ class _Header(NamedTuple):
 
 
 class IntactHint(NamedTuple):
-    """An undamaged hint: its file's name, and the position at which the hint was made."""
-
     name: str
     position: int
 
@@ -94,7 +92,6 @@ class Hints:
         return [IntactHint(name, hint.position) for name, hint in found if hint is not None]
 
     def files(self) -> list[Path]:
-        """The file of every hint, damaged or not, sorted by name. Drafts are not included."""
         if not self._directory.is_dir():
             return []
         return sorted(path for path in self._directory.iterdir() if "." not in path.name and path.is_file())
@@ -111,7 +108,6 @@ class Hints:
         return self.lost()
 
     def lost(self) -> list[HintAhead]:
-        """The hints set aside, sorted by name."""
         found = sorted(self._directory.glob(f"*{_LOST}*")) if self._directory.is_dir() else []
         read = [(path.name, self._read(path.name)) for path in found if path.name.rpartition(_LOST)[2].isdigit()]
         return [

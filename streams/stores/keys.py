@@ -6,5 +6,4 @@ from hashlib import blake2b
 
 
 def key_digest(key: str) -> bytes:
-    """What an index stores in place of a key: 16 bytes instead of a string."""
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()

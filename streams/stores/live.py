@@ -80,7 +80,6 @@ class LiveTail:
             del self._waiting[news]
 
     def _recent_after(self, position: int) -> Sequence[Placed] | None:
-        """See ``Recent.after``. Records that every subscriber has got leave the memory."""
         if self._recent is None:
             return None
         recent = self._recent()

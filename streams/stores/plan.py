@@ -48,15 +48,12 @@ class Tails(Protocol):
 
     def next_position(self) -> int:
         """The position the next new record takes."""
-        ...
 
     def tail(self, stream_id: str) -> tuple[int, bytes]:
         """(next offset, last hash) of a stream; (0, GENESIS) for a new one."""
-        ...
 
     def known(self, key: str) -> KnownRecord | None:
         """The record stored or already planned under a key; ``None`` if the key is new."""
-        ...
 
 
 class KnownRecord(Protocol):
@@ -64,11 +61,9 @@ class KnownRecord(Protocol):
 
     def equals(self, encoded: Encoded) -> bool:
         """True if an event with the same key has the stored event's type, stream, actor and payload."""
-        ...
 
     def first(self, encoded: Encoded) -> Placed | Record:
         """The stored record. If it was pruned: a record with the pruned record's numbers and the given event."""
-        ...
 
 
 class StoredRecord:
@@ -195,14 +190,12 @@ def _check_expected(request: Request, known: Sequence[KnownRecord | None], tails
 
 
 def as_record(placed: Placed | Record, duplicate: bool = False) -> Record:
-    """Turn a placed event into the record that callers get."""
     if isinstance(placed, Record):
         return placed
     return Record(placed.encoded.event, placed.offset, placed.position, placed.hash.hex(), duplicate)
 
 
 def as_duplicate(placed: Placed | Record) -> Record:
-    """The first record of a known key, marked as a duplicate."""
     if isinstance(placed, Placed):
         return as_record(placed, duplicate=True)
     return Record(placed.event, placed.offset, placed.position, placed.hash, True)

@@ -69,7 +69,6 @@ class Recent:
 
 
 def as_read(placed: Placed) -> Record:
-    """The record, as a reader of the log would return it."""
     # Build the event from its stored form: the appended object may hold values that read back differently, and its
     # caller may still use it.
     event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))

@@ -54,10 +54,7 @@ class Lookup:
 
 
 class _LineSpan(NamedTuple):
-    """The place of a record's line in its file.
-
-    The file may hold fewer than ``size`` bytes of the line, and may have more lines after it.
-    """
+    """The place of a record's line in its file."""
 
     fd: int
     segment: Segment
@@ -67,7 +64,6 @@ class _LineSpan(NamedTuple):
 
 
 def _record_at(span: _LineSpan) -> Record:
-    """Read the record in a span. Raises ``CorruptLog`` if no record is there."""
     line = os.pread(span.fd, span.size, span.start).split(b"\n", 1)[0]
     try:
         return parse_record(line)

@@ -33,7 +33,6 @@ def first_doubt(log: Path, head: int) -> int | None:
 
 
 def _end_of(segment: Segment) -> int | None:
-    """The position after a segment's last whole line; ``None`` if unknown."""
     try:
         fd = open_to_read(segment.path)
     except FileNotFoundError:
@@ -53,7 +52,6 @@ def _end_of(segment: Segment) -> int | None:
 
 
 def _last_line(fd: int) -> bytes | None:
-    """The last line that ends in a newline, without that newline; ``None`` if there is no such line."""
     size, reach = os.fstat(fd).st_size, _TAIL
     while True:
         start = max(size - reach, 0)

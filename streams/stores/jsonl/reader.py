@@ -73,7 +73,6 @@ class JsonlReader:
         return _last_whole(segments[-1]) if segments else EMPTY_HEAD
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        """See ``StreamReader.read``. Scans the log."""
         async for record in self._scan(NOTHING, _quoted(stream_id)):
             if record.event.stream_id == stream_id and record.offset >= from_offset:
                 yield record
@@ -83,7 +82,6 @@ class JsonlReader:
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``. Scans the log."""
         async for record in self._scan(NOTHING, _needle(wanted)):
             if wanted.matches(record.event):
                 yield record
@@ -100,7 +98,6 @@ class JsonlReader:
                 yield record
 
     async def find(self, idempotency_key: str) -> Record | None:
-        """See ``StreamReader.find``. Scans the log."""
         async for record in self._scan(NOTHING, _quoted(idempotency_key)):
             if record.event.idempotency_key == idempotency_key:
                 return record
@@ -115,11 +112,6 @@ class JsonlReader:
         return await _first_of(self._scan(NOTHING, needle), event_id)
 
     async def glance(self) -> None:
-        """Check that every file of the log exists and is long enough, without reading whole files.
-
-        Raises:
-            CorruptLog: a file is missing or was cut short.
-        """
         doubt = await asyncio.to_thread(self._doubt)
         if doubt is not None:
             # Read the file to find out whether it is damaged. The error is the same as in every other command.
@@ -132,18 +124,16 @@ class JsonlReader:
         return first_doubt(self._log, head)
 
     def file_sizes(self) -> Sizes:
-        """The number of the log's files, and their bytes. Blocks briefly."""
         return sizes_of(self._log)
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
-        """The ids of all events that contain ``part``, oldest first. Scans the log, but parses few other lines."""
         needle = part.encode("utf-8", "surrogatepass")
         async for located in self._located_lines(NOTHING):
             if needle in located.line and part in (identifier := _checked(parse_keys, located).event.id):
                 yield [identifier]
 
     async def removal(self) -> Removal:
-        """See ``Copyable.removal``. Nothing is ever removed from a jsonl log."""
+        """Nothing is ever removed from a jsonl log."""
         return NOTHING_REMOVED
 
     async def removed(self) -> dict[str, StreamRemoval]:
@@ -173,9 +163,6 @@ class JsonlReader:
             yield records
 
     async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
-        """Yield the records whose lines contain ``needle``, from after position ``after`` up to the head at the time of
-        the call.
-        """
         async for located in self._located_lines(after):
             if needle is None or needle in located.line:
                 yield _checked(parse_record, located)
@@ -184,7 +171,6 @@ class JsonlReader:
                 _check_line(located)
 
     async def _scan_back(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
-        """Like ``_scan``, but newest first; see ``back``."""
         async for located in self._lines_back(after):
             if needle is None or needle in located.line:
                 yield _checked(parse_record, located)
@@ -192,9 +178,6 @@ class JsonlReader:
                 _check_line(located)
 
     async def _lines_back(self, after: int) -> AsyncIterator[_LocatedLine]:
-        """Yield the unparsed lines from the head at the time of the call down to the one after position ``after``,
-        without their numbers. Each line, and each file, must continue the one before it.
-        """
         head = self.head_record()
         expected, after = head.position, max(after, NOTHING)
         for segment in reversed(list_segments(self._log)):
@@ -216,7 +199,6 @@ class JsonlReader:
             raise CorruptLog(str(self._log), 0, expected, f"record {expected} is missing")
 
     async def _located_lines(self, after: int) -> AsyncIterator[_LocatedLine]:
-        """Yield the unparsed lines from after position ``after`` up to the head at the time of the call."""
         head = self.head_record().position
         after = max(after, NOTHING)
         if after >= head:
@@ -254,14 +236,7 @@ class JsonlReader:
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
-    """Yield a segment's bytes starting at ``start``, about a megabyte at a time.
-
-    No file is open between two chunks, so a reader that stops early leaves nothing to close.
-
-    Raises:
-        ForeignStore: the segment is a symbolic link.
-        FileNotFoundError: the segment was deleted.
-    """
+    """Yield a segment's bytes starting at ``start``, about a megabyte at a time."""
     while True:
         # Let the read finish even if its caller is cancelled: the thread might open a file that nobody closes.
         chunk = await to_its_end(_chunk(segment, start))
@@ -278,7 +253,6 @@ async def _chunk(segment: Segment, start: int, size: int = _CHUNK) -> bytes:
 
 
 async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
-    """Yield the complete lines of a segment starting at ``start``, and nothing after the last newline."""
     rest = b""
     async for chunk in chunks(segment, start):
         lines = (rest + chunk).split(b"\n")
@@ -288,7 +262,6 @@ async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
 
 
 async def _whole_lines_back(segment: Segment) -> AsyncIterator[bytes]:
-    """Yield the complete lines of a segment, the last one first, and nothing after the last newline."""
     end = segment.path.stat().st_size
     rest, is_whole = b"", False
     while end:
@@ -314,12 +287,10 @@ async def _first_of(records: AsyncIterator[Record], event_id: str) -> Record | N
 
 
 def _has_hash(line: bytes, hash_: str) -> bool:
-    """True if a line gives this hash; see ``_says``."""
     return b',"hash":"%b","offset":' % hash_.encode() in line[-200:]
 
 
 def _says(line: bytes, position: int) -> bool:
-    """True if a line gives this position. Nothing else at the end of a line looks like a position."""
     return b',"position":%d,"tx":[' % position in line[-56:]
 
 
@@ -337,8 +308,6 @@ _sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Mark(NamedTuple):
-    """Where a reader that follows the log stopped: in ``file``, before the line for position ``expected``."""
-
     file: tuple[int, int]
     first: int
     expected: int
@@ -347,13 +316,9 @@ class _Mark(NamedTuple):
 
     @classmethod
     def of(cls, segment: Segment, expected: int, start: int, number: int) -> _Mark:
-        """Mark the line end at ``start``."""
         return cls(_file_of(segment), segment.first, expected, start, number)
 
     def continues(self, after: int, segments: Sequence[Segment]) -> bool:
-        """True if reading after position ``after`` can begin here, because the file is still the file that was read
-        before.
-        """
         if after + 1 != self.expected:
             return False
         # If another segment begins at the next position, the next line is there, and the marked segment is complete.
@@ -386,7 +351,6 @@ def _check_line(located: _LocatedLine) -> None:
 
 
 def _refuse_other(located: _LocatedLine) -> None:
-    """Raise ``CorruptLog`` if a whole line has the wrong record. Parsing finds other damage."""
     position = position_of(located.line)
     if position is None or position == located.expected:
         return
@@ -408,7 +372,6 @@ def _checked(parse: Callable[[bytes], Parsed], located: _LocatedLine) -> Parsed:
 
 
 def _last_whole(segment: Segment) -> Head:
-    """The last record of the last whole batch in a segment. An intact head file would name this record."""
     head = Head(segment.first - 1, "")
     for _, line in split_lines(read_file(segment.path)):
         try:

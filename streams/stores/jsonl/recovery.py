@@ -30,7 +30,6 @@ class StreamTail:
     hash: bytes = GENESIS
 
     def next_offset(self) -> int:
-        """The offset of the stream's next record."""
         return len(self.positions)
 
 
@@ -48,11 +47,9 @@ class Index:
     last_hash: str = ""
 
     def next_position(self) -> int:
-        """The position of the next record."""
         return len(self.starts)
 
     def add(self, stream_id: str, key: str, hash_: bytes, start: int) -> None:
-        """Index the log's next record."""
         position = self.next_position()
         tail = self.streams.get(stream_id)
         if tail is None:
@@ -140,7 +137,6 @@ def lost_end(log: Path, segments: Sequence[Segment], lines: int, first: int, hea
 
 
 def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
-    """Check that a line is the expected one, and index its batch once the batch is complete."""
     keys = parse_keys(line)
     position = keys.position
     if position != cursor.expected:
@@ -169,9 +165,6 @@ def _take(index: Index, cursor: _Cursor, start: int, line: bytes) -> None:
 
 
 def _continues(cursor: _Cursor, begun: int, count: int, position: int) -> bool:
-    """True if the record at ``position`` may come next. The record belongs to the batch of ``count`` records that began
-    at ``begun``.
-    """
     if not cursor.batch:
         return begun == position
     first = cursor.batch[0][1]
@@ -189,7 +182,6 @@ def _hash_of(keys: LineKeys) -> bytes:
 
 
 def _refuse_segment(segment: Segment, expected: int) -> None:
-    """Raise for a segment that does not begin at the expected position."""
     if segment.first > expected:
         reason = missing_before(expected, segment.first)
     else:
@@ -199,7 +191,6 @@ def _refuse_segment(segment: Segment, expected: int) -> None:
 
 
 def _refuse_damage(cursor: _Cursor, head: Head | None, reason: str, rest: bytes) -> None:
-    """Raise unless the faulty records were never acknowledged; ``rest`` is what follows the fault in the segment."""
     # The line before the faulty line shows which position must follow, even if the faulty line is unreadable.
     position = cursor.expected
     below = head is not None and position <= head.position

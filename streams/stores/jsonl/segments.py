@@ -14,14 +14,11 @@ _SEGMENT: Final = re.compile(r"(\d{20})\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of the log; ``first`` is the position of its first record."""
-
     first: int
     path: Path
 
 
 def segment_name(first: int) -> str:
-    """The file name of a segment; names sort by position."""
     return f"{first:020d}.jsonl"
 
 
@@ -45,6 +42,5 @@ class Sizes:
 
 
 def sizes_of(log: Path) -> Sizes:
-    """The sizes of all segments."""
     sizes = [segment.path.stat().st_size for segment in list_segments(log)]
     return Sizes(len(sizes), sum(sizes))

@@ -59,9 +59,7 @@ class JsonlStore(KeepsHints):
         self._reader = JsonlReader(store)
         self._writer = JsonlWriter(store, disk, segment_bytes)
         self.torn = self._writer.torn
-        """Where the incomplete tail was put when the log was opened; ``None`` if there was none."""
         self.head_lost = self._writer.head_lost
-        """True if the head file was missing or damaged, so records lost at the log's end would go unnoticed."""
         self._index = self._writer.index
         self._lookup = Lookup(self._index)
         self.recent = Recent()
@@ -136,7 +134,6 @@ class JsonlStore(KeepsHints):
             yield record
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        """See ``StreamReader.query``. If the filter names streams, this reads only those streams."""
         if len(wanted.streams) != 1:
             async for record in self._reader.query(wanted):
                 yield record
@@ -159,7 +156,6 @@ class JsonlStore(KeepsHints):
         return self._live.follow(after, wanted)
 
     async def sizes(self) -> list[StreamSize]:
-        """See ``StreamStore.sizes``. Scans the log."""
         return await self._reader.sizes()
 
     async def removed(self) -> dict[str, StreamRemoval]:
@@ -193,7 +189,6 @@ class JsonlStore(KeepsHints):
         return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
-        """Return when every submitted append is written, even if its caller was cancelled."""
         await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
@@ -220,7 +215,7 @@ class JsonlStore(KeepsHints):
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
 
-    # --- migrating a log from or to another backend (see ``Copyable``) ---
+    # --- migrating a log from or to another backend ---
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         return self._reader.copy_out(after=after, most=most)
@@ -246,15 +241,12 @@ class JsonlStore(KeepsHints):
         )
 
     def guard(self, check: Callable[[], None]) -> None:
-        """Run ``check`` before every write; see ``StoreLock.check``."""
         self._commits.check = check
 
     def file_sizes(self) -> Sizes:
-        """The number of the log's files, and their bytes. Blocks briefly."""
         return self._reader.file_sizes()
 
     async def close(self) -> None:
-        """See ``StreamReader.close``. Releases the lock."""
         if self._closed:
             return
         self._closed = True

@@ -33,8 +33,6 @@ _QUICK_SEGMENTS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One whole line of the log, parsed."""
-
     event: dict[str, Any]
     offset: int
     position: int
@@ -45,8 +43,6 @@ class _Line:
 
 @dataclass(slots=True)
 class _ScanPlace:
-    """Where the scan is in the log."""
-
     segment: Segment
     line: int = 0
     is_last: bool = False
@@ -84,7 +80,6 @@ class JsonlVerification:
         self._found = FindingQueue(self.summary)
 
     def size(self) -> int:
-        """Bytes to read, for a progress bar."""
         total = 0
         for segment in list_segments(self.store / "log"):
             with suppress(FileNotFoundError):  # the log has migrated in the meantime
@@ -126,7 +121,6 @@ class JsonlVerification:
     # --- one line ---
 
     def _take(self, place: _ScanPlace, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
-        """Check one line. Return true if the rest of the log is torn or not yet durable."""
         expected = self._next_expected()
         if limit is not None and expected > limit:
             return True
@@ -168,7 +162,6 @@ class JsonlVerification:
         return False
 
     def _check_position(self, place: _ScanPlace, line: _Line) -> bool:
-        """True if records are lost before this line. Positions are dense, so a skipped position shows a loss."""
         between = line.position - self._last - 1
         if between > self._unread:
             first = self._next_expected()
@@ -178,7 +171,6 @@ class JsonlVerification:
         return between > 0 or self._unread > 0
 
     def _check_batch(self, place: _ScanPlace, line: _Line, gap: bool) -> None:
-        """Check that batches hold indices 0, 1, … up to their count."""
         begun = line.position - line.index
         fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
         if not (fits and line.index < line.count) and not gap:
@@ -196,13 +188,11 @@ class JsonlVerification:
             self._find("tampered", place.segment.path, place.line, line.position, fault, stream_id)
 
     def _next_expected(self) -> int:
-        """The position that must follow the lines so far, readable or not."""
         return self._last + 1 + self._unread
 
     # --- the end of the log ---
 
     def _is_torn(self, expected: int, whole: bool, head: Head | None) -> bool:
-        """True if a killed writer left the fault: it is above head, or, without a head file, an unfinished line."""
         return expected > head.position if head is not None else not whole
 
     def _torn(self, place: _ScanPlace, reason: str) -> None:
@@ -234,8 +224,6 @@ class JsonlVerification:
     # --- files ---
 
     async def _lines(self, place: _ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
-        """Yield (line without its newline, whether it had one) for each line of a segment; a last line may have no
-        newline."""
         rest = b""
         async for chunk in chunks(place.segment):
             self._count(len(chunk))
@@ -258,7 +246,6 @@ class JsonlVerification:
 
 
 def _parse(data: bytes) -> tuple[_Line, bool]:
-    """A whole line, and whether it is canonical. Raises ``BadLine``."""
     check_crc(data)
     try:
         fields = orjson.loads(data)

@@ -65,7 +65,6 @@ class JsonlWriter:
         disk.rewrite(self._head_fd, found)
 
     def _set_aside(self, segment: Segment, size: int) -> Path:
-        """Keep a copy of the torn tail, then cut it off."""
         directory = self._store / "torn"
         make_directory(directory)
         kept = directory / f"{segment.path.stem}-{size}-{len(list(directory.iterdir()))}.bin"
@@ -152,7 +151,6 @@ class JsonlWriter:
         self.make_durable(lines)
 
     def close(self) -> None:
-        """Close the files; no write may be running."""
         for fd in (self._fd, self._head_fd):
             if fd >= 0:
                 os.close(fd)

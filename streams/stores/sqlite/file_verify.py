@@ -82,7 +82,6 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
 
 
 def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:
-    """What keeps a writer from opening the file. SQLite resolves constraints for a writer, but not for a reader."""
     tables = "SELECT name, sql FROM sqlite_master WHERE sql LIKE 'CREATE %' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
     with closing(sqlite3.connect(":memory:")) as empty:
         found = connection.execute(tables).fetchall()
@@ -96,7 +95,6 @@ def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _first_of(report: str) -> str:
-    """The first faults of a report: SQLite lists every consequence of one bad page, each on a line."""
     lines = [" ".join(line.split()) for line in report.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("***"):  # this line only names the database, which the finding does too
         del lines[0]
@@ -117,7 +115,6 @@ def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | Non
 
 
 def damage_text(error: Exception) -> str:
-    """The text of a fault, without the advice to run ``verify``."""
     text = shown(str(error.__cause__ or error))
     return text.split(": ")[-1] if isinstance(error, OSError) else text
 

@@ -139,7 +139,6 @@ def shown(text: str) -> str:
 
 
 def translate(error: sqlite3.Error, path: Path, doing: str) -> Exception:
-    """The exception to raise for ``error``."""
     extended = getattr(error, "sqlite_errorcode", 0)
     code = extended & 0xFF  # the low byte is SQLite's primary error code
     # The shared memory of the WAL is also a file, and on a full disk it is the first file that cannot grow.
@@ -263,9 +262,6 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
 
 
 def _is_half_made(error: BaseException | None) -> bool:
-    """True if there is a leftover rollback journal. Only an interrupted creation of a log leaves one, and the next
-    writer finishes the creation.
-    """
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
@@ -337,7 +333,6 @@ def _uri(path: Path, mode: str) -> str:
 
 
 def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int:
-    """The schema's version; 0 for a file without tables."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
@@ -368,7 +363,6 @@ def _is_named(path: Path) -> bool:
 
 
 def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
-    """Run the schema steps that are missing. One transaction completes each step and stores its number."""
     taken = connection.execute("PRAGMA user_version").fetchone()[0]
     for number, step in enumerate(steps[taken:], taken + 1):
         connection.executescript(

@@ -72,7 +72,6 @@ class HeadFile:
         Disk().rewrite(self._fd, format_head(Head(position, hash_.hex())))
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self._fd)
 
 

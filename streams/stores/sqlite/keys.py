@@ -39,7 +39,6 @@ _FIND: Final = ("position = (SELECT position FROM keys WHERE key = ?1)", f"posit
 
 
 def find_key(connection: sqlite3.Connection, select: str, digest: bytes) -> tuple[Any, ...] | None:
-    """The row that ``select`` gives for a key's record, or ``None``. Reads up to ``FOLDED`` records."""
     row: tuple[Any, ...] | None = None
     for where in _FIND:
         row = row or connection.execute(f"{select} WHERE {where}", [digest]).fetchone()
@@ -107,7 +106,6 @@ class Keys:
 
     @property
     def are_many(self) -> bool:
-        """True if it is time to ``fold``."""
         return len(self._remembered) >= FOLDED
 
     def fold(self) -> None:

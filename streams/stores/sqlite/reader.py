@@ -65,8 +65,6 @@ class SqliteReader:
     """
 
     def __init__(self, store: Path, *, exists: bool = False, alone: bool = False) -> None:
-        """``exists``: the log once existed, so a missing file means that the log is gone, not empty. ``alone``: see
-        ``connect_to_read``."""
         self._store, self._path, self._alone = store, store / LOG_FILE, alone
         self._exists = exists
         """True if the file exists or once existed. In this case, a missing file means that the log is gone, not
@@ -109,7 +107,6 @@ class SqliteReader:
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_known(self, keys: Sequence[str], recent: Callable[[bytes], int | None]) -> list[Record | None]:
-        """See ``StreamStore.find_each``. ``recent`` gives the places of keys that only the writer knows yet."""
         digests = [key_digest(key) for key in keys]
         places = [(digest, recent(digest)) for digest in digests]
         nothing: list[tuple[Any, ...] | None] = [None] * len(places)
@@ -121,12 +118,10 @@ class SqliteReader:
         return [record_of(row, str(self._path)) if row is not None else None for row in rows]
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record with the given event id, or ``None``."""
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
         return record_of(rows[0], str(self._path)) if rows else None
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
-        """Yield all event ids that contain ``part``, many at a time, in no particular order. Reads only their index."""
         last = ""
         while bindable(part):
             rows = await self._fetch(_IDS, [last, part, _FETCH_IDS])
@@ -256,7 +251,6 @@ class SqliteReader:
             most = min(most * 4, _FETCH)
 
     async def _of_streams(self, wanted: Filter, *, back: bool) -> AsyncIterator[Record]:
-        """Yield matching records of ``wanted.streams``, merged by position, because the index orders them by offset."""
         head = await self._head_now()
         names = dict.fromkeys(wanted.streams)
         reads = [self._stream(name, 0, head, back=back) for name in names]
@@ -286,7 +280,6 @@ class SqliteReader:
         return replace(wanted, types=found or ["none"])
 
     async def _before(self, wanted: Filter) -> int:
-        """A position below all records in ``wanted``'s range of times. Computed once, not for each fetch."""
         if wanted.since_ms is None or wanted.times:
             return NOTHING
         found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
@@ -329,7 +322,6 @@ class SqliteReader:
         return position
 
     async def _found(self, grams: str, after: int, indexed: int, *, back: bool) -> AsyncIterator[Record]:
-        """Yield the records above ``after`` and up to ``indexed`` that the full-text index names."""
         low, high, order = after, indexed, " DESC" if back else ""
         while low < high:
             positions = await asyncio.to_thread(self._search_rows, grams, low, high, indexed, order)
@@ -352,8 +344,6 @@ class SqliteReader:
         return self._read(lambda connection: connection.execute(query, values).fetchall(), [])
 
     def _with_log(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        """What ``ask`` finds in one state of the log, or ``without`` if there is no log."""
-
         def in_one_state(connection: sqlite3.Connection) -> Answer:
             connection.execute("BEGIN")
             try:
@@ -364,7 +354,6 @@ class SqliteReader:
         return self._read(in_one_state, without)
 
     def _read(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        """Return what ``ask`` finds, retried if a writer began in the meantime, or ``without`` if there is no log."""
         while True:
             with self._lock, translated(self._path, "reading"):
                 connection = self._connected()
@@ -380,7 +369,6 @@ class SqliteReader:
                     return answer
 
     def _connected(self) -> ReadConnection | None:
-        """The log's connection; ``None`` if there is no log. Call it with the lock held."""
         place = _place(self._path)
         if self._connection is not None and (
             # The path names another file if the log was migrated away and back and the old store was discarded.
@@ -398,7 +386,6 @@ class SqliteReader:
         return self._connection
 
     def _search_rows(self, grams: str, after: int, until: int, indexed: int, order: str) -> list[int] | None:
-        """The index's next positions for ``grams``; ``None`` if the index was deleted in the meantime."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid"
         with self._lock, translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):
@@ -409,7 +396,6 @@ class SqliteReader:
             return found if self._search.is_right(self._store / SEARCH_FILE) else None
 
     def _indexed(self) -> int:
-        """The last position that the full-text index holds; ``NOTHING`` without an index."""
         path = self._store / SEARCH_FILE
         # Ignore errors, because the index is optional. Without an index, everything is read.
         with self._lock, suppress(StreamError, OSError), translated(path, "opening"):

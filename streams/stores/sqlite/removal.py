@@ -88,14 +88,12 @@ class SqliteRemover:
             return Forgotten(records, saved, len({*wanted, *singles.values()}))
 
     def resume(self, exclusively: Exclusive) -> None:
-        """Finish an operation that was cut off."""
         with translated(self._path, "reading"):
             is_pending = exclusively(lambda: next(tables.pending(self._connection), None)) is not None
         if is_pending:
             self._work(exclusively)
 
     def _ends(self, names: Collection[str]) -> dict[str, tuple[int, int]]:
-        """(first offset, end) of the streams that hold records."""
         found: dict[str, tuple[int, int]] = {}
         for name in names:
             first, last = self._connection.execute(
@@ -107,7 +105,6 @@ class SqliteRemover:
         return found
 
     def _to_forget(self, names: Collection[str]) -> dict[str, tuple[int, int]]:
-        """(first offset, end) of the named streams with records not yet forgotten."""
         with translated(self._path, "reading"):
             marks = tables.load(self._connection).marks
             ends = self._ends(names)
@@ -123,7 +120,6 @@ class SqliteRemover:
                     first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
 
     def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
-        """Do all noted work. Return how many records and bytes were pruned, and then how many were forgotten."""
         pruned = pruned_bytes = forgotten = saved = 0
         forgets = False
         with translated(self._path, "reading"):
@@ -172,7 +168,6 @@ class SqliteRemover:
             yield records, saved
 
     def _step(self, exclusively: Exclusive, work: Callable[[], Result]) -> Result:
-        """Run ``work`` in a transaction."""
         self._turns.check()
         return exclusively(lambda: self._transact(work))
 
@@ -213,7 +208,6 @@ class SqliteRemover:
             self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
 
     def _empty_wal(self) -> bool:
-        """Empty the WAL. True if a reader prevents it."""
         with translated(self._path, "writing"):
             # Do not wait for readers here, because commits wait for this method. The caller tries again if necessary.
             self._connection.execute("PRAGMA busy_timeout = 0")
@@ -224,7 +218,6 @@ class SqliteRemover:
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Translate the operating system's errors during a removal into the store's errors."""
         try:
             yield
         except OSError as error:

@@ -59,7 +59,6 @@ def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ..
 
 
 def head_of(connection: sqlite3.Connection) -> int:
-    """The log's last position."""
     found: int = connection.execute(HEAD).fetchone()[0]
     return found
 
@@ -94,7 +93,6 @@ def load(connection: sqlite3.Connection) -> Removal:
 
 
 def find(connection: sqlite3.Connection, key: bytes) -> Entry | None:
-    """The entry of a pruned record, by the digest of its key."""
     row = connection.execute("SELECT key, body, position, offset, hash FROM removed WHERE key = ?", [key]).fetchone()
     return None if row is None else _entry(row)
 
@@ -251,7 +249,6 @@ def _rows(connection: sqlite3.Connection, query: str, values: list[Any]) -> list
 
 
 def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int) -> list[_Row]:
-    """The next records of a stream, as many as one transaction takes."""
     found = connection.execute(
         "SELECT position, offset, hash, crc, event FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
         " AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
@@ -271,7 +268,6 @@ def _chunk(connection: sqlite3.Connection, stream_id: str, first: int, end: int)
 
 
 def _fields_of(row: _Row) -> dict[str, Any]:
-    """The event's fields. Raises ``DamagedRow`` if the event is not what was written."""
     if crc32(row.event) != row.crc:
         raise DamagedRow("records", f"record {row.position} has a wrong checksum")
     try:
@@ -288,7 +284,6 @@ def _entry_of(row: _Row) -> Entry:
 
 
 def _include(connection: sqlite3.Connection, position: int) -> None:
-    """Add a position to the ranges, and merge those that touch."""
     after = connection.execute("SELECT end FROM removed_ranges WHERE first = ?", [position + 1]).fetchone()
     end = position + 1 if after is None else after[0]
     if after is not None:

@@ -88,7 +88,6 @@ class SearchIndex:
         self._file = self._path.stat().st_ino
 
     def close(self) -> None:
-        """Close the files."""
         for connection in (self._connection, self._log):
             if connection is not None:
                 connection.close()

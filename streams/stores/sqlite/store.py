@@ -68,7 +68,6 @@ class SqliteStore(KeepsHints):
     def __init__(self, store: Path) -> None:
         self._path = store / LOG_FILE
         self.head_lost = make_head_file(store)
-        """True if the head file was missing or damaged, so records lost at the log's end would go unnoticed."""
         self._connection = connect_to_write(self._path, STEPS)
         self._reader = SqliteReader(store, exists=True)
         self._hints = Hints(store)
@@ -131,7 +130,6 @@ class SqliteStore(KeepsHints):
             return load(self._connection)
 
     def _removed_some(self) -> None:
-        """Drop everything cached from the file, because it is out of date."""
         self._tails.clear()
         self.recent.clear()
         self._has_entries = True
@@ -203,7 +201,6 @@ class SqliteStore(KeepsHints):
         return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     async def drained(self) -> None:
-        """Return when every submitted append is written, even if its caller was cancelled."""
         await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
@@ -290,7 +287,6 @@ class SqliteStore(KeepsHints):
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
     def guard(self, check: Callable[[], None]) -> None:
-        """Run ``check`` before every write; see ``StoreLock.check``."""
         self._commits.check = check
 
     def _between(self, work: Callable[[], Result]) -> Result:
@@ -298,7 +294,7 @@ class SqliteStore(KeepsHints):
         self._reader.let_go_of_search()
         return self._commits.exclusively(work)
 
-    # --- migrating a log from or to another backend (see ``Copyable``) ---
+    # --- migrating a log from or to another backend ---
 
     def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         return self._reader.copy_out(after=after, most=most)
@@ -355,7 +351,6 @@ class SqliteStore(KeepsHints):
         return found
 
     def _note(self, rows: Sequence[Row]) -> None:
-        """After a commit, note its keys, and how much the WAL now holds."""
         self._fresh.clear()
         self._keys.remember((row[KEY], row[POSITION]) for row in rows)
         self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + len(rows) * PAGES_OF_A_ROW

@@ -122,7 +122,6 @@ class SqliteVerification:
         return self.store / LOG_FILE
 
     def size(self) -> int:
-        """Bytes to read, for a progress bar."""
         return self._path.stat().st_size if self._path.exists() else 0
 
     async def run(self) -> AsyncIterator[Finding]:
@@ -194,14 +193,12 @@ class SqliteVerification:
             return ask(connection)
 
     def _version(self, connection: sqlite3.Connection) -> int | None:
-        """A number that changes with each removal; ``None`` if damage makes it unreadable."""
         try:
             return self._asked(connection, version_of)
         except DAMAGE:
             return None
 
     def _begin(self, connection: sqlite3.Connection) -> int | None:
-        """Start over with the current state of removals. Return its version."""
         segments = self.summary.segments
         self.summary.reset()
         self.summary.segments = segments
@@ -243,7 +240,6 @@ class SqliteVerification:
             yield finding
 
     def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
-        """Check the next rows. Return their bytes, and whether the log ends there."""
         try:
             with translated(self._path, "reading"):
                 rows = connection.execute(
@@ -299,7 +295,6 @@ class SqliteVerification:
             return {}  # without the index, the scan ends at the damage and reports the damage
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
-        """Begin at the last records. Earlier ones count as lost, so any first offset in a stream is accepted."""
         try:
             with translated(self._path, "reading"):
                 head = connection.execute("SELECT max(position) FROM records").fetchone()[0]
@@ -310,8 +305,6 @@ class SqliteVerification:
             self._lost = self._last + 1
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
-        """Check the file as a whole, including its indexes; a quick check covers only as much as it can in about a
-        second."""
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
         self._find_in_file(content_damage(self._path, connection, quick=self.quick))
@@ -404,7 +397,6 @@ class SqliteVerification:
 
 
 def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:
-    """What was removed, and the number of entries, from one state of the file."""
     connection.execute("BEGIN")
     try:
         removal = load(connection)
