@@ -137,7 +137,6 @@ class Filled(NamedTuple):
     headers: dict[str, str]
     trace: TraceContext
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 def fill_headers(
@@ -177,7 +176,6 @@ def fill_headers(
     if state is not None and TRACESTATE not in headers:
         # Drop a ``tracestate`` that is malformed or belongs to a trace that is not continued.
         notes.append("tracestate_dropped")
-    warnings: list[str] = []
     if RECURSION_DEPTH in headers:
         read_depth(headers)
     headers.setdefault(TIMESTAMP, str(timestamp_ms))
@@ -186,11 +184,9 @@ def fill_headers(
     headers.setdefault(SENDER, header_text(sender))
     if message_id is not None:
         headers.setdefault(MESSAGE_ID, header_text(message_id))
-    found = reserved_keys(payload) if payload is not None else ()
-    if found:
+    if payload is not None and reserved_keys(payload):
         notes.append("reserved_keys")
-        warnings.append(f"the payload uses keys reserved for headers: {', '.join(map(ascii, found))}")
-    return Filled(headers, trace, tuple(notes), tuple(warnings))
+    return Filled(headers, trace, tuple(notes))
 
 
 def _is_tracestate(value: str) -> bool:

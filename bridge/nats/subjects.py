@@ -121,8 +121,6 @@ def unescape_dotted(tokens: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordSubject:
-    """``evt.{project}.{log}.{stream}.{type}``: a record of one home's log."""
-
     project: str
     log: str
     stream: str
@@ -144,8 +142,6 @@ class RecordSubject:
 
 @dataclass(frozen=True, slots=True)
 class CommandSubject:
-    """``cmd.{project}.{workspace}.{agent}.{type}``: a command for one agent."""
-
     project: str
     workspace: str
     agent: str
@@ -165,23 +161,10 @@ class CommandSubject:
         return cls(unescape(project), unescape(workspace), unescape(agent), unescape_dotted(type_))
 
 
-def record_pattern(
-    project: str | None = None, log: str | None = None, stream: str | None = None, type_: str | None = None
-) -> str:
-    """The pattern for records; ``None`` matches any. ``type_`` may end in ``.>`` or contain ``*`` tokens."""
-    names = [ONE if name is None else escape(name) for name in (project, log, stream)]
-    return check_pattern(".".join(["evt", *names, REST if type_ is None else _pattern_of(type_)]))
-
-
-def log_pattern(log: str) -> str:
-    """The pattern for all records of one home's log. ``mirror rebuild`` purges these records and nothing else."""
-    return record_pattern(log=log)
-
-
-def commands_pattern(project: str, workspace: str, agent: str) -> str:
-    """The pattern for all commands to one agent, which is the filter of the agent's consumer. Filters of two agents
-    never overlap."""
-    return check_pattern(f"cmd.{escape(project)}.{escape(workspace)}.{escape(agent)}.{REST}")
+def log_pattern(log: str, stream: str | None = None) -> str:
+    """The pattern for all records of one home's log, or of one of its streams. ``mirror rebuild`` purges a log's
+    records and nothing else."""
+    return check_pattern(f"evt.{ONE}.{escape(log)}.{ONE if stream is None else escape(stream)}.{REST}")
 
 
 def consumer_name(agent: str) -> str:
@@ -244,36 +227,17 @@ class L0Subject:
         )
 
 
-def l0_pattern(
-    *,
-    project: str | None = None,
-    channel: str | None = None,
-    category: Category | None = None,
-    component: Component | None = None,
-    target: str | None = None,
-    suffix: str | None = None,
-    ver: str = PROTOCOL_VERSION,
-) -> str:
-    """The pattern for L0 subjects; ``None`` matches any.
+def agent_events_pattern(channel: str | None = None, ver: str = PROTOCOL_VERSION) -> str:
+    """The pattern for the L0 events of agents, in one channel or in any.
 
-    ``suffix`` may end in ``.>`` or contain ``*`` tokens. A pattern never spans
-    versions, because their payloads differ.
+    A pattern never spans versions, because their payloads differ.
     """
-    tokens = ["cg", escape(ver), *(ONE if name is None else escape(name) for name in (project, channel))]
-    tokens += [category or ONE, component or ONE, ONE if target is None else escape(target)]
-    return check_pattern(".".join([*tokens, REST if suffix is None else _pattern_of(suffix)]))
+    return check_pattern(f"cg.{escape(ver)}.{ONE}.{ONE if channel is None else escape(channel)}.evt.agent.{ONE}.{REST}")
 
 
 def stream_pattern(category: Category, ver: str = PROTOCOL_VERSION) -> str:
     """The subjects of an L0 stream: ``cg.{ver}.*.*.{category}.>``."""
     return check_pattern(f"cg.{escape(ver)}.*.*.{category}.>")
-
-
-def is_lossy(subject: str) -> bool:
-    """True if a subject is in the category ``str``: sent on core NATS, stored in no stream, without trace and recursion
-    depth."""
-    tokens = subject.split(".")
-    return len(tokens) >= 8 and tokens[0] == "cg" and tokens[4] == "str"
 
 
 def check_kind(category: str, component: str, suffix: str) -> None:
@@ -284,10 +248,6 @@ def check_kind(category: str, component: str, suffix: str) -> None:
         raise SubjectError(component, f"the L0 protocol has no such component: use one of {', '.join(COMPONENTS)}")
     if suffix.count(".") >= MAX_SUFFIX_TOKENS:
         raise SubjectError(suffix, f"a suffix must have at most {MAX_SUFFIX_TOKENS} parts")
-
-
-def _pattern_of(dotted: str) -> str:
-    return ".".join([token if token in (ONE, REST) else escape(token) for token in dotted.split(".")])
 
 
 def _split(subject: str, parts: int, form: str) -> list[str]:

@@ -17,7 +17,7 @@ from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import L0_EVENTS
 from bridge.nats.jetstream.streams import delete_messages, read_back
-from bridge.nats.subjects import l0_pattern
+from bridge.nats.subjects import agent_events_pattern
 from sidecar.mirror.task import MirrorTask
 from streams.store import NOTHING, StreamReader, StreamStore
 
@@ -42,7 +42,7 @@ async def erase_meanings(session: JetStream, log_id: str) -> int:
     Raises:
         NatsError: some L0 messages may still be there; it is safe to call this again.
     """
-    mine, pattern = h.header_text(log_id), l0_pattern(category="evt", component="agent")
+    mine, pattern = h.header_text(log_id), agent_events_pattern()
     try:
         sequences = [
             found.sequence
@@ -62,7 +62,6 @@ class Rebuild:
         self._task, self._sessions, self._store, self._log_id = task, sessions, store, log_id
         self._phase = "erasing"
         self.erased = 0
-        """How many L0 messages were removed."""
 
     def progress(self) -> dict[str, Any]:
         """``phase`` (``erasing``, ``publishing``, ``done``), ``position`` and ``head``, ``rebuild``, ``problem``."""

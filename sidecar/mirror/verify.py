@@ -22,7 +22,7 @@ from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Family, Limits
 from bridge.nats.mirror.messages import Mirror, mirrored
 from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION
-from bridge.nats.subjects import l0_pattern, log_pattern
+from bridge.nats.subjects import agent_events_pattern, log_pattern
 from streams.log.directory import Hints
 from streams.log.reader import LogReader
 from streams.retention import StreamRemoval
@@ -73,7 +73,6 @@ class Verified:
 
     @property
     def differences(self) -> int:
-        """The number of messages that are wrong."""
         return self.kinds.total()
 
     @property
@@ -138,9 +137,7 @@ class MirrorCheck:
         session = await self._sessions.get()
         sides = [
             await _Side.open(self._sessions, session, EVENTS, "records", log_pattern(self._log_id)),
-            await _Side.open(
-                self._sessions, session, L0_EVENTS, "meanings", l0_pattern(category="evt", component="agent")
-            ),
+            await _Side.open(self._sessions, session, L0_EVENTS, "meanings", agent_events_pattern()),
         ]
         removed = await self._reader.removed()
         head = self._reader.head
@@ -192,7 +189,6 @@ class MirrorCheck:
                     yield found
 
     async def _named(self, names: _Names, comparer: Comparer, found: Difference) -> AsyncIterator[Difference]:
-        """Split a run of missing records into differences that can name all their ids."""
         ids: list[str] = []
         first = found.position
         async for record in names.between(found.position, found.last):
@@ -211,7 +207,6 @@ class MirrorCheck:
         return found._replace(position=first, last=last.position, events=tuple(ids))
 
     def _mirrored_to(self) -> int:
-        """The mirror's last position: its cursor, or its last snapshot if the cursor was lost."""
         hints = Hints(self._reader.store)
         cursor = hints.cursor(MIRROR)
         if cursor != NOTHING:
@@ -268,7 +263,6 @@ class _Side:
         return cls(sessions, name, family, pattern, there)
 
     def begin(self, mirror: Mirror, head: int, removed: dict[str, StreamRemoval], now_ms: int) -> None:
-        """Begin the comparison with what was read from the log."""
         limits = Limits()
         if self._there is not None:
             limits = Limits.of(self._there.config, self._there.state, mirror.max_payload)

@@ -10,10 +10,9 @@ from streams.bus.contract import EventBus, Redelivery, Retry
 from streams.bus.memory import MemoryEventBus
 from tests.streams.bus_contract import BusContract
 from tests.streams.bus_handlers import HANG_S, Gate, Inbox
-from tests.streams.bus_modes_contract import BusModesContract
 
 
-class TestMemoryEventBus(BusContract, BusModesContract):
+class TestMemoryEventBus(BusContract):
     async def open_bus(self) -> EventBus:
         return MemoryEventBus()
 

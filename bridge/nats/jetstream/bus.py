@@ -89,8 +89,6 @@ class JetStreamEventBus:
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
-        """See ``EventBus.publish``. Raises ``SubjectError`` if no stream stores messages
-        with the subject."""
         self._check_open()
         if keeps(self._definitions, check_subject(subject)) is None:
             raise SubjectError(subject, "no NATS stream stores messages with this subject")
@@ -207,7 +205,6 @@ class JetStreamEventBus:
         return consumer
 
     def left(self, subscription: JetStreamSubscription) -> None:
-        """Remove a subscription that has ended."""
         self._subscriptions.discard(subscription)
 
     async def bury(self, delivery: Delivery, durable: str | None, stream: str, reason: str) -> None:
@@ -227,8 +224,6 @@ class JetStreamEventBus:
 
 
 class JetStreamSubscription:
-    """``Subscription`` of a ``JetStreamEventBus``: a pull loop that handles one message at a time."""
-
     def __init__(
         self,
         bus: JetStreamEventBus,
@@ -304,5 +299,5 @@ class JetStreamSubscription:
 
 
 def _consumer_name(durable: str) -> str:
-    """The consumer's name on the server. A durable name that is unsafe as a file name is replaced by its digest."""
+    """The consumer's name on the server."""
     return durable if _PLAIN.fullmatch(durable) else f"d-{sha256(durable.encode()).hexdigest()[:32]}"

@@ -156,7 +156,6 @@ class GuardedClient(Client):
         on_message(Received(subject.decode(), reply.decode(), HeaderBlock(headers) if headers else {}, data))
 
     async def send_bytes(self, command: bytes) -> None:
-        """Send raw commands after everything that was sent before. Returns when the socket accepts more data."""
         await self._send_command(command)
         await self._flush_pending(force_flush=True)
 

@@ -79,7 +79,6 @@ def _login_refused(where: str) -> LoginRefused:
 
 
 def _why(error: Exception) -> str:
-    """Why there was no connection, without error numbers or addresses."""
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return NO_ANSWER
     if isinstance(error, socket.gaierror):
@@ -93,6 +92,5 @@ def _why(error: Exception) -> str:
 
 
 def short(error: Exception) -> str:
-    """The first line of an error's text, without the library's prefix."""
     text = str(error).removeprefix("nats: ").strip().splitlines()
     return (text[0] if text else type(error).__name__)[:300]

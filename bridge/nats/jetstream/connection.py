@@ -204,7 +204,6 @@ class JetStream:
             raise translated(error, self._options) from None
 
     def new_inbox(self) -> str:
-        """A new, unique subject for replies."""
         return self._client.new_inbox()
 
     @asynccontextmanager

@@ -50,8 +50,6 @@ class NatsUnavailable(NatsError):
 
 
 class Unreachable(NatsUnavailable):
-    """The server cannot be reached."""
-
     code = "nats-unreachable"
 
 
@@ -133,8 +131,6 @@ class ServerRefused(NatsError):
 
 
 class NotFound(ServerRefused):
-    """The stream, consumer or message is not on the server."""
-
     code = "nats-not-found"
 
 

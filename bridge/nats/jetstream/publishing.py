@@ -9,13 +9,13 @@ window without storing a message twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from bridge.nats.jetstream.connection import NO_RESPONDERS, JetStream, decoded, waited
 from bridge.nats.jetstream.errors import BatchRefused, NatsError, NoStream
-from bridge.nats.jetstream.wire import Received
+from bridge.nats.jetstream.wire import Message, Received
 
 MAX_BATCH: Final = 1000
 """Maximum number of messages in an atomic batch: the server's limit."""
@@ -34,17 +34,6 @@ EXPECTED_SUBJECT_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_ID: Final = "Nats-Expected-Last-Msg-Id"
 
 
-class Publishable(Protocol):
-    """A publishable message, such as ``messages.Message``. The message's id is in the headers."""
-
-    @property
-    def subject(self) -> str: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    @property
-    def body(self) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Expect:
     """The state that a stream must have to accept a message; ``None`` fields are not checked.
@@ -59,7 +48,6 @@ class Expect:
     id: str | None = None
 
     def headers(self) -> dict[str, str]:
-        """The headers that carry the expectation."""
         asked = {
             EXPECTED_STREAM: self.stream,
             EXPECTED_SEQUENCE: self.sequence,
@@ -96,7 +84,7 @@ class PublishStopped(Exception):
         return f"publishing stopped after {len(self.stored)} messages: {self.error}"
 
 
-async def publish(session: JetStream, message: Publishable, expect: Expect | None = None) -> Stored:
+async def publish(session: JetStream, message: Message, expect: Expect | None = None) -> Stored:
     """Publish one message and wait until its stream has stored it.
 
     Raises:
@@ -110,7 +98,7 @@ async def publish(session: JetStream, message: Publishable, expect: Expect | Non
 
 
 async def publish_all(
-    session: JetStream, messages: Sequence[Publishable], *, window: int = WINDOW, expect: Expect | None = None
+    session: JetStream, messages: Sequence[Message], *, window: int = WINDOW, expect: Expect | None = None
 ) -> list[Stored]:
     """Publish messages in order, up to ``window`` of them at a time; return one ``Stored`` for each message, in order.
 
@@ -136,30 +124,11 @@ async def publish_all(
 
 
 async def _take(
-    messages: Sequence[Publishable], in_flight: list[asyncio.Future[Received]], stored: list[Stored], until: int
+    messages: Sequence[Message], in_flight: list[asyncio.Future[Received]], stored: list[Stored], until: int
 ) -> None:
     while len(stored) < until:
         place = len(stored)
         stored.append(_stored(messages[place], await waited(in_flight[place], PUBLISH_SECONDS)))
-
-
-async def publish_batch(
-    session: JetStream, messages: Sequence[Publishable], *, batch_id: str, expect: Expect | None = None
-) -> Stored:
-    """Publish messages as an atomic batch: all are stored consecutively, or none is. Return where the last message is
-    stored.
-
-    The stream must support atomic batches (``StreamFacts.atomic``). ``batch_id`` must be unique and at most 64
-    characters. ``expect`` is checked with the first message.
-
-    Raises:
-        ValueError: there are no messages, or more than ``MAX_BATCH``.
-        BatchDuplicate: one of the ids is already stored. Publish the messages one by one.
-        BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
-            duplicates.
-        NatsUnavailable: no answer came; either all messages are stored or none is.
-    """
-    return await (await stage_batch(session, messages, batch_id=batch_id, expect=expect)).commit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +139,21 @@ class StagedBatch:
     """
 
     session: JetStream
-    messages: Sequence[Publishable]
+    messages: Sequence[Message]
     batch_id: str
     begun: asyncio.Future[Received] | None
     """The answer to the first message; ``None`` if the batch has only one message."""
     expect: Expect | None
 
     async def commit(self) -> Stored:
-        """Send the last message and return where it is stored. Raises the same errors as ``publish_batch``."""
+        """Send the last message, which stores all consecutively or none; return where the last is stored.
+
+        Raises:
+            BatchDuplicate: one of the ids is already stored. Publish the messages one by one.
+            BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
+                duplicates.
+            NatsUnavailable: no answer came; either all messages are stored or none is.
+        """
         last = len(self.messages)
         what = f"a batch to {self.messages[0].subject}"
         headers = _in_batch(self.messages[-1], self.batch_id, last, self.expect)
@@ -195,9 +171,12 @@ class StagedBatch:
 
 
 async def stage_batch(
-    session: JetStream, messages: Sequence[Publishable], *, batch_id: str, expect: Expect | None = None
+    session: JetStream, messages: Sequence[Message], *, batch_id: str, expect: Expect | None = None
 ) -> StagedBatch:
-    """Send all messages of an atomic batch except the last; see ``publish_batch``.
+    """Send all messages of an atomic batch except the last.
+
+    The stream must support atomic batches (``StreamFacts.atomic``). ``batch_id`` must be unique and at most 64
+    characters. ``expect`` is checked with the first message.
 
     Raises:
         ValueError: there are no messages, or more than ``MAX_BATCH``.
@@ -220,12 +199,12 @@ async def stage_batch(
     return StagedBatch(session, messages, batch_id, begun, expect)
 
 
-def _in_batch(message: Publishable, batch_id: str, number: int, expect: Expect | None) -> dict[str, str]:
+def _in_batch(message: Message, batch_id: str, number: int, expect: Expect | None) -> dict[str, str]:
     headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
     return headers | expect.headers() if number == 1 and expect is not None else headers
 
 
-def _stored(message: Publishable, answer: Received) -> Stored:
+def _stored(message: Message, answer: Received) -> Stored:
     if answer.status == NO_RESPONDERS:
         raise NoStream(f"no stream stores {message.subject}", "the stream is missing, or the server is still starting")
     found = decoded(f"publishing to {message.subject}", answer)

@@ -49,10 +49,8 @@ class ConsumerDefinition:
     inactive_s: float = 0.0
     """Idle seconds after which the server removes the consumer and its progress; 0: never."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """The server stores this with the consumer."""
 
     def config(self) -> dict[str, Any]:
-        """The consumer's configuration in the server's JSON."""
         config: dict[str, Any] = {
             "durable_name": self.name,
             "name": self.name,
@@ -144,7 +142,6 @@ async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerD
 
 
 def _is_kept(found: Any, wanted: Any) -> bool:
-    """Whether a setting is as required. The server may have added its own metadata."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and wanted.items() <= found.items()
     return bool(found == wanted)
@@ -208,7 +205,6 @@ class PullLoop:
 
     @property
     def working(self) -> int:
-        """How many messages are being handled."""
         return len(self._working)
 
     @property
@@ -303,7 +299,6 @@ class PullLoop:
                     await self._send(left.reply, b"-NAK")
 
     async def _free(self) -> int:
-        """Wait until at least one more message can be handled; return how many more can be handled."""
         while len(self._working) >= self._settings.max_inflight:
             self._room.clear()
             await self._room.wait()
@@ -373,7 +368,6 @@ class PullLoop:
             log.warning("%s will be delivered again, because its acknowledgement could not be sent", pulled.subject)
 
     async def _send(self, reply: str, word: bytes) -> bool:
-        """Send an acknowledgement over the current connection; return whether that worked."""
         try:
             await (await self._sessions.get()).send(reply, word)
         except NatsError:

@@ -30,13 +30,11 @@ class Sessions:
         self._connecting = asyncio.Lock()
         self._closed = False
         self.opened = 0
-        """How many connections have been opened."""
         self.problem = ""
         """Why the last attempt failed; empty after a success."""
 
     @property
     def current(self) -> JetStream | None:
-        """The open connection, or ``None``."""
         return self._open if self._open is not None and self._open.is_open else None
 
     async def get(self) -> JetStream:

@@ -44,7 +44,6 @@ class StreamDefinition:
     max_bytes: int = UNLIMITED
     duplicate_window_s: int = DUPLICATE_WINDOW_S
     atomic: bool = False
-    """Whether the stream accepts atomic batches, if the server supports them."""
 
     def config(self, server: tuple[int, int]) -> dict[str, Any]:
         """The configuration for creating the stream, in the server's JSON; ``server`` is the (major, minor) version."""
@@ -110,8 +109,6 @@ def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that differs: the server's value and the required value."""
-
     setting: str
     found: Any
     wanted: Any
@@ -220,10 +217,7 @@ def plan(
 
 
 def server_version(text: str) -> tuple[int, int]:
-    """(major, minor) of a server version such as ``2.10.29`` or ``v2.15.0-beta.1``; (0, 0) if it is unreadable.
-
-    (0, 0) is older than any version, so such a server gets no settings that need a newer server.
-    """
+    """(major, minor) of a server version such as ``2.10.29`` or ``v2.15.0-beta.1``; (0, 0) if it is unreadable."""
     numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})", text)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 

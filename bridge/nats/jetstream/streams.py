@@ -62,8 +62,6 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
-    """A message stored in a stream."""
-
     subject: str
     sequence: int
     headers: Mapping[str, str]
@@ -152,15 +150,6 @@ async def purge(session: JetStream, stream: str, *, subject: str) -> int:
     """
     answer = await session.api(f"STREAM.PURGE.{stream}", {"filter": subject})
     return int(answer.get("purged") or 0)
-
-
-async def message_at(session: JetStream, stream: str, sequence: int) -> StreamMessage:
-    """The message with the given sequence.
-
-    Raises:
-        NotFound: the message does not exist, or no longer exists.
-    """
-    return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence}))
 
 
 async def last_message(session: JetStream, stream: str, subject: str) -> StreamMessage | None:

@@ -118,7 +118,6 @@ class Received:
 
     @property
     def description(self) -> str:
-        """The text of a status."""
         return self.headers.get("Description", "")
 
 
@@ -164,7 +163,6 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that count against the server's limit."""
         return wire_size(self.headers, len(self.body))
 
 

@@ -160,7 +160,6 @@ def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fields_of(body: bytes) -> dict[str, Any]:
-    """The fields of a command; always includes ``payload``."""
     if not body.strip():
         return {"payload": {}}
     try:
@@ -188,7 +187,6 @@ def _fields_of(body: bytes) -> dict[str, Any]:
 
 
 def _judged(given: Mapping[str, str], recorded: int | None, causation: str | None, limit: int) -> tuple[int, Decision]:
-    """The depth of the chain so far, and the decision about it."""
     begins = h.RECURSION_DEPTH not in given and recorded is None and causation is None
     decision = judge("entry" if begins else "enqueue", given, recorded=recorded, limit=limit)
     if decision.depth is not None:
@@ -204,7 +202,6 @@ def _judged(given: Mapping[str, str], recorded: int | None, causation: str | Non
 def _trace_of(
     given: Mapping[str, str], fields: Mapping[str, Any], key: str, metadata: dict[str, Any], notes: list[str]
 ) -> str:
-    """The trace to continue. Everything else that must be recorded is added to ``metadata``."""
     came = given.get(h.TRACEPARENT) or fields.get("traceparent")
     trace = parse_traceparent(came) if came else None
     state = given.get(h.TRACESTATE)

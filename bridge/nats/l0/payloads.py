@@ -259,7 +259,6 @@ class UiAction(L0Payload):
 
     @property
     def key(self) -> str:
-        """The key that identifies an action: ``action_id``."""
         return self.action_id
 
     @property

@@ -44,7 +44,6 @@ class Family:
     route: str
     note: str = ""
     target_word: str = ""
-    """The placeholder for the target in documents."""
 
     @property
     def short(self) -> str:

@@ -36,8 +36,6 @@ class Delta(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A session's chunk that is ready to publish."""
-
     session: str
     chunk: Chunk
 
@@ -107,14 +105,6 @@ class Coalescer:
             if first.deadline > now:
                 break
             ready += self._send(session)
-        return ready
-
-    def end_step(self, session: str, step: str) -> list[Ready]:
-        """Return the unsent rest of a step whose whole text has been recorded, and forget the step's chunk numbers."""
-        current = self._open.get(session)
-        ready = self._send(session) if current is not None and current.step == step else []
-        for key in [key for key in self._numbers if key[:2] == (session, step)]:
-            del self._numbers[key]
         return ready
 
     def flush(self) -> list[Ready]:

@@ -101,7 +101,6 @@ class Difference(NamedTuple):
         return f"{self.kind}: {where}: {records}: {self.text}"
 
     def as_json(self) -> dict[str, Any]:
-        """The form that commands print with ``--json``."""
         return self._asdict()
 
 
@@ -144,7 +143,6 @@ class Comparison:
     differences: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        """The form that commands print with ``--json``."""
         names = ("stream", "messages", "compared", "pruned", "expired", "waiting")
         return {**{name: getattr(self, name) for name in names}, "differences": dict(self.differences)}
 
@@ -332,7 +330,6 @@ class Comparer:
             self.result.first_position, self.result.first_sequence = position, message.sequence
 
     def _known(self, position: int) -> _Held | None:
-        """The record at a position; ``None`` once the record has been dropped."""
         current = self._current
         return current if current is not None and current.record.position == position else self._held.get(position)
 
@@ -355,7 +352,6 @@ class Comparer:
         return gone is not None and record.offset < gone.forgotten_to and is_forgotten(record.event)
 
     def _of_no_record(self, position: int, message: KeptMessage) -> list[Difference]:
-        """Judge a message whose position is not in the log: the record was pruned, or never existed."""
         stream, offset = _stream_and_offset(message)
         if self._family == "meanings" and self._removed:
             pruned = any(gone.first_offset for gone in self._removed.values())
@@ -424,7 +420,6 @@ class Comparer:
         return self._wanted[position] & ~self._seen[position] & 0x1F
 
     def _reason(self, position: int) -> Literal["waiting", "expired", ""]:
-        """Why a missing message does not count as a difference; empty if it does count."""
         flags = self._wanted[position]
         if position > self._required:
             return "waiting"
@@ -437,8 +432,6 @@ class Comparer:
         return ""
 
     def _count_lacking(self, position: int) -> int:
-        """How many messages of a record are missing. Messages that are absent for a known reason are counted
-        separately."""
         lacking = self._lacking(position).bit_count()
         if not lacking:
             return 0
@@ -467,7 +460,6 @@ def _split_id(text: str) -> tuple[str, str, int]:
 
 
 def _stream_and_offset(message: KeptMessage) -> tuple[str | None, int | None]:
-    """The stream and the offset in a record's message; each ``None`` if unreadable."""
     try:
         stream = orjson.loads(message.body)["stream_id"]
     except (ValueError, LookupError, TypeError):

@@ -69,7 +69,6 @@ class HeldText:
         return leaving
 
     def _forget(self) -> None:
-        """Keep only the context of later pieces: the last lines, or all of a secret that may continue."""
         if len(self._said) <= KEPT_CONTEXT:
             return
         if len(self._said) <= MAX_CONTEXT and _ENDS_HIDDEN.search(self._told):

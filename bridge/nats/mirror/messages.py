@@ -33,7 +33,6 @@ from bridge.nats.headers import (
     FORM,
     HASH,
     LOG,
-    MAX_DEPTH_DIGITS,
     MESSAGE_ID,
     MESSAGE_TYPE,
     OFFSET,
@@ -50,7 +49,6 @@ from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Chunk, L0Payload, PayloadError, Wakeup
-from bridge.nats.l0.sending import outgoing
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, CommandSubject, L0Subject, RecordSubject
 from streams.bus.headers import HeaderError
 from streams.bus.subjects import SubjectError
@@ -103,7 +101,6 @@ class RecordMessages(NamedTuple):
 
     messages: tuple[Message, ...]
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
     commands: tuple[Message, ...] = ()
     """Commands for agents elsewhere, each followed by its wakeup. A work queue forgets its messages, so commands are
     never compared with the log or published again."""
@@ -129,8 +126,8 @@ def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMe
             notes.append(f"{UNSENT}:{made}")
         else:
             commands = made
-    own, own_notes, warnings = _own_message(record, context, mirror)
-    return RecordMessages((*messages, own), (*notes, *own_notes), warnings, commands)
+    own, own_notes = _own_message(record, context, mirror)
+    return RecordMessages((*messages, own), (*notes, *own_notes), commands)
 
 
 def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
@@ -159,17 +156,14 @@ def _command_headers(record: Record, mirror: Mirror, message_type: str, part: st
     given = {LOG: h.header_text(mirror.log), POSITION: str(record.position)}
     traced = {TRACEPARENT: event.traceparent, h.TRACESTATE: about.get(h.TRACESTATE)}
     given |= {name: value for name, value in traced.items() if isinstance(value, str)}
-    return outgoing(
-        given,
-        depth=about["depth"],
+    return h.fill_headers(
+        {**given, **h.depth_header(about["depth"])},
         origin=event.stream_id,
         timestamp_ms=event.ts,
         message_type=message_type,
         sender=event.source.agent,
         payload=event.payload,
         message_id=h.message_id(event.id, part=part),
-        # Set no limit here, because the agent's limit was applied when the command was recorded.
-        limit=10**MAX_DEPTH_DIGITS,
         version=mirror.version,
     ).headers
 
@@ -191,9 +185,7 @@ def is_forgotten(event: StreamEvent) -> bool:
     return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
 
 
-def _own_message(
-    record: Record, context: RecordContext, mirror: Mirror
-) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
+def _own_message(record: Record, context: RecordContext, mirror: Mirror) -> tuple[Message, tuple[str, ...]]:
     event = record.event
     subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
     if isinstance(event.metadata.get(h.TRACESTATE), str):
@@ -213,14 +205,13 @@ def _own_message(
     if not h.are_lines(text, count):
         # A line break in a tampered log must not forge a header line. The publisher decides what to do.
         return _own_message_by_name(record, context, mirror, subject)
-    found = h.reserved_keys(event.payload)
-    notes, warnings = _noted(shared.notes, found) if found else (shared.notes, ())
-    return Message(subject, HeaderLines(text, count), body), _with_form(notes, form), warnings
+    notes = _noted(shared.notes, event.payload)
+    return Message(subject, HeaderLines(text, count), body), _with_form(notes, form)
 
 
 def _own_message_by_name(
     record: Record, context: RecordContext, mirror: Mirror, subject: str
-) -> tuple[Message, tuple[str, ...], tuple[str, ...]]:
+) -> tuple[Message, tuple[str, ...]]:
     event = record.event
     given = _depth(context)
     given[LOG] = _header_text(mirror.log)
@@ -228,12 +219,12 @@ def _own_message_by_name(
     given[OFFSET] = str(record.offset)
     given[HASH] = record.hash
     identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
-    headers, _, notes, warnings = _filled(event, given, mirror, event.type, identity, event.payload)
+    headers, _, notes = _filled(event, given, mirror, event.type, identity, event.payload)
     # Measure the headers with the longest possible form, because the real form is not known yet.
     headers[FORM] = "forgotten"
     form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
     headers[FORM] = form
-    return Message(subject, headers, body), _with_form(notes, form), warnings
+    return Message(subject, headers, body), _with_form(notes, form)
 
 
 def _with_form(notes: tuple[str, ...], form: Form) -> tuple[str, ...]:
@@ -260,7 +251,6 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
 
 
 def _l0_message(record: Record, meaning: L0Message, context: RecordContext, mirror: Mirror) -> Message | None:
-    """An L0 message of a record; ``None`` if even its required fields exceed the server's limit."""
     target = meaning.target or context.session
     assert target is not None
     event = record.event
@@ -277,7 +267,6 @@ def _l0_message(record: Record, meaning: L0Message, context: RecordContext, mirr
 
 
 def _depth(context: RecordContext) -> dict[str, str]:
-    """The depth header of a captured session; empty while the session's depth is unknown."""
     return dict(_depth_header(context.depth)) if context.depth is not None else {}
 
 
@@ -329,19 +318,15 @@ def _filled_plainly(
     headers |= _shared_headers(trace, bool(notes), mirror.version, message_type, event.source.agent)
     headers[TIMESTAMP] = str(event.ts)
     headers[MESSAGE_ID] = identity
-    found = h.reserved_keys(payload) if payload is not None else ()
-    notes, warnings = _noted(notes, found) if found else (notes, ())
-    return h.Filled(headers, trace, notes, warnings)
+    return h.Filled(headers, trace, notes if payload is None else _noted(notes, payload))
 
 
-def _noted(notes: tuple[str, ...], found: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    warning = f"the payload uses keys reserved for headers: {', '.join(map(ascii, found))}"
-    return (*notes, "reserved_keys"), (warning,)
+def _noted(notes: tuple[str, ...], payload: dict[str, Any]) -> tuple[str, ...]:
+    return (*notes, "reserved_keys") if h.reserved_keys(payload) else notes
 
 
 @lru_cache(maxsize=1024)
 def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
-    """The trace of an event, and the notes about it. If the trace was generated here, a note says why."""
     trace = parse_traceparent(traceparent) if traceparent is not None else None
     if trace is not None:
         return trace, ()
@@ -349,7 +334,6 @@ def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple
 
 
 def _shared_headers(trace: TraceContext, is_made: bool, version: str, type_: str, agent: str) -> dict[str, str]:
-    """The headers that many messages have in common."""
     return {
         **({TRACE_MADE: "true"} if is_made else {}),
         TRACEPARENT: str(trace),
@@ -369,7 +353,6 @@ class _Shared(NamedTuple):
 def _shared_lines(
     stream: str, traceparent: str | None, depth: int | None, log: str, version: str, type_: str, agent: str
 ) -> _Shared:
-    """The header lines that a record's own message shares with other messages, in the form in which they are sent."""
     trace, notes = _trace_of(stream, traceparent)
     headers = {} if depth is None else _depth_header(depth)
     headers = {**headers, LOG: _header_text(log), **_shared_headers(trace, bool(notes), version, type_, agent)}

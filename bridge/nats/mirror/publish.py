@@ -63,7 +63,6 @@ class Run:
 
     @property
     def is_full(self) -> bool:
-        """Whether the run accepts no more records."""
         return len(self.own) >= MAX_RUN or self.size >= MAX_RUN_BYTES
 
     def add(
@@ -103,8 +102,6 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """Result of a run: how many messages were stored now, and how many had been stored before."""
-
     published: int
     duplicates: int
     sequence: int
@@ -119,7 +116,6 @@ class KnownL0:
         self._subjects: dict[str, set[str]] = {}
 
     async def missing(self, session: JetStream, messages: Sequence[Message]) -> list[Message]:
-        """The messages that the server lacks."""
         left = []
         for message in messages:
             known = self._subjects.get(message.subject)
@@ -156,35 +152,6 @@ def _keepers(subject: str) -> list[str]:
     return [found.name] if found is not None else []
 
 
-async def publish_records(
-    session: JetStream,
-    streams: Mapping[str, StreamFacts],
-    records: Sequence[Record],
-    state: MirrorState,
-    mirror: Mirror,
-    *,
-    known: KnownL0 | None = None,
-    l0_after_ms: int = 0,
-) -> RunStored:
-    """Publish the records after ``state.position``, ideally ``MAX_RUN`` of them, and advance ``state`` past them.
-
-    ``streams`` are the facts that ``ensure_streams`` returned. ``mirror.max_payload`` must be the server's limit
-    (``session.server.max_payload``). The rebuild number is taken from ``state``, not from ``mirror``. With ``known``,
-    L0 messages that the server already has are skipped.
-
-    Raises:
-        NatsError: some messages may not be stored. ``state`` is then invalid: load the state again, and survey the
-            stream before you publish more.
-    """
-    run, mirror = Run(state.position), replace(mirror, rebuild=state.rebuild)
-    for record in records:
-        run.add(record, state, mirror, l0_after_ms=l0_after_ms)
-    stored = await publish_run(session, streams, run, mirror.log, known=known)
-    state.position, state.sequence = run.position, stored.sequence
-    state.notes.update(run.notes)
-    return stored
-
-
 async def publish_run(
     session: JetStream, streams: Mapping[str, StreamFacts], run: Run, log_id: str, *, known: KnownL0 | None = None
 ) -> RunStored:
@@ -213,8 +180,6 @@ class BegunRun:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Messages that are published together. ``staged`` is set if the server already has all of them except the last."""
-
     messages: Sequence[Message]
     staged: StagedBatch | None
 
@@ -265,7 +230,6 @@ async def _staged(session: JetStream, streams: Mapping[str, StreamFacts], messag
 
 
 async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
-    """Publish the parts. An atomic batch yields one ``Stored``, for its last message."""
     stored: list[Stored] = []
     for part in parts:
         if part.staged is not None:
@@ -282,7 +246,6 @@ async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
 
 
 def _batch_id(session: JetStream) -> str:
-    """A unique id: the last token of a new inbox."""
     return session.new_inbox().rpartition(".")[2]
 
 
@@ -290,12 +253,6 @@ def position_of(headers: Mapping[str, str]) -> int:
     """The log position in a message's headers; ``NOTHING`` if there is none."""
     value = headers.get(h.POSITION, "")
     return int(value) if _is_number(value) else NOTHING
-
-
-async def last_mirrored(session: JetStream, log_id: str) -> int:
-    """Position of the last record of this log on the server; ``NOTHING`` if there is none."""
-    found = await last_message(session, EVENTS, log_pattern(log_id))
-    return NOTHING if found is None else position_of(found.headers)
 
 
 def mirrored_record(found: StreamMessage) -> MirroredRecord:

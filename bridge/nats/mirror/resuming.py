@@ -22,8 +22,6 @@ FULL_FROM: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MirroredRecord:
-    """A record as its message in the stream describes it."""
-
     position: int
     """``NOTHING`` if the message has no position, so no mirror published it."""
 
@@ -97,7 +95,6 @@ def _restart(rebuild: int, why: str, note: str) -> Resume:
 
 
 def _wrong(last: MirroredRecord, stream: StreamSurvey, log: LogSurvey) -> tuple[str, str] | None:
-    """Why the mirror cannot resume after ``last``, as a text and a note; ``None`` if it can."""
     first = stream.first
     assert first is not None
     if NOTHING in (first.position, last.position):

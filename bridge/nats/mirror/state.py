@@ -17,7 +17,6 @@ from bridge.nats.l0.context import CONTEXT_VERSION, ContextProjection
 from streams.store import NOTHING, Record, Snapshot
 
 MIRROR: Final = "mirror"
-"""The name of the cursor and of the snapshot."""
 
 MIRROR_VERSION: Final = 1000 * CONTEXT_VERSION + 1
 """Version of the snapshot; increasing it invalidates older snapshots."""

@@ -22,7 +22,7 @@ from bridge.nats.jetstream.streams import (
 )
 from bridge.nats.mirror.publish import id_before_rebuild, mirrored_record, position_of, stream_of
 from bridge.nats.mirror.resuming import StreamSurvey, may_have_removed
-from bridge.nats.subjects import l0_pattern, log_pattern, record_pattern
+from bridge.nats.subjects import agent_events_pattern, log_pattern
 from streams.store import NOTHING
 
 TRIES: Final = 20
@@ -69,7 +69,7 @@ async def erase_records(session: JetStream, log_id: str, stream_id: str, *, belo
     Returns the lowest position of the erased messages; ``None`` if there were none.
     """
     sequences, positions = [], []
-    async for found in read_back(session, EVENTS, subject=record_pattern(log=log_id, stream=stream_id)):
+    async for found in read_back(session, EVENTS, subject=log_pattern(log_id, stream_id)):
         offset = found.headers.get(h.OFFSET, "")
         if found.headers.get(h.FORM) != "forgotten" and (not offset.isdecimal() or int(offset) < below):
             sequences.append(found.sequence)
@@ -80,7 +80,7 @@ async def erase_records(session: JetStream, log_id: str, stream_id: str, *, belo
 
 async def erase_l0(session: JetStream, event_ids: Collection[str], version: str, channel: str) -> int:
     """Erase the L0 messages of events; return how many messages were erased."""
-    pattern = l0_pattern(channel=channel, category="evt", component="agent", ver=version)
+    pattern = agent_events_pattern(channel, version)
     stream = stream_of(pattern)
     sequences = [
         found.sequence
@@ -112,7 +112,6 @@ async def cut(session: JetStream, log_id: str, *, after: int) -> int:
 
 
 async def _first_beyond(session: JetStream, pattern: str, after: int) -> StreamMessage | None:
-    """The first message with a position greater than ``after``; positions grow along the stream."""
     last = await last_message(session, EVENTS, pattern)
     if last is None or position_of(last.headers) <= after:
         return None

@@ -16,12 +16,11 @@ from streams.bus.subjects import SubjectError
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server, until
 from tests.streams.bus_contract import BusContract
 from tests.streams.bus_handlers import Inbox
-from tests.streams.bus_modes_contract import BusModesContract
 
 QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2)
 
 
-class TestJetStreamEventBus(BusContract, BusModesContract):
+class TestJetStreamEventBus(BusContract):
     takes_str = False
 
     @pytest.fixture(autouse=True)

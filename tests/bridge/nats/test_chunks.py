@@ -55,18 +55,6 @@ def test_a_full_buffer_leaves_at_once_in_pieces_of_whole_characters() -> None:
     assert all(len(each.chunk.content.encode()) <= 8 for each in ready)
 
 
-def test_the_end_of_a_step_sends_its_rest_and_forgets_its_numbers() -> None:
-    made = Coalescer()
-    made.add(delta("a"), 0)
-    made.flush()
-    made.add(delta("b"), 0)
-    assert made.end_step("ses_a", "prt_other") == [] == made.end_step("ses_b", "prt_1")
-    assert seen(made.end_step("ses_a", "prt_1")) == [("ses_a", "prt_1", 1, "b")]
-    assert made.end_step("ses_a", "prt_1") == []
-    made.add(delta("c"), 0)
-    assert seen(made.flush()) == [("ses_a", "prt_1", 0, "c")]
-
-
 def test_what_no_payload_can_hold_is_counted() -> None:
     made = Coalescer()
     for odd in (delta("x", turn=None), delta("x", step=""), delta("x", kind="k" * (MAX_ID + 1)), delta("x", turn="")):

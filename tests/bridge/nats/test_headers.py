@@ -175,7 +175,7 @@ def test_a_missing_depth_is_a_violation_and_never_made_up() -> None:
 def test_reserved_keys_in_a_payload_warn_and_pass() -> None:
     done = filled(payload={"CG-Sender": 1, "cg-x": 2, "cg_x": 3, "plain": {"CG-Inner": 4}})
     assert done.notes == ("trace_made", "reserved_keys")
-    assert done.warnings == ("the payload uses keys reserved for headers: 'CG-Sender', 'cg-x'",)
+    assert reserved_keys({"CG-Sender": 1, "cg-x": 2, "cg_x": 3}) == ("CG-Sender", "cg-x")
     assert reserved_keys({}) == ()
 
 

@@ -22,7 +22,7 @@ from bridge.nats.jetstream.errors import (
     StreamRefused,
     WrongExpectation,
 )
-from bridge.nats.jetstream.publishing import Expect, PublishStopped, publish, publish_all, publish_batch
+from bridge.nats.jetstream.publishing import Expect, PublishStopped, Stored, publish, publish_all, stage_batch
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, wanted
 from bridge.nats.jetstream.wire import Message
@@ -119,6 +119,10 @@ async def test_a_window_stops_at_its_first_failure(session: JetStream) -> None:
     assert (await keeping.facts(session, stream.name)).messages <= 24, "of those after it, at most the window's"
 
 
+async def batch(session: JetStream, sent: list[Message], batch_id: str, expect: Expect | None = None) -> Stored:
+    return await (await stage_batch(session, sent, batch_id=batch_id, expect=expect)).commit()
+
+
 @on_both
 async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, server: RealServer) -> None:
     stream = definition()
@@ -127,25 +131,25 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
     if server.version == "2.10":
         assert not facts.atomic
         with pytest.raises(BatchRefused):
-            await publish_batch(session, sent, batch_id="b0")
+            await batch(session, sent, batch_id="b0")
         return
     assert facts.atomic
-    last = await publish_batch(session, sent, batch_id="b0", expect=Expect(sequence=0))
+    last = await batch(session, sent, batch_id="b0", expect=Expect(sequence=0))
     assert last.sequence == 50
     assert [found.headers["Nats-Msg-Id"] for found in await read(session, stream.name)] == [
         each.headers["Nats-Msg-Id"] for each in sent
     ]
     (single,) = messages(stream.name, 1, first=50)
-    assert (await publish_batch(session, [single], batch_id="b1")).sequence == 51
+    assert (await batch(session, [single], batch_id="b1")).sequence == 51
     with pytest.raises(BatchDuplicate):
-        await publish_batch(session, messages(stream.name, 10, first=48), batch_id="b2")
+        await batch(session, messages(stream.name, 10, first=48), batch_id="b2")
     with pytest.raises(WrongExpectation):
-        await publish_batch(session, messages(stream.name, 3, first=60), batch_id="b3", expect=Expect(sequence=7))
+        await batch(session, messages(stream.name, 3, first=60), batch_id="b3", expect=Expect(sequence=7))
     assert (await keeping.facts(session, stream.name)).last_sequence == 51, "nothing of a refused batch is stored"
     closed = definition(atomic=False)
     await keeping.ensure_streams(session, [closed])
     with pytest.raises(BatchRefused):
-        await publish_batch(session, messages(closed.name, 3), batch_id="b4")
+        await batch(session, messages(closed.name, 3), batch_id="b4")
 
 
 # --- reading ---
