@@ -84,8 +84,6 @@ class Drained:
 
 @dataclass(slots=True)
 class Entry:
-    """An item together with its token."""
-
     token: Token
     item: HookItem
 
@@ -134,15 +132,12 @@ class Emitter:
         self._out.done.append(token)
 
     def ask(self, session_id: str, origin: Origin) -> None:
-        """Note that OpenCode must be asked about this session, preferably through ``origin``."""
         self._out.asks.append((session_id, origin))
 
     def late(self, entry: Entry) -> Late:
-        """Hold an item for at most ``hold_s`` seconds."""
         return Late(entry, self.now + self.hold_s)
 
     def own_key(self, entry: Entry) -> str:
-        """The last part of the idempotency key of an event that is made from a hook without an id."""
         origin = entry.token.origin
         return f"{origin.boot_id}:{origin.instance}:{entry.token.seq}"
 
@@ -203,7 +198,6 @@ class Emitter:
         return event
 
     def is_recorded(self, event: StreamEvent) -> bool:
-        """Whether an event that was just made is known to be in the log already."""
         return False
 
     def put(
@@ -305,7 +299,6 @@ class Emitter:
 
 
 def trace_of(session: SessionState) -> str:
-    """The ``traceparent`` of a session."""
     return session.trace or traceparent(session.root, session.id)
 
 

@@ -84,7 +84,6 @@ def _parts(session: str, parts: list[dict[str, Any]], at: int) -> Iterator[HookI
 
 
 def _idle(session: str, at: int, answering: str | None) -> Iterator[HookItem]:
-    """The end of a turn. After an error, OpenCode reports idle twice, and the second report settles an abort."""
     if answering is not None:
         yield from (_event("session.idle", at, {"sessionID": session}) for _ in range(2))
 

@@ -26,7 +26,6 @@ list whose items share one shape, or a predicate."""
 
 
 def _check_of(shape: Shape) -> Check:
-    """The test function for a shape, built only once, because the test runs for every hook."""
     if isinstance(shape, dict):
         return _object_check(
             [
@@ -118,14 +117,12 @@ _MESSAGES: Final[dict[str, Shape]] = {
         "providerID?": str,
     },
 }
-"""Shapes of ``message.updated``, by role."""
 
 _SPAN: Final[Shape] = {"start": _number, "end?": _number}
 
 _BEGUN: Final[Shape] = {"metadata?": {"sessionId?": _id}}
 _ENDED: Final[Shape] = {"metadata?": {"sessionId?": _id}, "title?": str, "time?": _SPAN}
 _TOOL_STATES: Final[dict[str, Shape]] = {"pending": _BEGUN, "running": _BEGUN, "completed": _ENDED, "error": _ENDED}
-"""Shapes of a tool part's ``state``, by status."""
 
 _TEXT: Final[Shape] = {
     "id": _id,
@@ -151,11 +148,9 @@ _PARTS: Final[dict[str, Shape]] = {
     # Parts of these types contain nothing worth recording, or repeat what the recorded input already contains.
     **{kind: {} for kind in ("step-start", "snapshot", "patch", "compaction", "retry", "file", "agent", "subtask")},
 }
-"""Shapes of message parts, by type."""
 
 
 def _one_of(kinds: dict[str, Shape], name: str) -> Check:
-    """Test for an object whose field ``name`` selects its shape among ``kinds``."""
     checks = {kind: _check_of(shape) for kind, shape in kinds.items()}
 
     def check(value: Any) -> bool:
@@ -237,7 +232,6 @@ def is_known(item: HookItem, source: str) -> bool:
 
 
 def _names_one_session(item: HookItem, source: str, properties: dict[str, Any]) -> bool:
-    """True if all known fields with a session id hold the same id."""
     info = properties.get("info")
     message = mapping(item.output).get("message") if item.hook != "event" else None
     session = text(info.get("id")) if source.startswith("session.") and isinstance(info, dict) else None

@@ -18,8 +18,6 @@ from streams.identity import Identity
 
 @dataclass(slots=True)
 class _Open:
-    """A tool part that has not ended, with its session and call."""
-
     session: str
     part: str
     call: str
@@ -29,8 +27,6 @@ class _Open:
 
 @dataclass(slots=True)
 class _After:
-    """A ``tool.execute.after`` whose part has not ended yet."""
-
     entry: Entry
     session: str
     call: str
@@ -39,8 +35,6 @@ class _After:
 
 
 class Parts(Turns):
-    """Handles steps, outputs and the child sessions that tools start."""
-
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
         super().__init__(identity, state, clean, hold_s)
         self._open: dict[str, _Open] = {}
@@ -58,13 +52,11 @@ class Parts(Turns):
             del self._open[part]
 
     def deadlines(self) -> list[float]:
-        """The times by which the held items must be written."""
         late = [*self._aborts.values(), *self._endings.values(), *self._errors.values()]
         waiting = [after.deadline for after in self._afters] + [shell.deadline for shell in self._shells.values()]
         return waiting + [one.deadline for one in late]
 
     def expire(self, now: float) -> None:
-        """Write the held items whose deadline has passed."""
         self.expire_shells(now)
         for after in [a for a in self._afters if a.deadline <= now]:
             self._afters.remove(after)
@@ -109,7 +101,6 @@ class Parts(Turns):
         return False
 
     def _is_copied(self, session: SessionState, message: str) -> bool:
-        """True if a fork copied this answer into the session: the answer is older than the session's first message."""
         if session.misread:
             return False
         if message in self._copied:
@@ -195,16 +186,10 @@ class Parts(Turns):
         return True
 
     def _is_echo(self, session: SessionState, call: str, given: Any) -> bool:
-        """True if the step of this call is recorded. Providers reuse call ids, so the input decides."""
         return input_digest(self.clean(given)) in session.calls.get(call, "").split()
 
     def _take_afters(self, session: SessionState, call: str, state: dict[str, Any]) -> list[_After]:
-        """Take the held hooks of a tool part that has ended: one hook from each plugin copy.
-
-        Two calls may share an id, so the input decides. If a plugin changed a call's input before the call ran, no held
-        hook has the part's input; then the hooks are taken if all of them have the same input. A part that is already
-        recorded is a resend and takes none of the hooks.
-        """
+        """Take the held hooks of a tool part that has ended: one hook from each plugin copy."""
         held = [after for after in self._afters if after.session == session.id and after.call == call]
         taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]
         if not taken and state["status"] == "completed" and not self._is_echo(session, call, state.get("input")):
@@ -214,7 +199,6 @@ class Parts(Turns):
         return taken
 
     def _write_after(self, after: _After) -> None:
-        """Make the step from the hook alone, because the part's end never came."""
         session = self.state.sessions.get(after.session)
         if session is None:  # the session was pruned or forgotten while the hook was held
             self.counts["session_removed:tool.execute.after"] += 1
@@ -237,5 +221,4 @@ class Parts(Turns):
 
 
 def _given(entry: Entry) -> str:
-    """The digest of the input of a ``tool.execute.after``."""
     return input_digest(entry.item.input.get("args"))

@@ -60,19 +60,16 @@ def bus_event(item: HookItem) -> dict[str, Any]:
 
 
 def bus_id(item: HookItem) -> str | None:
-    """The bus event's id, which is the same for every plugin copy. ``None`` for hooks other than bus events."""
     return text(bus_event(item).get("id")) if item.hook == "event" else None
 
 
 def source_of(item: HookItem) -> str:
-    """The item's name in the rules table: the bus event's type, or the hook's name."""
     if item.hook != "event":
         return item.hook
     return text(bus_event(item).get("type")) or "event"
 
 
 def properties_of(item: HookItem) -> dict[str, Any]:
-    """A bus event's properties, or the hook's input."""
     if item.hook == "event":
         return mapping(bus_event(item).get("properties"))
     return mapping(item.input)
@@ -88,7 +85,6 @@ def whole(item: HookItem, type_: str) -> dict[str, Any]:
 
 
 def session_of(item: HookItem) -> str | None:
-    """The id of the session that an item belongs to, or ``None``."""
     properties = properties_of(item)
     for holder in (properties, mapping(properties.get("info")), mapping(properties.get("part"))):
         if named := text(holder.get("sessionID")):
@@ -120,7 +116,6 @@ def appeared(info: dict[str, Any], lineage: str) -> dict[str, Any]:
 
 
 def model_of(info: dict[str, Any]) -> dict[str, Any] | None:
-    """``{provider, model}`` of a message, in any of OpenCode's spellings."""
     nested = mapping(info.get("model"))
     model = text(info.get("modelID")) or text(nested.get("modelID")) or text(nested.get("id"))
     provider = text(info.get("providerID")) or text(nested.get("providerID"))
@@ -171,7 +166,6 @@ def tool_step_from_after(item: HookItem) -> dict[str, Any]:
 
 
 def inference_step(part: dict[str, Any]) -> dict[str, Any]:
-    """The payload for a ``step-finish`` part."""
     return present(
         kind="inference",
         finish=text(part.get("reason")),
@@ -219,7 +213,6 @@ def beginning(payload: dict[str, Any], length: int) -> str:
 
 
 def is_typed(part: dict[str, Any]) -> bool:
-    """True for a part of a prompt that OpenCode did not add."""
     return part.get("type") == "text" and not part.get("synthetic")
 
 

@@ -22,8 +22,6 @@ from streams.identity import Identity
 
 @dataclass(slots=True)
 class _Shell:
-    """A command whose text is not known yet: its user message, the note in it, and its answer."""
-
     user: str
     note: Entry
     deadline: float
@@ -31,8 +29,6 @@ class _Shell:
 
 
 class Shells(Emitter):
-    """Handles the messages of ``!`` commands until their turn begins."""
-
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
         super().__init__(identity, state, clean, hold_s)
         self._shells: dict[str, _Shell] = {}
@@ -55,9 +51,7 @@ class Shells(Emitter):
         return True
 
     def shell_answer(self, entry: Entry, session: SessionState, user: str) -> bool | None:
-        """Hold the first update of a command's answer, and skip its later updates. Returns ``None`` for other
-        answers.
-        """
+        """Hold the first update of a command's answer, and skip its later updates."""
         waiting = self._shells.get(session.id)
         if waiting is None or waiting.user != user:
             self.settle_shell(session.id)
@@ -68,7 +62,6 @@ class Shells(Emitter):
         return True
 
     def shell_tool(self, session: SessionState, part: dict[str, Any]) -> None:
-        """Begin the turn of a waiting command if this is its part."""
         waiting = self._shells.get(session.id)
         if waiting is not None and waiting.answer is not None and _message(waiting.answer)["id"] == part["messageID"]:
             self.settle_shell(session.id, text(mapping(part["state"].get("input")).get("command")))
@@ -93,13 +86,11 @@ class Shells(Emitter):
                 self.finish(entry.token)
 
     def drop_shell(self, session_id: str, user: str) -> None:
-        """Forget a note that a fork copied."""
         waiting = self._shells.get(session_id)
         if waiting is not None and waiting.user == user and waiting.answer is None:
             self.settle_shell(session_id)
 
     def expire_shells(self, now: float) -> None:
-        """End the waits whose deadline has passed."""
         for session_id, waiting in list(self._shells.items()):
             if waiting.deadline <= now:
                 self.settle_shell(session_id)

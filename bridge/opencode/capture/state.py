@@ -26,7 +26,6 @@ STATE_VERSION = 10
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
-"""Outcome of a turn whose OpenCode process died."""
 
 SHELL = "shell"
 """The trigger of a turn that consists of one ``!`` command of a person. No model answers it."""
@@ -43,7 +42,6 @@ PROMPTS = 16
 """How many prompts a session remembers with their first words, so that an undone prompt can be named."""
 
 PROMPT_LENGTH = 80
-"""How many characters of a prompt's first words are kept."""
 
 UNDONE = "opencode.message.removed"
 RENAMED = "opencode.session.renamed"
@@ -62,8 +60,6 @@ Sums = Annotated[dict[str, int | float], PlainSerializer(lambda found: dict(sort
 
 @dataclass(slots=True)
 class Turn:
-    """A session's current turn: the answer to one user message."""
-
     user_message: str
     assistant_message: str
     """The first answer. Later answers sort after this one, and answers of earlier turns sort before it."""
@@ -78,7 +74,6 @@ class Turn:
     pid: int | None = None
     """The OpenCode process that is running the turn; ``None`` if unknown."""
     last_ms: int = 0
-    """The time of the turn's latest event."""
     finish: str | None = None
     error: str | None = None
     steps: int = 0
@@ -122,7 +117,6 @@ class SessionState:
     hosted_ms: int = 0
     """Since when OpenCode 2 has a session that OpenCode 1 began; 0 for any other session."""
     last_ms: int = 0
-    """The time of the session's latest event."""
     title: str | None = None
     agent: str = ""
     """The OpenCode agent that answered last."""
@@ -132,7 +126,6 @@ class SessionState:
     compacted: str | None = None
     inputs: OrderedDict[str, str] = field(default_factory=OrderedDict)
     prompts: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """The first words of the newest inputs."""
     turns: OrderedDict[str, str] = field(default_factory=OrderedDict)
     calls: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Digests of the inputs of finished tool calls, by the provider's call id."""
@@ -158,7 +151,6 @@ def answers(agent: str, trigger: str) -> bool:
 
 
 def input_digest(value: Any) -> str:
-    """A digest of a tool call's input, to distinguish a second call with the same id from an echo."""
     return sha256(canonical(value)).hexdigest()[:16]
 
 
@@ -178,7 +170,6 @@ class CaptureState:
         """Bus events that were recorded as an error or a compaction. Only the id of such an event shows that it was
         sent again."""
         self.spawns: dict[str, str] = {}
-        """The latest ``agent.spawned`` event of each child session."""
         self.busy: OrderedDict[str, None] = OrderedDict()
         """The sessions with full memory, the least recently busy first."""
 
@@ -197,7 +188,6 @@ class CaptureState:
         return state
 
     def unknown(self) -> list[SessionState]:
-        """Sessions whose parent is unknown."""
         return [session for session in self.sessions.values() if not session.known]
 
     def open_turns(self) -> list[tuple[SessionState, Turn]]:
@@ -223,7 +213,6 @@ class CaptureState:
             self.busy.pop(session_id, None)
 
     def apply(self, event: StreamEvent) -> None:
-        """Apply one event. An event of a type that capture does not make changes nothing."""
         payload = event.payload
         bus_id = event.metadata.get("event")
         if event.type in ("agent.error", "lifecycle.session.compacted") and isinstance(bus_id, str):
@@ -309,7 +298,6 @@ class CaptureState:
             self._is_busy(session)
 
     def _hosted(self, session: SessionState, event: StreamEvent) -> None:
-        """Remember where the session runs, and when it was last active."""
         service = event.metadata.get("service")
         if isinstance(service, str):
             if not session.host and session.event_id != event.id:
@@ -318,7 +306,6 @@ class CaptureState:
         session.last_ms = max(session.last_ms, event.ts)
 
     def _is_busy(self, session: SessionState) -> None:
-        """Make this the busiest session. Called only for new facts, so a resent record changes nothing."""
         self.busy[session.id] = None
         self.busy.move_to_end(session.id)
         if len(self.busy) > BUSY_SESSIONS:

@@ -131,7 +131,6 @@ class Translator(Parts):
             self._end(None, session_id, {}, "gone")
 
     def end_dead(self, session_id: str, now: float, *, at_ms: int | None) -> None:
-        """End the turn of a session whose OpenCode process is gone; see ``end_dead_turn``."""
         self.now = now
         session = self.state.sessions.get(session_id)
         if session is not None:
@@ -151,7 +150,6 @@ class Translator(Parts):
     # --- placing sessions ---
 
     def _place_waiting(self) -> None:
-        """Place every waiting session that can be placed now. Each placed session may unblock other sessions."""
         progress = bool(self._waiting)
         while progress:
             progress = False
@@ -224,7 +222,6 @@ class Translator(Parts):
             self.link(orphan, session_id, entry)
 
     def _meet(self, session: SessionState, entry: Entry, source: str) -> None:
-        """Record what a hook reveals about a known session: a new boot, or a parent unknown until now."""
         boot = entry.token.origin.boot_id
         if session.known and boot in session.boots:
             return  # as for nearly every hook
@@ -241,7 +238,6 @@ class Translator(Parts):
     # --- running the rules ---
 
     def _run(self, entry: Entry, session: SessionState | None, source: str, rule: Rule) -> None:
-        """Apply the item's rule. If the shape is unknown, or the rule fails, keep the item whole."""
         held = False
         try:
             if session is not None:
@@ -259,7 +255,6 @@ class Translator(Parts):
             self.finish(entry.token)
 
     def _keep_unreadable(self, entry: Entry, session: SessionState | None, fault: Exception) -> None:
-        """Store an item unchanged, and count it, because its rule failed."""
         self.counts["unreadable"] += 1
         raw = {"hook": entry.item.hook, "input": entry.item.input, "output": entry.item.output}
         payload = {"fault": type(fault).__name__, "item": raw}
@@ -303,5 +298,4 @@ class Translator(Parts):
 
 
 def _mark_of(info: dict[str, Any] | None) -> str:
-    """The intent for which the sidecar began a session; empty for any other session."""
     return text(mapping(mapping(info).get("metadata")).get("intent")) or ""

@@ -31,8 +31,6 @@ _ANSWERED = frozenset({"stop", "length"})
 
 
 class Turns(Shells):
-    """Handles inputs, turns, errors and asks."""
-
     def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
         super().__init__(identity, state, clean, hold_s)
         self._messages: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -196,7 +194,6 @@ class Turns(Shells):
         info: dict[str, Any],
         trigger: str | None = None,
     ) -> None:
-        """Write ``turn.started``. If another turn is still open, first write the end of that turn."""
         agent = text(info.get("agent")) or "opencode"
         cause = session.inputs.get(user)
         if trigger is None:
@@ -272,7 +269,6 @@ class Turns(Shells):
     def end_turn(
         self, entry: Entry | None, session: SessionState, outcome: str | None, at_ms: int | None = None
     ) -> None:
-        """Write ``turn.ended`` for the session's open turn. If ``outcome`` is not given, the turn determines it."""
         turn = session.turn
         if turn is None:
             return
@@ -394,7 +390,6 @@ class Turns(Shells):
         return told
 
     def write_late_error(self, session_id: str, message: str | None) -> None:
-        """Write an error that waited to learn which answer it belongs to."""
         late = self._errors.pop(session_id, None)
         if late is not None:
             error = mapping(shapes.properties_of(late.entry.item).get("error"))

@@ -108,8 +108,6 @@ def repair(value: Any) -> Any:
 
 
 class _Repairs:
-    """Replaces values that UTF-8 and JSON cannot hold, and counts the replacements."""
-
     def __init__(self) -> None:
         self.count = 0
 

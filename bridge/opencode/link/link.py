@@ -109,8 +109,6 @@ __all__ = [
 
 
 class _Link:
-    """The common part of both ends: state, outgoing messages, closing."""
-
     table: Table
 
     def __init__(self, state: State) -> None:
@@ -124,7 +122,6 @@ class _Link:
 
     @property
     def pending(self) -> int:
-        """Number of messages waiting for ``data_to_send``."""
         return len(self._out)
 
     def data_to_send(self) -> list[str]:
@@ -224,12 +221,10 @@ class SidecarLink(_Link):
         self.state = OPEN[self.role]
 
     def call(self, call_id: str, method: str, args: Mapping[str, Any]) -> None:
-        """Ask the shim to run ``method``. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_SHIM)
         self._send(Call(id=call_id, method=method, args=dict(args)))
 
     def push_context(self, context: Mapping[str, Any]) -> None:
-        """Replace the shim's context."""
         self._need(State.OPEN_SHIM)
         self._send(Context(context=dict(context)))
 
@@ -389,7 +384,6 @@ class ClientLink(_Link):
 
     @property
     def in_flight(self) -> int:
-        """Number of items sent but not acknowledged."""
         return self._in_flight
 
     @property
@@ -416,17 +410,14 @@ class ClientLink(_Link):
             self.last_sent = last_seq
 
     def send_lossy(self, items: Sequence[HookItem]) -> None:
-        """Send items without seqs; they may be lost."""
         self._need(State.OPEN_SHIM)
         self._send(Lossy(list(items)))
 
     def request(self, request_id: str, method: str, args: Mapping[str, Any]) -> None:
-        """Send a request to the sidecar. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_CONTROL)
         self._send(Request(id=request_id, method=method, args=dict(args)))
 
     def tool(self, tool_id: str, name: str, args: Mapping[str, Any], context: Mapping[str, Any]) -> None:
-        """Send a call of a plugin's tool to the sidecar. The answer is a ``ResultReceived`` with this id."""
         self._need(State.OPEN_SHIM)
         self._send(Tool(id=tool_id, name=name, args=dict(args), context=dict(context)))
 

@@ -54,7 +54,6 @@ from bridge.opencode.link.frames import (
 )
 
 MAX_ERROR_TEXT: Final = 4096
-"""Longest error message on the wire, in characters."""
 
 
 # --- errors -----------------------------------------------------------------------------------------
@@ -65,7 +64,7 @@ class LinkError(Exception):
 
 
 class LocalProtocolError(LinkError):
-    """The local end asked for something that the link's state does not allow."""
+    pass
 
 
 class WindowError(LinkError):
@@ -242,8 +241,6 @@ Event: TypeAlias = (
 
 
 class State(enum.Enum):
-    """The state of one end of a link."""
-
     AWAIT_HELLO = "await_hello"
     AWAIT_CHALLENGE = "await_challenge"
     AWAIT_IDENTIFY = "await_identify"

@@ -28,7 +28,6 @@ class AckWindow:
 
     @property
     def unacked(self) -> int:
-        """How many received items are above ``acked``."""
         return len(self._order)
 
     def begin(self, seq: int, count: int = 1) -> int:

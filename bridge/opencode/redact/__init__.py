@@ -158,7 +158,6 @@ class Redactor:
         return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
 
     def _item(self, items: list[Any], at: int, depth: int) -> Any:
-        """Redact an item of a list. The list may be a command's arguments: ``["--password", "..."]``."""
         item, before = items[at], items[at - 1] if at else None
         flag = before if self._enabled and isinstance(before, str) and _FLAG.match(before) else ""
         if not flag or not isinstance(item, str) or item.startswith(_NO_FLAG_VALUE):
@@ -224,7 +223,6 @@ class Redactor:
         return text
 
     def _redacted(self, text: str) -> str:
-        """Return ``text`` with its secrets replaced by placeholders; the same object if there were none."""
         for _ in range(_PASSES):
             # Scan the text until nothing changes, so that redacting the result again would change nothing.
             before = text

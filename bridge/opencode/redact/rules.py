@@ -118,12 +118,10 @@ class Rule:
 
     @cached_property
     def pattern(self) -> re.Pattern[bytes]:
-        """``regex``, compiled."""
         return compiled(self.regex)
 
     @cached_property
     def shape_pattern(self) -> re.Pattern[bytes]:
-        """``shape``, compiled."""
         return compiled(self.shape)
 
     @cached_property
@@ -136,7 +134,6 @@ MAX_BEFORE = 64
 
 
 def compiled(regex: str) -> re.Pattern[bytes]:
-    """Compile a rule's pattern after expanding its macros."""
     for name, meaning in _MACROS.items():
         regex = regex.replace(name, meaning)
     return re.compile(regex.encode())

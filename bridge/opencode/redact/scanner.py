@@ -101,7 +101,6 @@ class Scanner:
                 yield Span(span[0], rank, span[1])
 
     def _places(self, text: bytes, hits: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, Rule, int]]:
-        """Yield the places where a rule may match."""
         for number, at, end in hits:
             for rank, rule, exact in self._tried[number]:
                 if not exact or text[at:end] == exact:

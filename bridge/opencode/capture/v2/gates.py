@@ -25,8 +25,6 @@ SILENT = 3
 
 
 class Called(NamedTuple):
-    """The call that created a child session."""
-
     message: str | None
     call: str
     turn: str | None
@@ -42,11 +40,9 @@ class Gate:
     is_asked: bool = False
     is_compared: bool = False
     reached: int | None = None
-    """The highest number of the session before."""
 
     @property
     def first(self) -> int | None:
-        """The number of the first event."""
         return self.entries[0][1].seq if self.entries else None
 
     @property
@@ -71,7 +67,6 @@ class Gates(HostRules):
         self._gates: dict[tuple[str, str], Gate] = {}
         self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._reached: OrderedDict[str, int] = OrderedDict()
-        """The highest number of each session that came from any process."""
 
     def run(self, entry: HostEntry, event: HostEvent) -> None:
         """Translate one event of a placed session; implemented in ``HostTranslator``."""
@@ -127,7 +122,6 @@ class Gates(HostRules):
             gate.deadline = inf if now is None else now + self.hold_s
 
     def lose_track(self, boot: str) -> None:
-        """Events of this process were lost: compare each of its sessions before its next event."""
         for key in [key for key in self._met if key[1] == boot]:
             del self._met[key]
 
@@ -161,7 +155,6 @@ class Gates(HostRules):
         return found
 
     def _try_gate(self, session_id: str, origin: Origin) -> None:
-        """Open the gate of a session that has just begun; otherwise have the session compared."""
         gate = self._gates.get((session_id, origin.boot_id))
         if gate is None:
             return
@@ -184,7 +177,6 @@ class Gates(HostRules):
             self.ask(session_id, origin)
 
     def _open_children(self, parent: str) -> None:
-        """Try the gates of the sessions that wait for their parent or for the call that created them."""
         for session_id, boot in list(self._gates):
             gate = self._gates.get((session_id, boot))
             if gate is None or not gate.entries or gate.entries[0][1].name != "created":

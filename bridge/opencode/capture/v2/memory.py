@@ -25,8 +25,6 @@ _MOST = 2000
 
 @dataclass(slots=True)
 class Call:
-    """A tool call that has not ended."""
-
     id: str
     message: str | None
     name: str | None = None
@@ -36,8 +34,6 @@ class Call:
 
 @dataclass(slots=True)
 class Step:
-    """The agent and the model of an assistant message."""
-
     agent: str | None
     model: dict[str, Any] | None
 
@@ -69,7 +65,6 @@ class Memory:
     has_error: bool = False
     """Whether an error of that turn was recorded."""
     waiting: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """The kinds of the inputs that are enqueued."""
     promoted: list[Promoted] = field(default_factory=list)
     """Inputs that the next step will answer."""
     declined: bool = False
@@ -139,7 +134,6 @@ class Memory:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to remember, for example between two turns."""
         return not (
             self.execution or self.declined or self.waiting or self.promoted or self.calls or self.begun or self.steps
         )
@@ -165,7 +159,6 @@ class Memory:
             call.input, call.started_ms = event.data.get("input"), event.t
 
     def call_of(self, event: HostEvent) -> Call:
-        """The call that an event is about, as far as it is known."""
         return self.calls.get((message_id(event), call_id(event))) or Call(call_id(event), message_id(event))
 
     def part_of(self, call: Call) -> str:

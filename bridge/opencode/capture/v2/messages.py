@@ -55,7 +55,6 @@ def children_of(messages: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, 
 
 
 def sign(event: HostEvent) -> tuple[Any, ...]:
-    """What names an event both live and rebuilt."""
     if event.name.startswith("execution."):
         return event.name, event.id
     given = input_id(event) if event.name.startswith(("inbox.", "synthetic")) else None
@@ -64,7 +63,6 @@ def sign(event: HostEvent) -> tuple[Any, ...]:
 
 
 def before(events: Iterable[HostEvent], waiting: Sequence[HostEvent]) -> list[HostEvent]:
-    """The events that happened before those that wait to be translated."""
     if not waiting:
         return list(events)
     until, left = waiting[0].t, Counter(map(sign, waiting))

@@ -42,8 +42,6 @@ class HostEntry(Entry):
 
 
 class HostRules(Emitter):
-    """Handles the events inside a session."""
-
     def provenance(self, entry: Entry, type_: str) -> dict[str, Any]:
         if not isinstance(entry, HostEntry):
             return super().provenance(entry, type_)
@@ -99,7 +97,6 @@ class HostRules(Emitter):
         )
 
     def _cause_of_input(self, session: SessionState, given: shapes.Input) -> str | None:
-        """The end of the background subagent that an input reports, else the call that started the session."""
         child = text(given.metadata.get("childID"))
         known = self.state.sessions.get(child or "")
         if known is not None and known.last_end is not None:
@@ -107,7 +104,6 @@ class HostRules(Emitter):
         return self.state.spawns.get(child) if child else self.cause_of_input(session, given.metadata)
 
     def cancelled(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Record that a waiting input was taken back before the model saw it."""
         message = shapes.input_id(event) or ""
         self.put(
             entry,
@@ -198,7 +194,6 @@ class HostRules(Emitter):
         self._end_execution(entry, session, memory, outcome)
 
     def _end_execution(self, entry: HostEntry, session: SessionState, memory: Memory, outcome: str) -> None:
-        """End the turn that the execution ran; another turn may be open if the events come a second time."""
         if session.turn is not None and memory.turn in (None, session.turn.user_message):
             self.end_turn(entry, session, outcome)
 
@@ -460,32 +455,26 @@ class HostRules(Emitter):
 
 
 def replace_seq(entry: HostEntry, seq: int | None) -> HostEntry:
-    """The entry for one of several records of an event; only the last record has the event's number."""
     return replace(entry, seq=seq)
 
 
 def replace_time(entry: HostEntry, t: int) -> HostEntry:
-    """The entry for a record of something that happened earlier."""
     return replace(entry, item=HookItem(entry.item.hook, t))
 
 
 def _begins(session: SessionState, memory: Memory, message: str) -> bool:
-    """Whether the answer to an input begins a turn although another turn is open."""
     return _finish(session, memory) in _ANSWERED or _is_again(session, memory, message)
 
 
 def _is_again(session: SessionState, memory: Memory, message: str) -> bool:
-    """Whether the events of a recorded turn come a second time."""
     return message in session.turns and message != memory.turn
 
 
 def _is_between(session: SessionState, memory: Memory) -> bool:
-    """Whether the next step begins a turn."""
     return memory.is_new or (memory.turn is None and session.turn is None)
 
 
 def _finish(session: SessionState, memory: Memory) -> str | None:
-    """How the last step of the running turn ended."""
     if memory.turn is not None:
         return memory.finish
     return session.turn.finish if session.turn is not None else None

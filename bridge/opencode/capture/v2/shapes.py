@@ -35,7 +35,6 @@ class HostEvent:
 
     @property
     def key(self) -> str:
-        """The event's id, which all instances of the plugin get."""
         return self.id or f"{self.seq}"
 
     @property
@@ -64,7 +63,6 @@ def read_event(value: Any) -> HostEvent | None:
 
 
 def _session(value: Any) -> str | None:
-    """A session's id; other ids stand in the same place, such as ``global`` for a question of an MCP server."""
     return value if isinstance(value, str) and value.startswith("ses") else None
 
 
@@ -129,12 +127,10 @@ def read_input(event: HostEvent) -> Input:
 
 
 def call_id(event: HostEvent) -> str:
-    """The provider's id of a tool call."""
     return text(event.data.get("id")) or ""
 
 
 def message_id(event: HostEvent) -> str | None:
-    """The id of the assistant message to which a step, a text or a tool call belongs."""
     return text(event.data.get("assistantMessageID"))
 
 

@@ -98,7 +98,6 @@ class HostTranslator(Gates):
             self._end(self._own_entry(origin, self.identity.now_ms()), session, "gone")
 
     def told(self, origin: Origin, event: HostEvent) -> None:
-        """Take an event that was made from what the service's API lists, such as an open ask."""
         if event.session in self.state.sessions:
             entry = self._own_entry(origin, event.t or self.identity.now_ms())
             self.run(replace(entry, is_history=False), event)
@@ -232,7 +231,6 @@ class HostTranslator(Gates):
         return False
 
     def _of_no_session(self, entry: HostEntry, event: HostEvent) -> None:
-        """Keep a numbered event of another aggregate whole; drop what is only announced."""
         if not event.type:
             self.counts["unreadable"] += 1
             self.put(entry, None, "opencode.unreadable", self.own_key(entry), event.data)
@@ -269,7 +267,6 @@ class HostTranslator(Gates):
             self._open_children(session_id)
 
     def run(self, entry: HostEntry, event: HostEvent) -> None:
-        """Translate one event of a placed session."""
         session = self.state.sessions[event.session or ""]
         memory = self._memories.setdefault(session.id, Memory())
         rule = BY_NAME.get(event.name)
@@ -345,7 +342,6 @@ class HostTranslator(Gates):
         )
 
     def _meet(self, session: SessionState, entry: HostEntry, event: HostEvent) -> None:
-        """Record that a known session continues in another process of the service."""
         boot = entry.token.origin.boot_id
         if entry.is_history or boot in session.boots or session.ended or event.name in ("created", "deleted"):
             return
