@@ -49,14 +49,12 @@ class Agent(Protocol):
     @property
     def name(self) -> str:
         """The agent's name, unique in the home: at most 50 lower-case letters, digits and ``-``."""
-        ...
 
     @property
     def events(self) -> Sequence[str]:
         """The types of events in the log that the agent receives. Each is an exact type, or a prefix such as
         ``execution.*``. Commands need no entry.
         """
-        ...
 
     @property
     def begins_anywhere(self) -> bool:
@@ -64,7 +62,6 @@ class Agent(Protocol):
 
         If not, the agent's starting position is recorded when the agent is first started.
         """
-        ...
 
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: the same state and event give the same outputs.
@@ -74,23 +71,18 @@ class Agent(Protocol):
         Raises:
             BadOutput: the agent returned a value that cannot be recorded.
         """
-        ...
 
     def apply(self, event: StreamEvent) -> None:
         """Fold one event that ``receive`` returned into the state. Only this method changes the state."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """The whole state as JSON values, for its hash and for snapshots."""
-        ...
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Replace the state with a state that ``state`` returned; ``None`` means the state of a new agent."""
-        ...
 
     def health(self) -> HealthStatus:
         """The agent's health, for ``status`` and ``agents``. Must return at once."""
-        ...
 
 
 class BadOutput(ValueError):
@@ -98,8 +90,6 @@ class BadOutput(ValueError):
 
 
 class Cause(NamedTuple):
-    """An event that led to another: its id and its ``traceparent``."""
-
     id: str
     traceparent: str
 

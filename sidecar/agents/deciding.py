@@ -33,8 +33,6 @@ which the agent failed. The event becomes a dead letter, because a pure function
 
 
 class AgentFailed(Exception):
-    """``receive`` or ``apply`` raised an error or returned an unusable value. The input may be tried again."""
-
     def __init__(self, agent: str, reason: str) -> None:
         super().__init__(agent, reason)
         self.agent, self.reason = agent, reason
@@ -162,7 +160,6 @@ class Decider:
         return high
 
     async def is_known(self, key: str) -> bool:
-        """Whether an event with this key was recorded, even if the event has been pruned since."""
         return key in self._removed or await self._store.find(key) is not None
 
     async def note_removed(self, error: Conflict) -> None:

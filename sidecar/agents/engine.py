@@ -37,7 +37,7 @@ from sidecar.agents.inputs import (
     log_input,
     scoped,
 )
-from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.metrics import Metrics
 from sidecar.agents.stops import Stop, never
 from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
@@ -105,11 +105,10 @@ class Engine:
         self.handled = 0
         """How many inputs this agent has handled in its life, as far as they are in the log."""
         self._from_log = 0
-        """How many events of the log were handed in but are not answered yet."""
         self._passed = NOTHING
         self._ignored = 0
         self._store, self._identity, self._clean = store, identity, clean
-        self._metrics, self._stop = metrics or NoMetrics(), stop
+        self._metrics, self._stop = metrics or Metrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
         self._decider = Decider(
             agent, store, self._outbox, self._restore_with, max_depth=max_depth, metrics=self._metrics, stop=stop
@@ -178,12 +177,10 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many inputs are waiting."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no input is waiting or being handled."""
         return not self._waiting and not self._from_log
 
     def passed(self, position: int) -> None:
@@ -338,7 +335,7 @@ class Engine:
                 self.is_broken = True
 
     async def _wait_for_the_log(self, group: list[_Waiting], error: StreamError) -> None:
-        """Wait after a failed write. Senders resend their commands; events of the log stay at the front."""
+        """Wait after a failed write."""
         self._fail([waiting for waiting in group if waiting.input.position is None], error)
         self._waiting.extendleft(reversed([waiting for waiting in group if waiting.input.position is not None]))
         if self._closing:
@@ -355,7 +352,6 @@ class Engine:
                 waiting.future.set_exception(error)
 
     async def _handle(self, group: list[_Waiting]) -> list[_Waiting]:
-        """Handle inputs up to a full batch; return the remaining ones."""
         if self.is_broken:
             self._fail(group, AgentFailed(self.name, self.last_error))
             return []
@@ -456,7 +452,6 @@ class Engine:
                 self.agent.apply(event)
 
     async def _restore(self) -> None:
-        """Read the agent's state from its snapshot and its stream."""
         self.agent.load(None)
         self._next, position, self._has_begun, self.handled = 0, NOTHING, False, 0
         snapshot = await self._store.snapshot(self._cursor, SNAPSHOT_VERSION)

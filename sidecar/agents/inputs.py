@@ -118,7 +118,6 @@ def scoped(scope: str, agent: str, key: str) -> str:
 
 
 def digest(data: bytes) -> str:
-    """The first 32 hex digits of the SHA-256 of ``data``."""
     return sha256(data).hexdigest()[:32]
 
 
@@ -198,8 +197,6 @@ def installed(agent: str, position: int, identity: Identity) -> StreamEvent:
 
 
 class Outbox:
-    """Turns what an agent returned for one input into events of its stream."""
-
     def __init__(
         self,
         agent: str,
@@ -241,7 +238,6 @@ class Outbox:
         return self._stamp(cause, number, identity, type_, payload, metadata, correlation, output.cause)
 
     def effect(self, cause: Input, number: int, output: Output) -> Effect:
-        """The effect that an output asks for, with its visit set to 1."""
         assert output.effect is not None
         args, run = self._clean(output.payload), self._run_of(cause)
         return Effect(output.effect, args, run, output.node, agent=self._agent)
@@ -330,7 +326,6 @@ class Outbox:
 
 
 def state_hash(state: dict[str, Any]) -> str:
-    """Hex SHA-256 of the canonical state of an agent."""
     return sha256(canonical(state)).hexdigest()
 
 

@@ -36,7 +36,6 @@ class Letter:
     record: Record
 
     def as_json(self) -> dict[str, Any]:
-        """All fields except the record."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "record"}
 
 

@@ -72,7 +72,7 @@ class Finding(NamedTuple):
 
 
 class Impure(RuntimeError):
-    """An agent used a forbidden module or function."""
+    pass
 
 
 def check_agent(
@@ -107,14 +107,11 @@ def check_agent(
 
 
 class _Run:
-    """One agent that gets events while a guard is active."""
-
     def __init__(self, agent: Agent) -> None:
         self._agent, self._identity = agent, seeded_identity(1)
         self.findings: list[Finding] = []
 
     def take(self, event: StreamEvent) -> tuple[bytes, str]:
-        """What the agent returns for an event, and the hash of its state afterwards."""
         before = self._agent.state()
         hash_ = state_hash(before)
         with _guarded("receive", self.findings):
@@ -238,8 +235,6 @@ def check_source(agent: type) -> list[Finding]:
 
 
 class _Names:
-    """Finds out what the names in a function refer to."""
-
     def __init__(self, function: FunctionType) -> None:
         closure = inspect.getclosurevars(function)
         self._values: dict[str, Any] = {**closure.globals, **closure.nonlocals}

@@ -60,7 +60,6 @@ class ReplayResult(NamedTuple):
     difference: Difference | None
 
     def as_json(self) -> dict[str, Any]:
-        """The result in the form that the command line prints."""
         return {**self._asdict(), "difference": self.difference and self.difference._asdict()}
 
 
@@ -120,7 +119,6 @@ class _Replay:
         )
 
     async def group(self, group: _Group) -> Difference | None:
-        """Replay one input."""
         first = group.input or group.rest[0]
         if first.offset != self._offset + 1:
             return Difference(self._offset + 1, "removed", "the beginning of the stream was removed", "nothing")
@@ -158,7 +156,6 @@ class _Replay:
         return None
 
     async def _given(self, record: Record) -> StreamEvent | None:
-        """What ``receive`` originally got: the command itself, or the event of the log that the record points at."""
         event = record.event
         if event.type == RECEIVED and "position" in event.payload:
             position = event.payload["position"]
@@ -171,7 +168,6 @@ class _Replay:
         return None if _is_forgotten(event) else plain
 
     async def snapshot_at(self, group: _Group) -> Difference | None:
-        """Compare the replayed state with the stored snapshot if the replay has just reached the snapshot's offset."""
         if self._kept == "unread":
             self._kept = await self._read_snapshot()
         if self._kept is None or self._kept[0] != group.last.offset + 1:

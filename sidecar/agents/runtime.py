@@ -324,7 +324,6 @@ class Runtime:
             self._keeping = asyncio.create_task(self._keep())
 
     def _wants(self, event: StreamEvent) -> bool:
-        """Whether the view or an agent may have something to do for an event; the engines then decide again."""
         if _concerns_agents(event):
             return True
         engines = self._listing(event.type)
@@ -337,7 +336,6 @@ class Runtime:
         return False
 
     def _receivers(self, event: StreamEvent) -> Sequence[Engine]:
-        """The engines whose agents want an event."""
         if _concerns_agents(event):
             return [engine for engine in self.engines.values() if wants(engine.agent, event)]
         return self._listing(event.type)
@@ -355,7 +353,6 @@ class Runtime:
 
 
 def _concerns_agents(event: StreamEvent) -> bool:
-    """Whether more than the type decides which agents want an event. False for most captured events."""
     return "role" in event.metadata or "history" in event.metadata or event.stream_id.startswith("agent/")
 
 

@@ -6,7 +6,7 @@ The builder of the runtime injects a ``Stop``, which does nothing outside of tes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Literal
 
 Point = Literal[
     "pulled",
@@ -21,8 +21,6 @@ Point = Literal[
     "effect-done",
     "effect-recorded",
 ]
-
-POINTS: Final[tuple[Point, ...]] = Point.__args__  # type: ignore[attr-defined]
 
 Stop = Callable[[Point], None]
 

@@ -54,7 +54,6 @@ class RuntimeView:
 
     position: int = NOTHING
     effects: dict[str, OpenEffect] = field(default_factory=dict)
-    """The open effects, by the id of the request."""
     dead: dict[str, DeadLetter] = field(default_factory=dict)
     depths: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Maps a correlation id to the depth of the commands that an agent sent or received."""
@@ -97,7 +96,6 @@ class RuntimeView:
                 self.depths.popitem(last=False)
 
     def state(self) -> dict[str, Any]:
-        """The whole projection as JSON values."""
         dumped: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
         return dumped
 

@@ -67,8 +67,6 @@ OnCall = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class ClientError(Exception):
-    """Root of this module's errors."""
-
     code: ClassVar[str] = "link-error"
 
 
@@ -141,7 +139,6 @@ class _Client:
 
     @property
     def is_open(self) -> bool:
-        """True while the link is open."""
         return self._ended is None
 
     async def close(self, reason: ByeReason = "disposed") -> None:
@@ -198,7 +195,6 @@ class _Client:
         self._progress.set()
 
     def need_open(self) -> None:
-        """Raise ``LinkClosed`` if the link has ended."""
         if self._ended is not None:
             raise LinkClosed(self._ended)
 

@@ -54,7 +54,6 @@ class SocketWire:
         return self.link.receive(message), len(message)
 
     async def flush(self) -> bool:
-        """Send everything that the link has queued; return false if the peer is gone or does not read."""
         try:
             for text in self.link.data_to_send():
                 async with asyncio.timeout(WRITE_SECONDS):
@@ -79,7 +78,6 @@ class SocketWire:
         await self.socket.close(self._code)
 
     async def until_fewer(self, frames: int) -> None:
-        """Wait until fewer than ``frames`` frames wait for ``write``, or ``write`` has ended."""
         while self.link.pending >= frames and not self._gone:
             self._sent.clear()
             await self._sent.wait()
@@ -111,7 +109,6 @@ class SocketWire:
         self.wake()
 
     def abort(self) -> None:
-        """Drop the connection without a bye."""
         self.socket.transport.abort()
 
     def crowded(self) -> bool:

@@ -56,7 +56,6 @@ class LastWords:
         return 0 if self.file is None else os.fstat(self.file.fileno()).st_size
 
     def close(self) -> None:
-        """Close and delete the temporary file."""
         if self.file is not None:
             self.file.close()
 

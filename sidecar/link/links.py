@@ -74,7 +74,6 @@ class Handler(Protocol):
         May increase ``link.acked_seq`` and call ``link.push_context``. Must not await ``link.call``,
         because the shim answers calls only after the welcome.
         """
-        ...
 
     async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
         """Handle new items with consecutive seqs from ``first_seq``; for each link, this is called in order, one call
@@ -83,11 +82,9 @@ class Handler(Protocol):
         While a call is running, further items queue up; beyond a limit the shim is slowed down. Pass each seq to
         ``link.finish``, now or later and in any order, once the item is durable or known to produce no event.
         """
-        ...
 
     async def ready(self, link: ShimConnection) -> None:
         """Called once, in the background, after a shim was welcomed. From then on, the shim answers calls."""
-        ...
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
         """Answer a tool call with a JSON value; other frames are handled at the same time.
@@ -95,22 +92,18 @@ class Handler(Protocol):
         Raises:
             CallError: the error is sent to the plugin, which shows it to the model.
         """
-        ...
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         """Take items that may be lost and get no ack."""
-        ...
 
     async def closed(self, link: ShimConnection) -> None:
         """Called when the link has ended. ``hooks`` will not be called again; ``link.reason`` may give the reason.
 
         Called once for each ``opened`` that returned, after the last ``hooks``.
         """
-        ...
 
     def refused(self, peer: Refused) -> None:
         """Called when a peer that holds the token was refused because of its protocol version."""
-        ...
 
     async def request(self, method: str, args: dict[str, Any]) -> Any:
         """Answer a request from the command line with a JSON value. The call is cancelled when the client disconnects.
@@ -120,7 +113,6 @@ class Handler(Protocol):
         Raises:
             RequestError: the error is sent to the caller with its code and message.
         """
-        ...
 
 
 class Wire(Protocol):
@@ -132,27 +124,21 @@ class Wire(Protocol):
 
     def wake(self) -> None:
         """Wake the writer. Frames and acks queued within one loop tick go out together."""
-        ...
 
     async def read(self) -> tuple[list[Event], int] | None:
         """Return the events of the next message and the message's size in bytes; ``None`` if the connection is gone."""
-        ...
 
     async def write(self) -> None:
         """Keep sending everything that the link queues. When the link closes, close the connection."""
-        ...
 
     def bye(self, reason: ByeReason, code: int | None = None) -> None:
         """Say bye and close; returns at once."""
-        ...
 
     def noted(self, event: Closed) -> None:
         """Take note of the link's end: keep the reason, count errors, and wake the writer."""
-        ...
 
     def crowded(self) -> bool:
         """True if the peer read too slowly and was disconnected."""
-        ...
 
 
 class AckMemory:
@@ -162,7 +148,6 @@ class AckMemory:
         self._acked: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def get(self, key: tuple[str, str]) -> int:
-        """The highest seq known to be durable; 0 if unknown."""
         return self._acked.get(key, 0)
 
     def note(self, key: tuple[str, str], acked: int) -> None:
@@ -382,7 +367,7 @@ class ShimConnection:
             future.set_exception(CallError(error.code, error.message, error.status))
 
     def end(self) -> None:
-        """Fail the pending calls. Called by the server."""
+        """Fail the pending calls."""
         self._closed = True
         self._open.set()
         self._moved.set()

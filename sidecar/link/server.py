@@ -187,7 +187,6 @@ class LinkServer:
         await server.wait_closed()
 
     async def _settle(self, seconds: float) -> None:
-        """Send the acks of what was accepted, so that the exit of the sidecar causes no resending."""
         if self._links:
             waiting = [asyncio.create_task(link.settled()) for link in self._links]
             _, late = await asyncio.wait(waiting, timeout=seconds)
@@ -246,7 +245,6 @@ class LinkServer:
         return response
 
     def _arrived(self, socket: ServerConnection) -> None:
-        """Count a new connection. If too many connections are waiting without a proof, close the oldest of these."""
         self._unproved[socket] = None
         if len(self._unproved) <= self._max_connections:
             return
@@ -301,7 +299,6 @@ class LinkServer:
             self._tasks.discard(task)
 
     async def _handshake(self, wire: SocketWire) -> Identified | None:
-        """Run the handshake from hello to identify, in bounded time; return ``None`` if the connection was closed."""
         try:
             async with asyncio.timeout(self._handshake_seconds):
                 while (got := await wire.read()) is not None:

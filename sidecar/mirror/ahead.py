@@ -34,7 +34,6 @@ class Ahead:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a run is due."""
         return self.ready.is_set()
 
     async def read(self) -> None:

@@ -135,7 +135,6 @@ class CommandConsumers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command is being handled."""
         return any(consumer.loop.working for consumer in self._consumers)
 
     def status(self) -> list[dict[str, Any]]:
@@ -150,8 +149,6 @@ class CommandConsumers:
 
 
 class _AgentConsumer:
-    """The consumer of one agent."""
-
     def __init__(
         self,
         runtime: Runtime,
@@ -292,7 +289,6 @@ class _AgentConsumer:
         return Poison(reason)
 
     async def _copy(self, pulled: PulledMessage, reason: str, letter: str, *, is_known: bool) -> None:
-        """Put the unchanged message into the dead-letter stream, once."""
         session = await self._sessions.get()
         died = contract.Delivery(pulled.subject, pulled.body, pulled.headers, pulled.sequence, pulled.count)
         subject, headers = contract.dead_letter(died, self._name, reason)
@@ -329,7 +325,6 @@ def _command_of(arrived: ArrivedCommand) -> Command:
 
 
 def _kept_body(body: bytes) -> dict[str, Any]:
-    """The beginning of a message's body, as text if it is text."""
     kept = body[:KEPT_BODY]
     try:
         text = {"body": kept.decode(), "encoding": "utf-8"}

@@ -113,7 +113,6 @@ class DeltaStream:
         return Delta(session, self._turn_of(session), part, field, text)
 
     def _hold(self, delta: Delta, now: float) -> None:
-        """Add a delta; publish the complete part of its session's text."""
         if delta.turn is None:
             self._coalescer.add(delta, now)  # the coalescer counts a delta that has no turn
             return

@@ -53,11 +53,9 @@ class Progress:
         self.is_forgetting = False
         """Whether ``resume`` is erasing forgotten payloads."""
         self.state = MirrorState()
-        """The current progress; its contexts may be ahead of its position."""
         self.noted = NOTHING
         """The last cursor that was written, or that could not be written."""
         self.kept = NOTHING
-        """Position of the last snapshot."""
         self.commands_to = NOTHING
         """Commands up to this position are not sent again, even if their records are published again."""
         self._cursor_due = 0.0
@@ -121,7 +119,6 @@ class Progress:
         return max(self._store.head - plan.after, MAX_RUN) if plan.note else MAX_RUN
 
     async def _known(self) -> tuple[MirrorState, MirrorState]:
-        """Return the stored progress with the greatest position, and the state from which folding continues."""
         snapshot = await self._store.snapshot(MIRROR, MIRROR_VERSION)
         state = MirrorState()
         if snapshot is not None:
@@ -143,7 +140,6 @@ class Progress:
         return known, state
 
     async def _plan(self, session: JetStream, known: MirrorState) -> Resume:
-        """Decide where to resume. Checks any fault a second time, because messages already sent may still arrive."""
         found = await self._decide(session, known)
         if found.purge:
             await asyncio.sleep(AGAIN_SECONDS)
@@ -184,7 +180,6 @@ class Progress:
         return True
 
     async def _fold(self, state: MirrorState, until: int) -> None:
-        """Fold the records that are already mirrored."""
         if state.position >= until:
             return
         passed = 0
@@ -258,7 +253,6 @@ class Progress:
             log.warning("cannot store the mirror's cursor: %s", error)
 
     async def keep_cursor_if_due(self) -> None:
-        """Store the cursor if ``CURSOR_SECONDS`` have passed. Never fails."""
         if asyncio.get_running_loop().time() >= self._cursor_due:
             await self.keep_cursor()
 

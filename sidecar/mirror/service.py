@@ -127,7 +127,6 @@ class NatsService:
 
     @property
     def wants_deltas(self) -> bool:
-        """Whether shims should send token deltas."""
         return self._deltas is not None
 
     def deltas(self, items: Iterable[HookItem]) -> None:
@@ -257,7 +256,6 @@ class NatsService:
         return external_options(self._config)
 
     async def _keep(self, sessions: Sessions) -> None:
-        """Keep a connection open before it is needed, so that ``status`` can show it."""
         while True:
             session = await sessions.wait()
             log.info("connected to NATS %s", session.server.version)

@@ -59,7 +59,6 @@ def mirror_bytes(config: NatsConfig) -> int:
 
 
 def pull_settings(config: NatsConfig) -> PullSettings:
-    """How consumers request messages."""
     pull = config.pull
     return PullSettings(
         batch_size=pull.batch_size,
@@ -72,7 +71,6 @@ def pull_settings(config: NatsConfig) -> PullSettings:
 
 
 def external_options(config: NatsConfig) -> ConnectOptions:
-    """Connection settings for mode ``external``."""
     return ConnectOptions(
         servers=config.servers,
         credentials=config.credentials,

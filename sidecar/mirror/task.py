@@ -47,7 +47,7 @@ SNAPSHOT_RECORDS: Final = 2000
 
 
 class _Again(Exception):
-    """Raised if the mirror has other work to do before it continues."""
+    pass
 
 
 class MirrorTask:
@@ -87,7 +87,6 @@ class MirrorTask:
         self._progress = Progress(store, log_id, self.counts)
 
     def start(self) -> None:
-        """Start in the background. Does nothing if the task is already running."""
         if self._task is None:
             self._ending = False
             self._task = asyncio.create_task(self._run())
@@ -201,12 +200,10 @@ class MirrorTask:
             await asyncio.sleep(pause)
 
     def _is_ending(self) -> bool:
-        """Whether this task must end. The reason may be a cancellation that the client library swallowed."""
         task = asyncio.current_task()
         return self._ending or (task is not None and task.cancelling() > 0)
 
     async def _serve(self, session: JetStream) -> None:
-        """Mirror until the connection ends; return when the log is closed."""
         self._doing, self._is_level = "resuming", False
         streams = await ensure_streams(session, self._definitions)
         unsure = await self._progress.resume(session)
@@ -234,7 +231,6 @@ class MirrorTask:
         tasks: tuple[asyncio.Task[None], asyncio.Task[str]],
         unsure: int,
     ) -> None:
-        """Publish run after run. L0 messages of the first ``unsure`` records may already be published."""
         reading, ended = tasks
         known: KnownL0 | None = KnownL0()
         loop = asyncio.get_running_loop()
@@ -316,7 +312,6 @@ class MirrorTask:
     async def _wait_for_news(
         self, ahead: Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
     ) -> None:
-        """Wait for a record, other work, or the end of ``seconds``."""
         self._wake.clear()
         if self._ending or self._progress.has_work:
             return

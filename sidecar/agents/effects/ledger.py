@@ -67,8 +67,6 @@ class StepRecord(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A requested effect: the record of the request, and the effect that it asks for."""
-
     record: Record
     effect: Effect
     key: str
@@ -83,7 +81,6 @@ class Request(NamedTuple):
 
 
 def request_of(record: Record) -> Request:
-    """Read an ``effect.requested`` record."""
     payload = record.event.payload
     effect = Effect(
         payload["kind"], payload["args"], payload["run"], payload["node"], payload["visit"], record.event.actor
@@ -138,11 +135,9 @@ class Ledger:
         return await self._settle(request, attempt, FAILED, about)
 
     async def in_doubt(self, request: Request, attempt: int, reason: str) -> Record:
-        """Record that nobody knows whether an attempt took effect."""
         return await self._settle(request, attempt, IN_DOUBT, {"reason": reason[:500]})
 
     async def reused(self, request: Request, step: StepRecord) -> Record:
-        """Record that an earlier result with the same key answers this request."""
         about = {"result": step.result, "final": True, "reused": step.event_id}
         return await self._answer(request, step.attempt, COMPLETED, about)
 
@@ -152,7 +147,6 @@ class Ledger:
         return await self._answer(request, attempt, FAILED, about)
 
     async def _settle(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
-        """Record the end of an attempt. Answer this request even if the attempt's end is already recorded."""
         stamped = self._stamp(request, attempt, type_, about, _key(_base_of(request), attempt, type_))
         record = await self._append(stamped)
         kept = record.event.payload

@@ -41,25 +41,19 @@ class EffectPolicy(Protocol):
 
     def max_attempts(self, effect: Effect) -> int:
         """Maximum number of attempts, including the first and any before a crash; at least 1."""
-        ...
 
     def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
         """Seconds between the failed ``attempt`` (counted from 1) and the next attempt."""
-        ...
 
     def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
         """The key under which a result is stored. If a key has a result, the effect is not executed again."""
-        ...
 
     def deadline_seconds(self, effect: Effect) -> float:
         """How many seconds one attempt may take."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultPolicy:
-    """Five attempts, with a back-off that doubles, and with a jitter that depends only on the effect's key."""
-
     attempts: int = 5
     first_seconds: float = 1.0
     longest_seconds: float = 300.0

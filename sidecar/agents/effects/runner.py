@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
 from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
-from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.metrics import Metrics
 from sidecar.agents.stops import Stop, never
 from streams.errors import InvalidEvent, StreamError
 from streams.identity import Identity
@@ -67,16 +67,6 @@ class Unknown(NamedTuple):
 Reconciled = Done | NotDone | Unknown
 
 
-class PermanentFailure(Exception):
-    """Raised by an effect kind if trying again cannot help. Any exception whose attribute ``permanent`` is true has the
-    same meaning.
-
-    Every other exception is retryable: the attempt failed, and the policy says when the next attempt is due.
-    """
-
-    permanent = True
-
-
 class EffectKind(Protocol):
     """Executes effects of one kind. A kind that may need more time than the policy allows for one attempt has an
     attribute ``longest_seconds``."""
@@ -84,23 +74,18 @@ class EffectKind(Protocol):
     @property
     def effect_class(self) -> EffectClass:
         """What a second execution does; see ``EffectClass``."""
-        ...
 
     async def run(self, effect: Effect, key: str) -> Any:
         """Execute the effect once; return a JSON value. ``key`` lets the receiver recognise a repetition.
 
         A cancellation leaves the effect in doubt. Any exception counts as a failed attempt, so ``run`` may raise an
         exception only if the effect did not take place. If an *unsafe* kind cannot know that, it raises
-        ``TimeoutError``, which leaves the effect in doubt.
-
-        Raises:
-            PermanentFailure: trying again cannot help.
+        ``TimeoutError``, which leaves the effect in doubt. An effect whose exception has a true attribute
+        ``permanent`` is not tried again.
         """
-        ...
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """Find out whether an attempt that was cut off took effect."""
-        ...
 
 
 class EffectRunner:
@@ -121,17 +106,15 @@ class EffectRunner:
         self.kinds = dict(kinds)
         self.ledger = Ledger(store, identity, sleep)
         self._identity, self._clean, self._policy = identity, clean, policy
-        self._metrics, self._stop, self._sleep = metrics or NoMetrics(), stop, sleep
+        self._metrics, self._stop, self._sleep = metrics or Metrics(), stop, sleep
         self._began = store.head
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
-        """The requests that are waiting for a person, by key and id."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._keys: dict[tuple[str, str], asyncio.Lock] = {}
         self._room = asyncio.Semaphore(MAX_RUNNING)
 
     @property
     def is_busy(self) -> bool:
-        """Whether an effect is running or waiting for its next attempt."""
         return bool(self._tasks)
 
     def offer(self, record: Record) -> None:
@@ -230,8 +213,6 @@ class EffectRunner:
         await self.ledger.refused(request, f"gave up after {attempt} attempts", "attempts-exhausted", attempt)
 
     async def _without_kind(self, request: Request, step: StepRecord | None) -> None:
-        """Refuse an effect because no kind of this name is configured, so the effect cannot be executed or
-        reconciled."""
         error = f"no effect of kind {request.effect.kind} is configured"
         if step is not None and step.status in ("started", "in_doubt"):
             await self._doubt(request, step.attempt, error)
@@ -243,7 +224,6 @@ class EffectRunner:
         await self.ledger.in_doubt(request, attempt, reason)
 
     async def _attempt(self, request: Request, kind: EffectKind, attempt: int, attempts: int) -> int | None:
-        """Make one attempt. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
         effect = request.effect
         async with self._room:
             if not await self.ledger.started(request, attempt, kind.effect_class, attempts):
@@ -287,7 +267,6 @@ class EffectRunner:
     async def _reconcile(
         self, request: Request, kind: EffectKind, step: StepRecord, attempts: int
     ) -> StepRecord | None:
-        """Decide what to do about an attempt that was cut off; ``None`` if nothing is left to do."""
         try:
             async with asyncio.timeout(self._policy.deadline_seconds(request.effect)):
                 found = await kind.reconcile(request.effect, request.key)

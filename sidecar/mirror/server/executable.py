@@ -28,8 +28,6 @@ class NoServer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """A usable ``nats-server`` program."""
-
     path: Path
     version: str
 

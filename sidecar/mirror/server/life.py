@@ -21,8 +21,6 @@ from typing import Final
 
 
 class State(StrEnum):
-    """State of the server; ``status`` shows the values."""
-
     STOPPED = "stopped"
     STARTING = "starting"
     RUNNING = "running"
@@ -35,12 +33,9 @@ class State(StrEnum):
 
 
 class Happening(StrEnum):
-    """Events that change the state."""
-
     START = "start"
     READY = "ready"
     EXITED = "exited"
-    """The server's process ended or did not start."""
     WELL = "well"
     UNWELL = "unwell"
     GIVEN_UP = "given up"
@@ -76,7 +71,6 @@ TABLE: Final[dict[tuple[State, Happening], State]] = {
 }
 
 WITH_PROCESS: Final = frozenset({_S.STARTING, _S.RUNNING, _S.UNWELL, _S.ENDING, _S.STOPPING})
-"""The states in which the server's process may exist."""
 
 
 def after(state: State, happening: Happening) -> State:

@@ -198,7 +198,6 @@ def _gone(pid: int, directory: Path, seconds: float) -> bool:
 
 
 def _is_ours(pid: int, directory: Path) -> bool:
-    """True if the process belongs to this user and was started with this directory's configuration file."""
     config = str(directory / CONFIG_FILE)
     if sys.platform == "linux":
         try:

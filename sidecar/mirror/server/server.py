@@ -94,7 +94,6 @@ class EmbeddedServer:
         return self._options
 
     async def until(self, *states: State) -> None:
-        """Wait until the server is in one of these states."""
         while self.state not in states:
             self._changed.clear()
             await self._changed.wait()
@@ -140,7 +139,6 @@ class EmbeddedServer:
             self._went(Happening.PAUSE_OVER)
 
     async def _begin(self) -> None:
-        """Start a server and wait until it answers. Raises the error that prevented the start."""
         loop = asyncio.get_running_loop()
         left = await loop.run_in_executor(None, clear_orphan, self._directory, self._timing.stop)
         if left is not None:
@@ -194,7 +192,6 @@ class EmbeddedServer:
                     raise StartFailed(await self._process.last_words()) from None
 
     async def _watch(self) -> None:
-        """Probe the server until it ends or stops answering."""
         assert self._process is not None and self._options is not None
         process = self._process
         exited = asyncio.ensure_future(process.exited())
