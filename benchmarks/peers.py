@@ -34,9 +34,9 @@ from typing import Any
 from benchmarks import limits
 from benchmarks.limits import GROUP, ROW_BYTES
 from benchmarks.report import Row
-from benchmarks.store import IDENTITY, append_rate
+from benchmarks.store import append_rate
+from streams.log.backends import open_backend
 from streams.store import StreamStore
-from streams.stores.jsonl.store import JsonlStore
 from streams.stores.sqlite.store import SqliteStore
 
 BODY = b"x" * ROW_BYTES
@@ -61,7 +61,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         return []
     home = directory / "peers"
     (home / "sqlite").mkdir(parents=True)
-    jsonl = await JsonlStore.open(home / "jsonl", IDENTITY)
+    jsonl = await open_backend(home / "jsonl", "jsonl")
     sqlite = await SqliteStore.open(home / "sqlite")
     stores: dict[str, StreamStore] = {"jsonl": jsonl, "sqlite": sqlite}
     rows: list[Row] = []

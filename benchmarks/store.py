@@ -16,11 +16,11 @@ from benchmarks.report import Row
 from streams.event import StreamEvent
 from streams.hashing import encode
 from streams.identity import system_identity
+from streams.log.backends import open_backend
 from streams.store import StreamStore
 from streams.stores.commit import Pending
 from streams.stores.disk import Disk
 from streams.stores.jsonl.lines import parse_keys, parse_record
-from streams.stores.jsonl.store import JsonlStore
 from streams.stores.sqlite.files import STEPS, connect_to_write
 from streams.stores.sqlite.rows import INSERT, stored_row
 from streams.stores.sqlite.rows import Row as StoredRow
@@ -102,7 +102,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 async def _jsonl(directory: Path, seconds: float) -> list[Row]:
-    store = await JsonlStore.open(directory / "store", IDENTITY)
+    store = await open_backend(directory / "store", "jsonl")
     await append_rate(store, 64, seconds / ROUNDS)  # warm up before measuring
 
     def appending(in_flight: int) -> Callable[[float], object]:
@@ -192,7 +192,7 @@ async def _slow_disk(directory: Path, seconds: float) -> list[Row]:
     home = directory / "slow-sqlite"
     home.mkdir()
     stores: dict[str, StreamStore] = {
-        "jsonl": await JsonlStore.open(directory / "slow", IDENTITY, disk=SlowDisk()),
+        "jsonl": await open_backend(directory / "slow", "jsonl", disk=SlowDisk()),
         "sqlite": await asyncio.to_thread(SlowSqlite, home),
     }
     for name, store in stores.items():

@@ -1,22 +1,5 @@
 """The errors of the log; ``log/migrate.py`` and ``stores/sqlite/files.py`` add three.
 
-::
-
-    StreamError
-    ├── InvalidEvent              the caller's event does not match the envelope (also a ValueError)
-    ├── Conflict                  the append was refused, nothing was written
-    │   ├── OffsetConflict        another writer moved a stream past its expected offset
-    │   └── IdempotencyConflict   a key is stored with another body, or a batch is partly known
-    ├── StoreUnavailable          nothing was acknowledged; safe to retry later
-    │   ├── StoreLocked           another process writes this store
-    │   ├── StoreClosed           the store was closed
-    │   └── StoreFailed           fail-stop after a failed write or sync; reopen the store
-    │       └── StoreFenced       the writer's lock file is gone: another process may write now
-    └── BadStore                  the files on disk cannot be trusted as they are
-        ├── CorruptLog            a record is damaged or missing
-        ├── MissingLog            a part of the store needed to open it was deleted
-        └── ForeignStore          not a store of ours, or one written by a newer version
-
 Every class has a ``code`` that stays the same when its text changes; docs/operations.md lists the codes.
 Errors carry their facts as fields and build their text in ``__str__``: what
 happened, to what, and what to do next. Payloads never appear in a text.

@@ -178,20 +178,6 @@ class Ranges:
             return 0
         return end - first - (self._below(end) - self._below(first))
 
-    def told(self, first: int, end: int) -> str:
-        """In words, the positions from ``first`` up to, but not including, ``end`` that were not removed (at least
-        one).
-
-        ``record 4``, ``records 4 to 9``, or ``5 of the records 4 to 40`` if some of them were removed.
-        """
-        first, count = self.following(first), self.kept(first, end)
-        at = bisect_right(self._firsts, end - 1) - 1
-        last = self._firsts[at] - 1 if at >= 0 and end - 1 < self._ends[at] else end - 1
-        if count == 1:
-            return f"record {first}"
-        among = "records" if count == last + 1 - first else f"{count} of the records"
-        return f"{among} {first} to {last}"
-
     def _below(self, position: int) -> int:
         at = bisect_right(self._firsts, position)
         return self._before[at] - max(0, self._ends[at - 1] - position) if at else 0

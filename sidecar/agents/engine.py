@@ -37,7 +37,7 @@ from sidecar.agents.inputs import (
     log_input,
     scoped,
 )
-from sidecar.agents.metrics import Metrics
+from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.stops import Stop, never
 from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
@@ -108,7 +108,7 @@ class Engine:
         self._passed = NOTHING
         self._ignored = 0
         self._store, self._identity, self._clean = store, identity, clean
-        self._metrics, self._stop = metrics or Metrics(), stop
+        self._metrics, self._stop = metrics or NoMetrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
         self._decider = Decider(
             agent, store, self._outbox, self._restore_with, max_depth=max_depth, metrics=self._metrics, stop=stop

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
 
-class Metrics:
-    """Counts what happened; this base counts nothing. Every method returns at once and never raises an error.
+
+class Metrics(Protocol):
+    """Counts what happened. Every method returns at once and never raises an error.
 
     ``agent`` is an agent's configured id, ``kind`` is an effect's kind, and ``seconds`` is a duration on a monotonic
     clock.
@@ -36,3 +38,12 @@ class Metrics:
 
     def committed(self, seconds: float, events: int) -> None:
         """A batch of ``events`` became durable, ``seconds`` after it was handed to the log."""
+
+
+class NoMetrics:
+    """Counts nothing."""
+
+    def ignore(self, *_: object, **__: object) -> None:
+        """Take any count."""
+
+    received = processed = emitted = duplicate = failed = dead = retried = committed = ignore

@@ -16,8 +16,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from sidecar.agents.metrics import Metrics
-
 OTHER: Final = "other"
 
 PROCESSING_MS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 60_000)
@@ -73,8 +71,8 @@ AGENT_FACTS: Final = (
 MIRROR_STATE: Final = "durable_stream_mirror_state"
 
 
-class SidecarMetrics(Metrics):
-    """The metrics of one sidecar. Call it from its event loop.
+class SidecarMetrics:
+    """The metrics of one sidecar; implements ``agents.metrics.Metrics``. Call it from its event loop.
 
     ``agents`` and ``kinds`` name the loaded agents and kinds of effects: the labels ``agent`` and ``kind`` have only
     these values and ``other``.

@@ -4,13 +4,6 @@ The errors of the websockets package never leave this module. It is imported onl
 import takes as long as a short command.
 Neither client reconnects: the caller decides what to do about a lost link.
 
-::
-
-    ClientError
-    ├── LinkUnavailable     no link could be opened; ``hint`` says what to do
-    │   └── ImpostorError   the listener does not hold the home's token; it received only the hello
-    └── LinkClosed          an open link ended before the work was done
-
 If the sidecar answers with an error, the client raises ``RequestError``.
 """
 

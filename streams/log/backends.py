@@ -26,7 +26,7 @@ async def open_backend(
 
     def jsonl() -> JsonlStore:
         create(store)
-        return JsonlStore(store, None, disk or Disk(), segment_bytes)
+        return JsonlStore(store, disk or Disk(), segment_bytes)
 
     try:
         return await (SqliteStore.open(store) if backend == "sqlite" else asyncio.to_thread(jsonl))

@@ -92,22 +92,20 @@ class GroupCommit:
 
     ``commit(pendings)`` runs on the writer thread or on the loop, never on both at once. ``commit`` sets every
     ``outcome`` (records, or the ``StreamError`` that refuses that append). When all records are durable, it returns the
-    seconds that the disk took. An ``OSError`` raised by ``commit`` stops the writer. ``settled`` runs on the loop after
-    the callers have their answers. While ``may_stall`` is true, commits run on the thread, because the next one may
-    take long, however fast the disk is.
+    seconds that the disk took. An ``OSError`` raised by ``commit`` stops the writer. While ``may_stall`` is true,
+    commits run on the thread, because the next one may take long, however fast the disk is.
     """
 
     def __init__(
         self,
         commit: Callable[[Sequence[Pending]], float],
-        settled: Callable[[], None],
         abandon: Callable[[], None],
         name: str,
         *,
         may_stall: Callable[[], bool] = lambda: False,
     ) -> None:
         self._may_stall = may_stall
-        self._commit, self._settled, self._abandon = commit, settled, abandon
+        self._commit, self._abandon = commit, abandon
         self.check: Callable[[], None] = lambda: None
         """Raises ``StoreFenced`` if this process may no longer write; the owner of the lock sets it."""
         self._queue: deque[Pending] = deque()
@@ -337,7 +335,6 @@ class GroupCommit:
     def _settle(self, pendings: list[Pending]) -> None:
         for pending in pendings:
             pending.settle()
-        self._settled()
 
 
 def _wake_up(waiter: asyncio.Future[None]) -> None:

@@ -1,20 +1,18 @@
-"""The wording for gaps, so that missing records have the same numbers and words everywhere. Pure."""
+"""The wording for gaps in a jsonl log, so that missing records have the same numbers and words everywhere. Pure."""
 
 from __future__ import annotations
 
-from typing import Final
 
-from streams.retention import Ranges
-
-NOTHING_PRUNED: Final = Ranges()
-
-
-def missing_before(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str:
-    """The sentence for the unpruned records (at least one) from ``first`` up to, but not including, ``end``."""
-    return f"{pruned.told(first, end)} {'is' if pruned.kept(first, end) == 1 else 'are'} missing before it"
+def missing_before(first: int, end: int) -> str:
+    """The sentence for the records (at least one) from ``first`` up to, but not including, ``end``."""
+    return f"{_records(first, end)} {'is' if end - first == 1 else 'are'} missing before it"
 
 
-def missing_at_end(first: int, end: int, pruned: Ranges = NOTHING_PRUNED) -> str:
-    """The sentence for unpruned records that are missing at the end of the log."""
-    verbs = "was written and is" if pruned.kept(first, end) == 1 else "were written and are"
-    return f"{pruned.told(first, end)} {verbs} missing"
+def missing_at_end(first: int, end: int) -> str:
+    """The sentence for records that are missing at the end of the log."""
+    verbs = "was written and is" if end - first == 1 else "were written and are"
+    return f"{_records(first, end)} {verbs} missing"
+
+
+def _records(first: int, end: int) -> str:
+    return f"record {first}" if end - first == 1 else f"records {first} to {end - 1}"

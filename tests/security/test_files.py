@@ -22,7 +22,7 @@ from sidecar.record.ingest import Ingest
 from sidecar.record.spools import take_left
 from streams.errors import StreamError
 from streams.identity import seeded_identity
-from streams.stores.jsonl.store import JsonlStore
+from streams.log.log import Log
 from tests.memory import MemoryStore
 from tests.sidecar.support import spool_line
 from tests.streams.builders import event
@@ -155,7 +155,7 @@ async def in_use(home: Home, upset: Callable[[], None] = lambda: None) -> None:
 async def filled(home: Home) -> None:
     """A home as left by a run, with a segment in its log."""
     await in_use(home)
-    store = await JsonlStore.open(home.store_path, seeded_identity(1))
+    store = await Log.open(home.store_path, seeded_identity(1))
     await store.append([event("a")])
     await store.close()
 
@@ -231,7 +231,7 @@ async def test_drafts_are_not_written_through_planted_links(home: Home, tmp_path
     assert (home.read_token(), home.read_info()) == (TOKEN, INFO)
     (home.store_path / "store.json.new").symlink_to(elsewhere)
     with pytest.raises((StreamError, OSError)):
-        await JsonlStore.open(home.store_path, seeded_identity(1))
+        await Log.open(home.store_path, seeded_identity(1))
     assert elsewhere.read_text() == "precious"
 
 

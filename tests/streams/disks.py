@@ -1,4 +1,4 @@
-"""Disks that wait or count, for ``JsonlStore.open(disk=…)``."""
+"""Disks that wait or count, for ``Log.open(disk=…)``."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from itertools import accumulate
 from pathlib import Path
 
 from streams.identity import seeded_identity
+from streams.log.log import Log as StreamLog
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.head import Head, read_head
 from streams.stores.jsonl.segments import segment_name
-from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
 from tests.streams.opened import collect
@@ -69,7 +69,7 @@ def make_log(directory: Path, batches: list[int], *, text: int, segment_bytes: i
 
 
 async def _make_log(directory: Path, batches: list[int], text: int, segment_bytes: int) -> Log:
-    log = await JsonlStore.open(directory, seeded_identity(3), disk=FastDisk(), segment_bytes=segment_bytes)
+    log = await StreamLog.open(directory, seeded_identity(3), disk=FastDisk(), segment_bytes=segment_bytes)
     heads: dict[int, bytes] = {}
     for number, count in enumerate(batches):
         records = await log.append(
@@ -86,8 +86,8 @@ async def _make_log(directory: Path, batches: list[int], text: int, segment_byte
     return Log(segments, heads, (directory / "store.json").read_bytes(), records)
 
 
-async def open_store(store: Path) -> JsonlStore:
-    return await JsonlStore.open(store, seeded_identity(9), disk=FastDisk())
+async def open_store(store: Path) -> StreamLog:
+    return await StreamLog.open(store, seeded_identity(9), disk=FastDisk())
 
 
 async def findings(store: Path) -> list[tuple[str, str, int | None, int | None]]:

@@ -11,18 +11,18 @@ import pytest
 
 from streams.errors import StoreFailed
 from streams.identity import seeded_identity
+from streams.log.log import Log
 from streams.store import Record
 from streams.stores.commit import MAX_COMMIT_BYTES
 from streams.stores.disk import Disk
 from streams.stores.jsonl.reader import JsonlReader
-from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
 from tests.streams.opened import collect
 
 
-async def open_store(store: Path, disk: Disk | None = None) -> JsonlStore:
-    return await JsonlStore.open(store, seeded_identity(1), disk=disk)
+async def open_store(store: Path, disk: Disk | None = None) -> Log:
+    return await Log.open(store, seeded_identity(1), disk=disk)
 
 
 class TestFailingDisk:

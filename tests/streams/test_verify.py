@@ -14,13 +14,13 @@ import pytest
 from streams.event import StreamEvent
 from streams.hashing import canonical, chain, digest_form_of
 from streams.identity import seeded_identity
+from streams.log.log import Log
 from streams.log.verify import Finding, Summary, Verification
-from streams.stores.jsonl.store import JsonlStore
 from tests.streams.builders import events
 
 
 async def write(store: Path, *batches: list[StreamEvent], segment_bytes: int = 64 * 1024 * 1024) -> None:
-    log = await JsonlStore.open(store, seeded_identity(1), segment_bytes=segment_bytes)
+    log = await Log.open(store, seeded_identity(1), segment_bytes=segment_bytes)
     for batch in batches:
         await log.append(batch)
     await log.close()

@@ -152,18 +152,6 @@ def _keepers(subject: str) -> list[str]:
     return [found.name] if found is not None else []
 
 
-async def publish_run(
-    session: JetStream, streams: Mapping[str, StreamFacts], run: Run, log_id: str, *, known: KnownL0 | None = None
-) -> RunStored:
-    """Publish a run. When this function returns, the whole run is stored.
-
-    Raises:
-        Vanished: the server confirms messages that it no longer has.
-        NatsError: some messages may not be stored.
-    """
-    return await finish_run(await begin_run(session, streams, run, known=known), log_id)
-
-
 @dataclass(frozen=True, slots=True)
 class BegunRun:
     """A run whose messages have mostly been sent. Nothing of the run is stored before ``finish_run``, so the run may be
@@ -197,7 +185,12 @@ async def begin_run(
 
 
 async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
-    """Store a begun run. No other run of the log may be in flight. Raises the same errors as ``publish_run``."""
+    """Store a begun run. No other run of the log may be in flight.
+
+    Raises:
+        Vanished: the server confirms messages that it no longer has.
+        NatsError: some messages may not be stored.
+    """
     session, run = begun.session, begun.run
     l0 = await _publish(session, begun.l0)
     # Publish commands one by one, because a work queue accepts no atomic batches. A message that is sent again is

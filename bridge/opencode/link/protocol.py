@@ -8,17 +8,6 @@ The states of a link (``SIDECAR`` and ``CLIENT`` below)::
     both     any --bye, or a broken rule--> CLOSED
 
 A frame for which the table has no entry in the present state violates the protocol.
-
-::
-
-    LinkError
-    ├── LocalProtocolError      this side misused the link: a bug here, not the peer's fault
-    ├── WindowError             the peer broke the rules for seqs; nothing was taken
-    │   ├── SeqWentBack         a seq is neither above all received ones nor finished
-    │   └── WindowOverrun       more than twice the window is unacknowledged
-    └── RemoteError             the other side answered with an error: code, message
-        ├── CallError           to a ``call`` (sidecar to shim)
-        └── RequestError        to a ``request`` (command line to sidecar)
 """
 
 from __future__ import annotations
@@ -64,7 +53,7 @@ class LinkError(Exception):
 
 
 class LocalProtocolError(LinkError):
-    pass
+    """This side misused the link: a bug here, not the peer's fault."""
 
 
 class WindowError(LinkError):

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
 from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
-from sidecar.agents.metrics import Metrics
+from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.stops import Stop, never
 from streams.errors import InvalidEvent, StreamError
 from streams.identity import Identity
@@ -106,7 +106,7 @@ class EffectRunner:
         self.kinds = dict(kinds)
         self.ledger = Ledger(store, identity, sleep)
         self._identity, self._clean, self._policy = identity, clean, policy
-        self._metrics, self._stop, self._sleep = metrics or Metrics(), stop, sleep
+        self._metrics, self._stop, self._sleep = metrics or NoMetrics(), stop, sleep
         self._began = store.head
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -25,20 +25,16 @@ from pathlib import Path
 from streams.errors import StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
-from streams.identity import Identity
 from streams.query import Filter
 from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record, Wanted, every_event
+from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending
-from streams.stores.directory import StoreLock, create, name_log, read_manifest, take_lock
 from streams.stores.disk import Disk
-from streams.stores.hints import Hints, KeepsHints
 from streams.stores.jsonl.lookup import Lookup
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.segments import Sizes
 from streams.stores.jsonl.writer import JsonlWriter
 from streams.stores.keys import key_digest
-from streams.stores.live import LiveTail
 from streams.stores.plan import KnownRecord, Placed, Plan, Request, StoredRecord, as_record, encode_batch, plan
 from streams.stores.recent import Recent
 from streams.stores.stored import Stored
@@ -47,13 +43,20 @@ from streams.threads import in_thread
 SEGMENT_BYTES = 64 * 1024 * 1024
 
 
-class JsonlStore(KeepsHints):
-    """``StreamStore`` over a directory. Open it with ``JsonlStore.open``."""
+class JsonlStore:
+    """The writing backend over a directory that exists and whose lock the caller holds.
 
-    def __init__(self, store: Path, lock: StoreLock | None, disk: Disk, segment_bytes: int) -> None:
-        self._store, self._lock, self._disk = store, lock, disk
+    Creating it recovers and indexes the log; the time this takes grows with the log (about a second for 300 MB).
+
+    Raises:
+        CorruptLog: a record below head is damaged or missing; nothing was changed.
+        ForeignStore: another program or a newer version wrote the store.
+        OSError: the directory cannot be read or written.
+    """
+
+    def __init__(self, store: Path, disk: Disk, segment_bytes: int) -> None:
+        self._store = store
         self._fresh: dict[int, Placed] = {}
-        self._hints = Hints(store)
         self._closed = False
         self.differences = 0
         self._reader = JsonlReader(store)
@@ -63,48 +66,7 @@ class JsonlStore(KeepsHints):
         self._index = self._writer.index
         self._lookup = Lookup(self._index)
         self.recent = Recent()
-        self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self.recent)
-        self._commits = GroupCommit(self._commit, self._live.notify, self._writer.abandon, store.name)
-
-    @classmethod
-    async def open(
-        cls, store: Path, identity: Identity, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
-    ) -> JsonlStore:
-        """Take the lock, then recover and index the log; create a new directory.
-
-        The time this takes grows with the log (about a second for 300 MB). ``identity`` makes the id of a new log.
-
-        Raises:
-            StoreLocked: another process is writing to the store.
-            CorruptLog: a record below head is damaged or missing; nothing was changed.
-            ForeignStore: another program or a newer version wrote the store.
-            StoreUnavailable: the directory cannot be read or written.
-        """
-
-        def blocking() -> JsonlStore:
-            try:
-                return cls._open(store, identity, disk or Disk(), segment_bytes)
-            except OSError as error:
-                raise StoreUnavailable(
-                    f"cannot open the log in {store}: {error.strerror or error}",
-                    "check that you own the directory and that the disk has free space",
-                ) from error
-
-        return await asyncio.to_thread(blocking)
-
-    @classmethod
-    def _open(cls, store: Path, identity: Identity, disk: Disk, segment_bytes: int) -> JsonlStore:
-        create(store)
-        lock = take_lock(store)
-        try:
-            manifest = read_manifest(store)
-            opened = cls(store, lock, disk, segment_bytes)
-            opened.guard(lock.check)
-            name_log(store, manifest, identity, "jsonl")
-            return opened
-        except BaseException:
-            lock.release()
-            raise
+        self._commits = GroupCommit(self._commit, self._writer.abandon, store.name)
 
     # --- reading ---
 
@@ -151,9 +113,6 @@ class JsonlStore(KeepsHints):
         durable = [place for place in places if place is not None]
         found = iter(await asyncio.to_thread(self._lookup.records_at, durable) if durable else ())
         return [next(found) if place is not None else None for place in places]
-
-    def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
-        return self._live.follow(after, wanted)
 
     async def sizes(self) -> list[StreamSize]:
         return await self._reader.sizes()
@@ -251,7 +210,4 @@ class JsonlStore(KeepsHints):
             return
         self._closed = True
         await self._commits.close()
-        self._live.close()
         self._writer.close()
-        if self._lock is not None:
-            self._lock.release()

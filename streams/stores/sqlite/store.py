@@ -21,11 +21,9 @@ from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.query import Filter
 from streams.retention import Forgotten, Pruned, Removal, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record, Wanted, every_event
+from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending, WouldStall
-from streams.stores.hints import Hints, KeepsHints
 from streams.stores.keys import key_digest
-from streams.stores.live import LiveTail
 from streams.stores.plan import (
     KnownRecord,
     Placed,
@@ -62,15 +60,14 @@ records."""
 Result = TypeVar("Result")
 
 
-class SqliteStore(KeepsHints):
-    """``StreamStore`` over ``store/log.db``. Open it with ``SqliteStore.open``; the caller holds the store's lock."""
+class SqliteStore:
+    """The writing backend over ``store/log.db``. Open it with ``open``; the caller holds the store's lock."""
 
     def __init__(self, store: Path) -> None:
         self._path = store / LOG_FILE
         self.head_lost = make_head_file(store)
         self._connection = connect_to_write(self._path, STEPS)
         self._reader = SqliteReader(store, exists=True)
-        self._hints = Hints(store)
         self._head = self._stored_head()
         self._next = self._head + 1
         self._tails: dict[str, tuple[int, bytes]] = {}
@@ -104,10 +101,7 @@ class SqliteStore(KeepsHints):
         moved pages, and never shortens the file."""
         self._closed = False
         self.differences = 0
-        self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self.recent)
-        self._commits = GroupCommit(
-            self._commit, self._live.notify, self._abandon, store.name, may_stall=self._is_tidying_due
-        )
+        self._commits = GroupCommit(self._commit, self._abandon, store.name, may_stall=self._is_tidying_due)
 
     @classmethod
     async def open(cls, store: Path) -> SqliteStore:
@@ -154,9 +148,6 @@ class SqliteStore(KeepsHints):
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
         return await self._reader.find_known(idempotency_keys, self._keys.recent)
-
-    def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
-        return self._live.follow(after, wanted)
 
     # --- planning (see ``Tails``), called only by the writer thread ---
 
@@ -382,7 +373,6 @@ class SqliteStore(KeepsHints):
         self._closed = True
         await self._turns.close()
         await self._commits.close()
-        self._live.close()
         await self._reader.close()
         self._head_file.close()
         with translated(self._path, "closing"):

@@ -22,7 +22,7 @@ from bridge.opencode.link.frames import HookItem
 from sidecar.cli.app import build, named
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.stores.jsonl.store import JsonlStore
+from streams.log.log import Log
 
 ROOT = Path(__file__).parents[3]
 RECORDINGS = ROOT / "tests" / "recordings"
@@ -117,7 +117,7 @@ def events_of(name: str, translator: Translator) -> list[StreamEvent]:
 
 async def append(store: Path, batches: Iterable[Sequence[StreamEvent]], **options: Any) -> None:
     """Write batches to the log in ``store``, like a sidecar that runs and stops."""
-    log = await JsonlStore.open(store, seeded_identity(1), **options)
+    log = await Log.open(store, seeded_identity(1), **options)
     for batch in batches:
         if batch:
             await log.append(batch, on_known="keep_first")
