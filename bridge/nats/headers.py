@@ -48,10 +48,7 @@ _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
 
 
 class HeaderLines(Mapping[str, str]):
-    """Headers in the form in which they are sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF.
-
-    Used for the many messages whose headers are only sent, never read. The text is parsed on first access.
-    """
+    """Headers as they are sent: ``text`` is ``count`` lines of ``Name: value``, each ending in CR LF."""
 
     __slots__ = ("_count", "_read", "text")
 
@@ -91,8 +88,7 @@ def are_lines(text: str, count: int) -> bool:
 
 
 class ProtocolViolation(ValueError):
-    """A message violates the L0 protocol. ``code`` is the term that the protocol uses, and ``reason`` explains the
-    violation to people."""
+    """A message violates the L0 protocol. ``code`` is the protocol's term; ``reason`` explains it to people."""
 
     def __init__(self, reason: str, code: str = "protocol_violation") -> None:
         super().__init__(reason, code)

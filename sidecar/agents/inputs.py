@@ -96,8 +96,7 @@ class Input:
 
     @cached_property
     def record(self) -> StreamEvent:
-        """The first event of the input's group. Created on first use, because an agent ignores most events of the
-        log."""
+        """The first event of the input's group."""
         return self.make()
 
 

@@ -172,8 +172,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 @contextmanager
 def _guarded(where: str, findings: list[Finding]) -> Iterator[None]:
     """Make every use of a clock, randomness, sockets, processes and files raise an error, and record the use even if
-    the agent catches the error.
-    """
+    the agent catches the error."""
     global _is_hooked
     if not _is_hooked:
         sys.addaudithook(_audit)

@@ -34,9 +34,7 @@ MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
 
 MAX_REMEMBERED: Final = 4096
-"""For how many shim instances the acked seq is remembered across reconnects. A forgotten instance safely starts at
-0.
-"""
+"""For how many shim instances the acked seq is remembered across reconnects."""
 
 INTERNAL_ERROR: Final = 1011
 """Close code of a link whose handler failed."""

@@ -26,8 +26,7 @@ PATIENCE_SECONDS: Final = 30.0
 """The rebuild gives up if a problem lasts this long and nothing is published."""
 
 SILENT_SECONDS: Final = 300.0
-"""The rebuild gives up after this long without progress, even without a problem. The
-limit is long because removing millions of messages takes a while."""
+"""The rebuild gives up after this long without progress, even without a problem."""
 
 
 class RebuildStopped(Exception):

@@ -13,8 +13,7 @@ from hashlib import sha256
 from typing import Final
 
 MAX_SUBJECT: Final = 3000
-"""Maximum length of a subject, in characters. A server reads subject, reply and sizes as one line of at most 4096
-bytes."""
+"""Maximum length of a subject, in characters."""
 
 ONE: Final = "*"
 

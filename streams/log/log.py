@@ -151,9 +151,7 @@ class Log(KeepsHints):
 
     @property
     def head_warning(self) -> str | None:
-        """The warning to print if ``head_lost``. Until the log is opened for writing, ``verify`` reports the same
-        fault.
-        """
+        """The warning to print if ``head_lost``."""
         if not self.head_lost:
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")

@@ -152,8 +152,7 @@ class JetStreamEventBus:
             raise BusClosed
 
     async def _session(self) -> JetStream:
-        """A connection to a server on which the streams exist. Waiting callers get the connection in the order of their
-        calls."""
+        """A connection to a server on which the streams exist."""
         async with self._readying:
             session = await self._sessions.get()
             if session is not self._ready_for:

@@ -147,9 +147,6 @@ _TEMPORARY = frozenset({10002, 10008, 10023, 10047, 10077})
 
 
 def refusal(what: str, error: dict[str, Any]) -> NatsError:
-    """The exception for a server's error reply ``{"code", "err_code", "description"}``; ``what`` is the request that
-    the server refused.
-    """
     number = error.get("err_code")
     code = number if isinstance(number, int) else 0
     description = str(error.get("description") or "no reason given")[:500]

@@ -115,10 +115,7 @@ class Limits:
     @classmethod
     def of(cls, config: Mapping[str, Any], state: Mapping[str, Any], largest: int) -> Limits:
         """Read the limits from a stream's configuration and state; ``largest`` is the size of its largest message in
-        bytes.
-
-        A full stream drops whole messages, so its size is less than one message below the limit.
-        """
+        bytes."""
         most_bytes, most = int(config.get("max_bytes") or 0), int(config.get("max_msgs") or 0)
         full = 0 < most_bytes <= int(state.get("bytes") or 0) + largest
         full = full or 0 < most <= int(state.get("messages") or 0)
@@ -214,10 +211,7 @@ class Comparer:
 
     def takes_exactly(self, message: KeptMessage) -> bool:
         """Take the message and return true if it equals the next expected message byte for byte; otherwise change
-        nothing.
-
-        Nearly all messages are equal, and this check costs a tenth of ``take``.
-        """
+        nothing."""
         current, headers = self._current, message.headers
         if current is None or not current.open or not isinstance(headers, HeaderBlock):
             return False

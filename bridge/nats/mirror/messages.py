@@ -131,8 +131,6 @@ def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMe
 
 
 def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
-    """The two messages of a command for an agent of another home (the command and its wakeup), or the reason why there
-    are none."""
     event, about = record.event, record.event.metadata
     if is_forgotten(event):
         return "forgotten"
@@ -176,11 +174,7 @@ def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> M
 
 
 def is_forgotten(event: StreamEvent) -> bool:
-    """True if an event's payload is only a digest, which is what ``forget`` leaves.
-
-    A payload that always had this form looks the same; a reader of the chain
-    tries both.
-    """
+    """True if an event's payload is only a digest, which is what ``forget`` leaves."""
     digest = event.payload.get("$sha256")
     return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
 
@@ -310,10 +304,7 @@ def _filled_plainly(
     payload: dict[str, Any] | None,
 ) -> h.Filled:
     """Does the same as ``fill_headers``, for headers that Durable Stream made itself and without a ``tracestate`` to
-    forward.
-
-    Headers shared by most messages come from a cache. A test checks that both functions agree.
-    """
+    forward."""
     trace, notes = _trace_of(event.stream_id, event.traceparent)
     headers |= _shared_headers(trace, bool(notes), mirror.version, message_type, event.source.agent)
     headers[TIMESTAMP] = str(event.ts)

@@ -109,8 +109,7 @@ class RunStored:
 
 
 class KnownL0:
-    """The L0 messages on the server, by event and part, regardless of rebuild number. Used for records that may have
-    been published before. Each subject is read back from the server on first use."""
+    """The L0 messages on the server, by event and part, regardless of rebuild number."""
 
     def __init__(self) -> None:
         self._subjects: dict[str, set[str]] = {}
@@ -155,10 +154,7 @@ def _keepers(subject: str) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class BegunRun:
     """A run whose messages have mostly been sent. Nothing of the run is stored before ``finish_run``, so the run may be
-    dropped.
-
-    Sending ahead lets the server receive one run while it is still storing the previous run.
-    """
+    dropped."""
 
     session: JetStream
     run: Run

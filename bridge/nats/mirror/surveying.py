@@ -91,11 +91,7 @@ async def erase_l0(session: JetStream, event_ids: Collection[str], version: str,
 
 
 async def cut(session: JetStream, log_id: str, *, after: int) -> int:
-    """Remove a log's messages after position ``after``, or all of them; return the position after which to resume.
-
-    Messages can only be added at the end of a stream, so a changed record and all later ones must be published again.
-    Deleting a message takes about as long as publishing it, so if most messages must go, one purge removes all of them.
-    """
+    """Remove a log's messages after position ``after``, or all of them; return the position after which to resume."""
     pattern = log_pattern(log_id)
     if after > NOTHING:
         first = await _first_beyond(session, pattern, after)

@@ -213,10 +213,7 @@ _SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated"
 
 
 def is_known(item: HookItem, source: str) -> bool:
-    """True if the rule of this item's ``source`` (see ``shapes.source_of``) understands the item.
-
-    Always true for a source without a shape, because its items are dropped by name or kept whole anyway.
-    """
+    """True if the rule of this item's ``source`` (see ``shapes.source_of``) understands the item."""
     fits = _PROPERTIES.get(source)
     if fits is None:
         return True

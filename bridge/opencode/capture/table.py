@@ -213,8 +213,7 @@ DROPPED: frozenset[str] = frozenset(
         "ide.installed",
     }
 )
-"""Bus events about catalogs, plugins, terminals and toasts, which have no lasting meaning. About 70 such events precede
-a process's first prompt."""
+"""Bus events about catalogs, plugins, terminals and toasts, which have no lasting meaning."""
 
 IGNORED_HOOKS: frozenset[str] = frozenset(
     {

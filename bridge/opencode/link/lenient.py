@@ -64,8 +64,7 @@ _LONE_RUNS = 500_000
 """Maximum number of places with lone surrogates to repair."""
 
 _TREE_CHARS = 1024 * 1024
-"""Length of the longest message whose values are checked one by one, for example for NaN. JavaScript writes NaN as
-null."""
+"""Length of the longest message whose values are checked one by one, for example for NaN."""
 
 _DEEP = '{"$deep":true}'
 

@@ -53,9 +53,7 @@ _KEY_ENDS: Final = (
     *("base", "value", "val", "prod", "production", "dev", "test", "staging", "live", "old", "new", "primary"),
     *("secondary", "admin", "access", *"0123456789"),
 )
-"""Every secret key name has one of these endings, in lower case. Other names with such an ending pass this first test
-but then fail the exact test.
-"""
+"""Every secret key name has one of these endings, in lower case."""
 
 _PAIR_NAMES: Final = ("name", "key", "Name", "Key")
 _PAIR_VALUES: Final = ("value", "Value", "val")
@@ -74,8 +72,7 @@ _TELLING: Final = re.compile(r"(?i)(?:token|key)$")
 """Matches key names that satisfy the rules which require a name before a value."""
 
 _PASSES: Final = 8
-"""Maximum number of passes over one text. Passes repeat until a pass replaces nothing, which is usually the second
-one."""
+"""Maximum number of passes over one text."""
 
 
 class Redactor:

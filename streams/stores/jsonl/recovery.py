@@ -35,9 +35,7 @@ class StreamTail:
 
 @dataclass(slots=True)
 class Index:
-    """Where every record is. The index is rebuilt from the log each time the log is opened, and is never
-    authoritative.
-    """
+    """Where every record is."""
 
     segments: list[Segment] = field(default_factory=list)
     starts: array[int] = field(default_factory=lambda: array("Q"))

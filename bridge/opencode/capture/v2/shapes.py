@@ -147,10 +147,7 @@ def is_launch(event: HostEvent) -> bool:
 
 
 def is_declined(event: HostEvent) -> bool:
-    """True if a person refused the tool call.
-
-    The service then wrongly reports the turn as interrupted by ``shutdown``.
-    """
+    """True if a person refused the tool call."""
     error = mapping(event.data.get("error"))
     message = text(error.get("message")) or ""
     return event.name == "tool.failed" and error.get("type") == "aborted" and not message.startswith(_INTERRUPTED)
