@@ -256,6 +256,8 @@ class Call(_Frame, frozen=True, tag="call"):
 
 
 class ErrorBody(Struct, frozen=True, omit_defaults=True):
+    """Why a call, request or tool failed. ``status`` is OpenCode's HTTP status, if known."""
+
     code: Name
     message: str
     status: int | None = None
@@ -283,6 +285,8 @@ class Result(_Frame, frozen=True, tag="result"):
 
 
 class Request(_Frame, frozen=True, tag="request"):
+    """A request from the command line to the sidecar."""
+
     type: ClassVar[str] = "request"
 
     id: CallId
@@ -291,6 +295,8 @@ class Request(_Frame, frozen=True, tag="request"):
 
 
 class Tool(_Frame, frozen=True, tag="tool"):
+    """A call of a plugin's tool, sent to the sidecar."""
+
     type: ClassVar[str] = "tool"
 
     id: CallId
