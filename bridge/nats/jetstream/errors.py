@@ -1,5 +1,25 @@
 """Every error about NATS; ``client_errors.py`` turns the client library's errors into these errors.
 
+::
+
+    NatsError                   nats-error
+    ├── NatsUnavailable         nats-unavailable        no connection, no answer or no room; safe to retry
+    │   ├── Unreachable         nats-unreachable        no connection to the server
+    │   ├── WrongServer         nats-wrong-server       another program answers on our server's port
+    │   ├── NoStream            nats-no-stream          no stream stores the subject: missing, or still recovering
+    │   └── ServerBusy              nats-busy               the server cannot carry out the request right now
+    ├── NatsRefused             nats-refused            the settings cannot work; a retry changes nothing
+    │   ├── LoginRefused        nats-login-refused      the server rejected the token or the credentials
+    │   ├── TlsFailed           nats-tls-failed         no TLS, or a certificate that failed verification
+    │   ├── FileRefused         nats-file-refused       a certificate, key or credentials file does not work
+    │   └── MessageTooLarge     nats-message-too-large  a message exceeds the server's max_payload
+    └── ServerRefused           nats-server-refused     the server understood the request and refused it
+        ├── NotFound            nats-not-found          no such stream, consumer or message
+        ├── WrongExpectation    nats-wrong-expectation  the stream is not in the state that the publisher expected
+        ├── BatchRefused        nats-batch-refused      messages were not stored as an atomic batch
+        │   └── BatchDuplicate  nats-batch-duplicate    one of its message ids is already stored
+        └── StreamRefused       nats-stream-refused     a stream or consumer cannot have the required settings
+
 ``code`` identifies the class and never changes; the text of an error may change. Errors carry their facts as fields and
 build the text in ``__str__``. No token, password or payload appears in a text. Pure.
 """
