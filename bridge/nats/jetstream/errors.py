@@ -85,14 +85,10 @@ class NatsRefused(NatsError):
 
 
 class LoginRefused(NatsRefused):
-    """The server rejected the token or the credentials."""
-
     code = "nats-login-refused"
 
 
 class TlsFailed(NatsRefused):
-    """The server offers no TLS, or its certificate cannot be verified."""
-
     code = "nats-tls-failed"
 
 
@@ -107,8 +103,6 @@ class FileRefused(NatsRefused):
 
 
 class MessageTooLarge(NatsRefused):
-    """A message exceeds the server's ``max_payload``."""
-
     code = "nats-message-too-large"
 
     def __init__(self) -> None:
