@@ -16,6 +16,7 @@ class StreamError(Exception):
     code: ClassVar[str] = "log-error"
 
     hint: str = ""
+    """What the reader of the message can do next; empty if there is nothing to do."""
 
 
 class InvalidEvent(StreamError, ValueError):

@@ -66,6 +66,7 @@ def checked(path: str | Path, fd: int) -> int:
 
 
 def read_file(path: Path) -> bytes:
+    """Read a file. Raises the same errors as ``open_to_read``."""
     with open(path, "rb", opener=open_to_read) as file:
         return file.read()
 

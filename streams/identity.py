@@ -40,6 +40,7 @@ class Identity:
         self._last = 0
 
     def now_ms(self) -> int:
+        """Milliseconds since 1970, UTC."""
         return self._clock_ms()
 
     def ulid(self) -> str:

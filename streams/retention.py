@@ -67,6 +67,7 @@ class Pruned(NamedTuple):
     bytes: int = 0
     streams: int = 0
     moved_from: str | None = None
+    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
 class Forgotten(NamedTuple):
@@ -76,6 +77,7 @@ class Forgotten(NamedTuple):
     bytes: int = 0
     streams: int = 0
     moved_from: str | None = None
+    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
 class StreamRemoval(NamedTuple):

@@ -200,6 +200,7 @@ class MirrorTask:
             await asyncio.sleep(pause)
 
     def _is_ending(self) -> bool:
+        """Whether this task must end. The reason may be a cancellation that the client library swallowed."""
         task = asyncio.current_task()
         return self._ending or (task is not None and task.cancelling() > 0)
 

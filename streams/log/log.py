@@ -276,7 +276,9 @@ class Log(KeepsHints):
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for a removal to end."""
+        """Wait for a removal to end. Cancelling ends the wait, not the removal, because no migration may begin before
+        the removal ends.
+        """
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

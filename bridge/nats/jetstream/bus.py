@@ -89,6 +89,8 @@ class JetStreamEventBus:
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> Published:
+        """See ``EventBus.publish``. Raises ``SubjectError`` if no stream stores messages
+        with the subject."""
         self._check_open()
         if keeps(self._definitions, check_subject(subject)) is None:
             raise SubjectError(subject, "no NATS stream stores messages with this subject")

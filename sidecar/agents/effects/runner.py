@@ -224,6 +224,7 @@ class EffectRunner:
         await self.ledger.in_doubt(request, attempt, reason)
 
     async def _attempt(self, request: Request, kind: EffectKind, attempt: int, attempts: int) -> int | None:
+        """Make one attempt. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
         effect = request.effect
         async with self._room:
             if not await self.ledger.started(request, attempt, kind.effect_class, attempts):

@@ -235,7 +235,14 @@ class JsonlReader:
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
-    """Yield a segment's bytes starting at ``start``, about a megabyte at a time."""
+    """Yield a segment's bytes starting at ``start``, about a megabyte at a time.
+
+    No file is open between two chunks, so a reader that stops early leaves nothing to close.
+
+    Raises:
+        ForeignStore: the segment is a symbolic link.
+        FileNotFoundError: the segment was deleted.
+    """
     while True:
         # Let the read finish even if its caller is cancelled: the thread might open a file that nobody closes.
         chunk = await to_its_end(_chunk(segment, start))

@@ -57,6 +57,7 @@ def at_rest(path: Path, alone: bool = False) -> Seen | None:
 
 
 def seen(path: Path) -> Seen | None:
+    """The file's state now; ``None`` if the file is missing."""
     with suppress(OSError):
         found = path.stat()
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

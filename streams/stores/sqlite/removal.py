@@ -120,6 +120,7 @@ class SqliteRemover:
                     first = exclusively(partial(tables.check_chunk, self._connection, name, first, end))
 
     def _work(self, exclusively: Exclusive) -> tuple[int, int, int, int]:
+        """Do all noted work. Return how many records and bytes were pruned, and then how many were forgotten."""
         pruned = pruned_bytes = forgotten = saved = 0
         forgets = False
         with translated(self._path, "reading"):
@@ -208,6 +209,7 @@ class SqliteRemover:
             self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
 
     def _empty_wal(self) -> bool:
+        """Empty the WAL. True if a reader prevents it."""
         with translated(self._path, "writing"):
             # Do not wait for readers here, because commits wait for this method. The caller tries again if necessary.
             self._connection.execute("PRAGMA busy_timeout = 0")

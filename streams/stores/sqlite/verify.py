@@ -240,6 +240,7 @@ class SqliteVerification:
             yield finding
 
     def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
+        """Check the next rows. Return their bytes, and whether the log ends there."""
         try:
             with translated(self._path, "reading"):
                 rows = connection.execute(
