@@ -96,7 +96,8 @@ class Input:
 
     @cached_property
     def record(self) -> StreamEvent:
-        """The first event of the input's group."""
+        """The first event of the input's group. Created on first use, because an agent ignores most events of the
+        log."""
         return self.make()
 
 

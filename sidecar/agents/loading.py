@@ -218,6 +218,7 @@ def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
 
 
 def _plain(event: StreamEvent) -> dict[str, Any]:
+    """Copy an event into a dictionary, so that an agent can change the copy without changing anything else."""
     plain: dict[str, Any] = json.loads(canonical(event.fields()))
     return plain
 

@@ -187,6 +187,7 @@ class LinkServer:
         await server.wait_closed()
 
     async def _settle(self, seconds: float) -> None:
+        """Send the acks of what was accepted, so that the exit of the sidecar causes no resending."""
         if self._links:
             waiting = [asyncio.create_task(link.settled()) for link in self._links]
             _, late = await asyncio.wait(waiting, timeout=seconds)

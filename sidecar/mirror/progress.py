@@ -140,6 +140,7 @@ class Progress:
         return known, state
 
     async def _plan(self, session: JetStream, known: MirrorState) -> Resume:
+        """Decide where to resume. Checks any fault a second time, because messages already sent may still arrive."""
         found = await self._decide(session, known)
         if found.purge:
             await asyncio.sleep(AGAIN_SECONDS)

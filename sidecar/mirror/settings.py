@@ -50,7 +50,9 @@ def server_config(directory: Path, config: NatsConfig, *, token: str, port: int)
 
 
 def mirror_bytes(config: NatsConfig) -> int:
-    """Maximum size of the mirror's stream, in bytes; -1: no limit."""
+    """Maximum size of the mirror's stream, in bytes; -1: no limit. An embedded server reserves a quarter of its space
+    for other streams, because a full server would stop the mirror.
+    """
     if config.max_mirror_bytes:
         return config.max_mirror_bytes
     return config.max_store_bytes // 4 * 3 if config.mode == "embedded" else UNLIMITED

@@ -304,6 +304,7 @@ class GroupCommit:
             self._abandon()
 
     def _refusal(self) -> StoreUnavailable:
+        """Make a new exception each time, because a shared one would collect every caller's traceback."""
         assert self._stop is not None
         return type(self._stop)(self._stop.reason, self._stop.hint)
 

@@ -26,6 +26,7 @@ list whose items share one shape, or a predicate."""
 
 
 def _check_of(shape: Shape) -> Check:
+    """The test function for a shape, built only once, because the test runs for every hook."""
     if isinstance(shape, dict):
         return _object_check(
             [

@@ -104,7 +104,8 @@ class JsonlReader:
         return None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record with the given event id, or ``None``."""
+        """The record with the given event id, or ``None``. Scans the log from its end, because the event is usually
+        recent; if the end is damaged, from its beginning."""
         needle = _quoted(event_id)
         with suppress(CorruptLog):
             return await _first_of(self._scan_back(NOTHING, needle), event_id)

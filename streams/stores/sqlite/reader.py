@@ -251,6 +251,7 @@ class SqliteReader:
             most = min(most * 4, _FETCH)
 
     async def _of_streams(self, wanted: Filter, *, back: bool) -> AsyncIterator[Record]:
+        """Yield matching records of ``wanted.streams``, merged by position, because the index orders them by offset."""
         head = await self._head_now()
         names = dict.fromkeys(wanted.streams)
         reads = [self._stream(name, 0, head, back=back) for name in names]
