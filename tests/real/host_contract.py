@@ -60,7 +60,7 @@ class HostContract:
     # --- shared by the tests ---
 
     async def new(self, intent: str, parent: str | None = None) -> str:
-        about: dict[str, Any] = {"directory": self.directory, "parent": parent, "pid": None}
+        about: dict[str, Any] = {"directory": self.directory, "parent": parent}
         assert await self.host.find(intent, **about) is None
         session = await self.host.create(intent, title="t", **about)
         assert await self.host.find(intent, **about) == session
