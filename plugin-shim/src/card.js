@@ -14,7 +14,7 @@ export const LOOK_MS = 1000;
 const PICTURE =
   "A picture, not live: this work runs in another process, so nothing moves here. Its parent's /background shows more.";
 const OLD_PICTURE =
-  "A picture from before this work ended: OpenCode draws the rest after its next start. The session above has the result.";
+  "This may be a picture from before this work ended: OpenCode draws the rest after its next start. The session above has the result.";
 /** The card's title. */
 export const HEADING = "Background work";
 const MAX_SHOWN = 6;
