@@ -314,7 +314,7 @@ class IntentAgent(OwnAgent[State]):
             return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
         if kind == CREATE:
             if failed or not isinstance(result, dict):
-                return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")
+                return self._end(intent, "intent.failed", event.ts, reason=f"not started: {error}", code="no-session")
             session = str(result["session"])
             started = Output(
                 "intent.started",

@@ -56,7 +56,10 @@ class TestAttempts:
             asked = await request(bench.store, bench.identity, n=n)
             await bench.run(bench.runner(kind), asked)
             assert len(kind.keys) == 1
-            assert (await bench.last(f"key-{n}")).final
+            step = await bench.last(f"key-{n}")
+            assert (step.final, step.error) == (True, ("no", "Foreign: no")[n - 1]), (
+                "people read what our own errors say"
+            )
 
     async def test_attempts_are_counted_across_crashes(self, bench: Bench) -> None:
         asked = await request(bench.store, bench.identity)
