@@ -92,7 +92,10 @@ def test_what_waits_is_shown_and_answered_in_the_list_or_by_typing_and_its_end_i
         screen.wait_for("count things in project finished")
         screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
         assert one(durable, "completed")["result"].startswith("RESULT<<it")
-        client.wait(one(durable, "completed")["parent"])  # the result woke it
+        done = one(durable, "completed")
+        client.wait(done["parent"])  # the result woke it
+        client.prompt(done["session"], "SAY:a person prompts it")
+        screen.wait_for("This background work has ended")  # a toast: how it can go on
         assert_typing_answers(screen, durable, client.project.name)
         settings = client.config_directory / SETTINGS_NAME
         assert TUI_NAME in settings.read_text(), "it copied the plugin of OpenCode 1, without a word"

@@ -123,8 +123,8 @@ class State:
 
 class CheckpointAgent(OwnAgent[State]):
     """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
-    too. ``place`` gives the directory of a session that no background work runs in, after the title of the work that has
-    ended in it, if any."""
+    too. ``place`` gives the title of the work that has ended in a session, if any, and the directory of the session's
+    project."""
 
     def __init__(
         self, everywhere: bool = False, place: Callable[[str], tuple[str, str]] = lambda session: ("", "")

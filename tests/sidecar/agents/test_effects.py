@@ -57,9 +57,7 @@ class TestAttempts:
             await bench.run(bench.runner(kind), asked)
             assert len(kind.keys) == 1
             step = await bench.last(f"key-{n}")
-            assert (step.final, step.error) == (True, ("no", "Foreign: no")[n - 1]), (
-                "people read what our own errors say"
-            )
+            assert (step.final, step.error) == (True, ("no", "Foreign: no")[n - 1])
 
     async def test_attempts_are_counted_across_crashes(self, bench: Bench) -> None:
         asked = await request(bench.store, bench.identity)
