@@ -13,6 +13,8 @@ export const FILE = "background.json";
 export const LOOK_MS = 1000;
 const PICTURE =
   "A picture, not live: this work runs in another process, so nothing moves here. Its parent's /background shows more.";
+const OLD_PICTURE =
+  "This may be a picture from before this work ended: OpenCode draws the rest after its next start. The session above has the result.";
 /** The card's title. */
 export const HEADING = "Background work";
 const MAX_SHOWN = 6;
@@ -63,7 +65,8 @@ export async function showCard(api, home, drawing = terminal) {
       const title = jsx("text", { fg: theme().text, children: jsx("b", { children: HEADING }) });
       return [title, ...rows.map(({ content, color }) => text(content, color))];
     };
-    const notes = () => notesOf(asks(), agents(), onScreen(api)).map((line) => wrapped(line));
+    const pictures = new Set();
+    const notes = () => notesOf(asks(), agents(), onScreen(api), pictures).map((line) => wrapped(line));
     const wrapped = (/** @type {string} */ content) =>
       jsx("text", { fg: theme().warning, wrapMode: "word", children: content });
     api.slots.register({
@@ -101,14 +104,18 @@ function onScreen(api) {
  * @param {Ask[]} asks
  * @param {Agent[]} agents
  * @param {string} session
- * @param {boolean} [isLive] whether this OpenCode draws the sessions of other processes as they change
+ * @param {Set<string>} [pictures] the sessions that were on screen while work of another process ran in them; this one
+ *   is added. Leave it out if OpenCode draws such a session as it changes
  * @returns {string[]} lines
  */
-export function notesOf(asks, agents, session, isLive = false) {
+export function notesOf(asks, agents, session, pictures) {
   const mine = asks.filter((ask) => ask.session === session);
   const rows = mine.slice(0, 1).flatMap(({ text }) => text.split("\n"));
   if (mine.length > 1) rows.push(`${mine.length - 1} more in /background.`);
-  if (!isLive && session && agents.some((agent) => agent.session === session)) rows.push(PICTURE);
+  if (pictures && session && agents.some((agent) => agent.session === session)) {
+    pictures.add(session);
+    rows.push(PICTURE);
+  } else if (pictures?.has(session)) rows.push(OLD_PICTURE);
   return rows;
 }
 

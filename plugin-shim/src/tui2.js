@@ -114,7 +114,7 @@ async function showWork(context, home, drawing) {
       append: "session.composer.top",
       render: (/** @type {any} */ given) =>
         column(() => [
-          ...notesOf(asks(), agents(), given.sessionID, true).map((line) =>
+          ...notesOf(asks(), agents(), given.sessionID).map((line) =>
             jsx("text", { fg: color("warning"), wrapMode: "word", children: line }),
           ),
           ...summary(of(agents(), given.sessionID)).map((line) => text(`${line} · /background`, "muted")),

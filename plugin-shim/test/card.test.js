@@ -21,15 +21,18 @@ test("an agent has a line for its title and one for what it does", () => {
   assert.equal(lines([ASKS], 0)[0]?.color, "warning");
 });
 
-test("what waits stays at the foot of its session, and the session of running work says that it is a picture", () => {
+test("what waits stays at the foot of its session, and what was opened while work ran says that it is a picture", () => {
   const asks = ["first\nhow", "second"].map((text, n) => ({ id: `chk_${n}`, session: "ses_1", text }));
   assert.deepEqual(notesOf(asks.slice(0, 1), [], "ses_1"), ["first", "how"]);
   assert.match(notesOf(asks, [], "ses_1").join("|"), /^first\|how\|1 more/);
   assert.deepEqual(notesOf(asks, [], "ses_2"), []);
   const agents = [{ ...RUNS, session: "ses_below" }];
-  assert.equal(notesOf([], agents, "ses_below").length, 1);
-  assert.deepEqual(notesOf([], agents, "ses_below", true), [], "OpenCode 2 draws it live");
-  assert.deepEqual(notesOf([], [{ ...RUNS, session: null }], ""), []);
+  const pictures = new Set();
+  assert.deepEqual(notesOf([], [], "ses_below", pictures), [], "it was not opened while it ran");
+  assert.match(notesOf([], agents, "ses_below", pictures).join("|"), /^A picture, not live[^|]*$/);
+  assert.match(notesOf([], [], "ses_below", pictures).join("|"), /^This may be a picture from before this work ended[^|]*$/);
+  assert.deepEqual(notesOf([], agents, "ses_below"), [], "OpenCode 2 draws it live");
+  assert.deepEqual(notesOf([], [{ ...RUNS, session: null }], "", pictures), []);
 });
 
 test("the file is read when it changed, and a broken one changes nothing", async () => {

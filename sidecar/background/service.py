@@ -129,9 +129,15 @@ class DurableStream:
             self._said,
             lambda: [link.pid for link in self.links()],
             agents_may_answer,
+            self._work_of,
         )
         self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
+
+    def _work_of(self, session: str) -> tuple[str, str] | None:
+        """The title and the project's directory of the background work whose session this is or was."""
+        intent = self.data.intents.get(self.data.sessions.get(session, ""))
+        return None if intent is None else (intent.title, intent.directory)
 
     @property
     def always_isolates(self) -> bool:

@@ -92,6 +92,24 @@ def only(durable: DurableStream, kind: str, *, background: bool = True) -> dict[
     return durable.lines("checkpoints")[0]
 
 
+def assert_typing_answers(screen: Terminal, durable: DurableStream, project: str) -> None:
+    """What the session in front asks stays on screen, with its options, until the person types an answer."""
+    ask = json.dumps({"question": "Ship it?", "options": ["now", "never"]})
+    screen.press(f"CALL:checkpoint_ask {ask}".encode())
+    screen.wait_for("checkpoint_ask")
+    screen.press(ENTER)
+    asked = f"{project} asks: Ship it? [now | never]"
+    screen.wait_for(asked)
+    screen.wait_for("Type your answer here")
+    screen.press(b"now, please")
+    screen.wait_for("now, please")
+    screen.press(ENTER)
+    wait_until(lambda: durable.lines("checkpoints") == [], "the answer")
+    (known,) = [each for each in durable.lines("checkpoints", "--all") if each["kind"] == "ask"]
+    assert (known["answer"], known["by"]) == (["now, please"], "user")
+    screen.wait_until(lambda lines: not any(asked in line for line in lines), "an empty foot")
+
+
 def refused(durable: DurableStream, *arguments: str) -> str:
     """The code with which a command ends."""
     done = durable._run(*arguments)

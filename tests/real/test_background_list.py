@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.install.plugin import Target, install
-from tests.real.background import cancel_from_the_list, of_session, one, only, spawn, window
+from tests.real.background import assert_typing_answers, cancel_from_the_list, of_session, one, only, spawn, window
 from tests.real.durable import EXECUTABLE, PLUGIN, SHIM, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
@@ -123,20 +123,7 @@ def test_a_question_of_the_session_in_front_stays_on_screen_and_is_answered_by_t
         durable.in_project(client, "install")
         with window(client, columns=80) as screen:
             screen.wait_for(READY)
-            ask = json.dumps({"question": "Ship it?", "options": ["now", "never"]})
-            screen.press(f"CALL:checkpoint_ask {ask}".encode())
-            screen.wait_for("checkpoint_ask")
-            screen.press(ENTER)
-            asked = f"{client.project.name} asks: Ship it? [now | never]"
-            screen.wait_for(asked)
-            screen.wait_for("Type your answer here")
-            screen.press(b"now, please")
-            screen.wait_for("now, please")
-            screen.press(ENTER)
-            wait_until(lambda: durable.lines("checkpoints") == [], "the answer")
-            (known,) = durable.lines("checkpoints", "--all")
-            assert (known["answer"], known["by"]) == (["now, please"], "user")
-            screen.wait_until(lambda lines: not any(asked in line for line in lines), "an empty foot")
+            assert_typing_answers(screen, durable, client.project.name)
 
 
 def test_the_phone_hears_what_no_window_shows(

@@ -10,7 +10,7 @@ import pytest
 from sidecar.install.tui import TUI_NAME
 from sidecar.install.tui2 import SETTINGS_NAME
 from tests.real import rings
-from tests.real.background import cancel_from_the_list, one, only, spawn, window
+from tests.real.background import assert_typing_answers, cancel_from_the_list, one, only, spawn, window
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
@@ -74,7 +74,7 @@ def open_list(screen: Terminal) -> None:
     screen.wait_for("Search")
 
 
-def test_what_waits_is_shown_and_answered_and_its_end_is_a_toast(
+def test_what_waits_is_shown_and_answered_in_the_list_or_by_typing_and_its_end_is_a_toast(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:
     with window(client, columns=80) as screen:
@@ -92,6 +92,11 @@ def test_what_waits_is_shown_and_answered_and_its_end_is_a_toast(
         screen.wait_for("count things in project finished")
         screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
         assert one(durable, "completed")["result"].startswith("RESULT<<it")
+        done = one(durable, "completed")
+        client.wait(done["parent"])  # the result woke it
+        client.prompt(done["session"], "SAY:a person prompts it")
+        screen.wait_for("This background work has ended")  # a toast: how it can go on
+        assert_typing_answers(screen, durable, client.project.name)
         settings = client.config_directory / SETTINGS_NAME
         assert TUI_NAME in settings.read_text(), "it copied the plugin of OpenCode 1, without a word"
         durable.in_project(client, "install")

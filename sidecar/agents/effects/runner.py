@@ -253,7 +253,10 @@ class EffectRunner:
     async def _failed(
         self, request: Request, kind: EffectKind, attempt: int, attempts: int, error: Exception
     ) -> int | None:
-        said = f"{type(error).__name__}: {self._clean(str(error))}" if str(error) else type(error).__name__
+        # The product's own errors tell a person what happened. Others may say no more than a key, so they are named.
+        text, kind_of = self._clean(str(error)), type(error)
+        is_named = not text or kind_of.__module__.partition(".")[0] != "sidecar"
+        said = ": ".join(filter(None, (kind_of.__name__ if is_named else "", text)))
         if isinstance(error, TimeoutError) and kind.effect_class == "unsafe":
             await self._doubt(request, attempt, "the attempt did not end within its deadline")
             return None

@@ -406,7 +406,7 @@ async def _rules_of(link: Link, agent: str, directory: str) -> tuple[Rule, ...]:
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict) and each.get("name") == agent:
             return _rules(each.get("permission"))
-    raise HostError(f"OpenCode has no agent {agent[:60]!a} in {directory}", permanent=True)
+    raise HostError(f"OpenCode has no agent {agent[:60]!a} for this project", permanent=True)
 
 
 def _rules(listed: Any) -> tuple[Rule, ...]:

@@ -69,7 +69,7 @@ async def rules_of(client: ServiceClient, agent: str, directory: str) -> tuple[R
         if found is not None and found == before:
             return rules(mapping(mapping(found).get("data")).get("permissions"))
         before = found
-    raise HostError(f"OpenCode 2 has no agent {agent[:60]!a} in {directory}", permanent=True)
+    raise HostError(f"OpenCode 2 has no agent {agent[:60]!a} for this project", permanent=True)
 
 
 def rules(listed: Any) -> tuple[Rule, ...]:

@@ -7,9 +7,12 @@ from typing import Any
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
+from sidecar.agents.agent import Output
+from sidecar.background.intents.intent_effects import how_to_continue
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent, State
 from sidecar.registry import Args
+from streams.event import StreamEvent
 
 
 class IntentArgs(Args):
@@ -43,6 +46,15 @@ def worktree_of(state: State, intent: Intent) -> str:
     is_last = state.sessions.get(intent.session or "", intent.id) == intent.id
     has_left = intent.changes.get("kept") or intent.changes.get("error")
     return str(intent.worktree.get("root", "")) if is_last and has_left else ""
+
+
+def prompted(state: State, event: StreamEvent) -> list[Output]:
+    """Handle a person's prompt for the session of work that has ended. If its worktree is gone, OpenCode 1 aborts the
+    turn at once and OpenCode 2 lets each tool fail, so tell the person how the work can go on."""
+    intent = state.intents.get(state.sessions.get(str(event.payload.get("session")), ""))
+    if intent is None or intent.state not in ENDED or event.metadata.get("history"):
+        return []
+    return [how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
 
 
 def continues(before: Intent) -> dict[str, Any]:

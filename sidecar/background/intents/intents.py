@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
-from sidecar.background.intents import budgets, causes, edits, notices, watch
+from sidecar.background.intents import afterwards, budgets, causes, edits, notices, watch
 from sidecar.background.intents import intent_effects as asked
-from sidecar.background.intents.afterwards import continuing
 from sidecar.background.intents.budgets import Doom, doomed, refusal
 from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
@@ -59,6 +58,7 @@ class IntentAgent(OwnAgent[State]):
             "turn.ended",
             "execution.step",
             "execution.output",
+            "human.input",
             "agent.input",
             "agent.error",
             "lifecycle.session.created",
@@ -158,6 +158,8 @@ class IntentAgent(OwnAgent[State]):
                 return self._output(event)
             case "lifecycle.session.created":
                 return self._child(event)
+            case "human.input":
+                return afterwards.prompted(self.data, event)
             case "agent.input":
                 return self._answered_by(event)
             case "agent.error":
@@ -181,7 +183,7 @@ class IntentAgent(OwnAgent[State]):
         about = {key: value for key, value in given.items() if key != "above"}
         payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
         refused = refusal(self.data, self._limits, intent_of(payload))
-        other = continuing(self.data, (given.get("continues") or {}).get("session") or "-")
+        other = afterwards.continuing(self.data, (given.get("continues") or {}).get("session") or "-")
         if other is not None:
             refused = {"code": "still-running", "reason": f"{other.id} works in the same session"}
         if refused is not None:
@@ -312,7 +314,7 @@ class IntentAgent(OwnAgent[State]):
             return [] if failed or not isinstance(result, dict) else self._looked(intent, result, event.ts)
         if kind == CREATE:
             if failed or not isinstance(result, dict):
-                return self._end(intent, "intent.failed", event.ts, reason=f"no session: {error}", code="no-session")
+                return self._end(intent, "intent.failed", event.ts, reason=f"not started: {error}", code="no-session")
             session = str(result["session"])
             started = Output(
                 "intent.started",
@@ -346,9 +348,6 @@ class IntentAgent(OwnAgent[State]):
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None:
             return notices.turn_ended(self.data, session)
-        if intent.state in ENDED and outcome == "aborted" and not event.payload.get("steps"):
-            # OpenCode 1 aborts a turn at once if the session's directory is gone, and tells the person nothing.
-            return [asked.how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
         if intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
             return []
         if intent.state == "cancelling":

@@ -123,9 +123,12 @@ class State:
 
 class CheckpointAgent(OwnAgent[State]):
     """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
-    too. ``place`` gives the directory of one of the user's own sessions."""
+    too. ``place`` gives the title of the work that has ended in a session, if any, and the directory of the session's
+    project."""
 
-    def __init__(self, everywhere: bool = False, place: Callable[[str], str] = lambda session: "") -> None:
+    def __init__(
+        self, everywhere: bool = False, place: Callable[[str], tuple[str, str]] = lambda session: ("", "")
+    ) -> None:
         self._everywhere, self._place = everywhere, place
         super().__init__(NAME, State)
 
@@ -202,8 +205,9 @@ class CheckpointAgent(OwnAgent[State]):
     def _asker(self, session: str) -> dict[str, Any]:
         """Who asks, in the form that ``checkpoint.opened`` keeps."""
         intent, tell = self.data.phantoms.get(session, (None, session))
-        work, directory = self.data.works.get(intent or "", ("", ""))
-        return {"intent": intent, "tell": tell, "work": work, "directory": directory or self._place(tell or session)}
+        known = self.data.works.get(intent or "", ("", ""))
+        work, directory = known if known[1] else self._place(tell or session)
+        return {"intent": intent, "tell": tell, "work": work, "directory": directory}
 
     def _typed(self, event: StreamEvent) -> list[Output]:
         """Handle a message that a person typed into a session whose call waits for an answer: the message is the

@@ -95,13 +95,17 @@ class People:
         said: Said,
         linked: Callable[[], Iterable[int]] = tuple,
         agents_may_answer: bool = False,
+        work_of: Callable[[str], tuple[str, str] | None] = lambda session: None,
     ) -> None:
         self._home, self._identity, self._said = home, identity, said
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
         self.checkpoints = CheckpointAgent(
             everywhere=bool(self.channels.names),
-            place=lambda session: str(hosts.of(session).about(session).get("directory") or ""),
+            # The worktree of background work, which OpenCode knows, has an id as its name.
+            place=lambda session: (
+                work_of(session) or ("", str(hosts.of(session).about(session).get("directory") or ""))
+            ),
         )
         self.signals = SignalAgent()
         self.alerts = AlertAgent(

@@ -55,7 +55,8 @@ class TestAttempts:
         asked = await request(bench.store, bench.identity)
         await bench.run(bench.runner(kind), asked)
         assert len(kind.keys) == 1
-        assert (await bench.last("key-1")).final
+        step = await bench.last("key-1")
+        assert (step.final, step.error) == (True, "Foreign: no")
 
     async def test_attempts_are_counted_across_crashes(self, bench: Bench) -> None:
         asked = await request(bench.store, bench.identity)

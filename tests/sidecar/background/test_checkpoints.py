@@ -12,6 +12,7 @@ import pytest
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent, checkpoint_id
+from sidecar.background.people.teller import heading
 from tests.memory import MemoryStore
 from tests.sidecar.agents.support import until
 from tests.sidecar.background.support import Bench, Script, bench
@@ -249,3 +250,14 @@ async def test_the_answer_for_background_work_that_ended_goes_to_the_session_abo
         assert agent.data.checkpoints["chk_1"].state == "open"
         await answer(run, "chk_1", "yes")
         assert [n.session for n in intents.data.notices.values()] == [PARENT]
+
+
+async def test_what_a_person_lets_ended_work_ask_names_the_work_and_its_project() -> None:
+    """OpenCode only knows the worktree, whose name is an id."""
+    agent = CheckpointAgent(everywhere=True, place=lambda session: ("count things", "/home/ada/shop"))
+    async with bench(MemoryStore(), [agent], {}) as run:
+        await run.happened("intent.started", intent="int_1", session=PHANTOM, parent=PARENT)
+        await run.happened("intent.completed", intent="int_1")
+        await permission(run, PHANTOM, "asked")
+        (known,) = agent.data.checkpoints.values()
+        assert heading(known) == "count things in shop asks for permission"
