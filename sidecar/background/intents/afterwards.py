@@ -6,8 +6,10 @@ from typing import Any
 
 from pydantic import Field
 
+from bridge.opencode.capture.shapes import is_human
 from bridge.opencode.link.link import RequestError
 from sidecar.agents.agent import Output
+from sidecar.background.hosts import v2_ids
 from sidecar.background.intents.intent_effects import how_to_continue
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent, State
@@ -51,8 +53,13 @@ def worktree_of(state: State, intent: Intent) -> str:
 def prompted(state: State, event: StreamEvent) -> list[Output]:
     """Handle a person's prompt for the session of work that has ended. If its worktree is gone, OpenCode 1 aborts the
     turn at once and OpenCode 2 lets each tool fail, so tell the person how the work can go on."""
-    intent = state.intents.get(state.sessions.get(str(event.payload.get("session")), ""))
+    session = str(event.payload.get("session"))
+    intent = state.intents.get(state.sessions.get(session, ""))
     if intent is None or intent.state not in ENDED or event.metadata.get("history"):
+        return []
+    # In OpenCode 1 the session is a child, where a person's prompt is recorded as an agent's.
+    is_agents = v2_ids.is_phantom(session) or not is_human(event.payload.get("parts") or [])
+    if event.type == "agent.input" and is_agents:
         return []
     return [how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
 

@@ -161,7 +161,7 @@ class IntentAgent(OwnAgent[State]):
             case "human.input":
                 return afterwards.prompted(self.data, event)
             case "agent.input":
-                return self._answered_by(event)
+                return self._answered_by(event) + afterwards.prompted(self.data, event)
             case "agent.error":
                 return self._session_erred(event)
             case "lifecycle.session.ended":
