@@ -21,6 +21,7 @@ from sidecar.background.reading import of_ask
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.describe import describe
+from streams.lineage import TURN_STARTED
 from streams.query import Filter
 from streams.store import Record
 
@@ -70,7 +71,9 @@ class Board:
             self._asked[event.id] = event.payload
         session = event.payload.get("session")
         if isinstance(session, str) and not event.type.startswith(_QUIET):
-            self._doing[session] = (event.ts, str(describe(event)))
+            line = describe(event)
+            text = f"waits for {line.text or 'the model'}" if event.type == TURN_STARTED else str(line)
+            self._doing[session] = (event.ts, text)
 
     def state(self, now_ms: int) -> dict[str, Any]:
         """Everything that is shown, as JSON values. Times are in ms UTC, and durations in ms.

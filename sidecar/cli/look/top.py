@@ -256,5 +256,6 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
     clock = local_time(state["at"], "%H:%M:%S")
     parts: list[Any] = [Text(fitted(f"{clock} · q ends · {_summary(state)}", out.width), "bold")]
     for heading, columns, rows in _tables(out.width, state):
+        heading += f" · {len(rows) - most} older not shown" if len(rows) > most else ""
         parts += [Text(), Text(heading, "bold cyan"), out.drawn(columns, rows[-most:])]
     return Group(*parts)
