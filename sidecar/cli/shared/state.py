@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -59,7 +60,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
     """
     problems: list[str] = []
     notes: list[str] = []
-    reader = LogReader(home.store_path)
+    reader: LogReader | None = None
+    with suppress(StreamError, OSError):  # the parts of the report that need it say why it cannot be opened
+        reader = LogReader(home.store_path)
     info = home.running()
     found: dict[str, Any] | None = None
     if info is not None:
@@ -98,7 +101,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         found["nats"] = _nats_stopped(home) if found["log"]["head"] is not None else None
     else:
         known = len(problems)
-        found["log"]["pruned"], catalog = await _look(reader, problems)
+        found["log"]["pruned"], catalog = await _look(home, reader, problems)
         found["log"]["damaged"] = len(problems) > known
     if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
         notes.append(f"the log is damaged, but {kept}")
@@ -121,8 +124,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
-    found["asks"] = await waiting_lines(reader) if catalog is not None else []
-    found["work"] = await _work(reader) if catalog is not None and WORKING in catalog.streams else []
+    found["asks"] = await waiting_lines(reader) if reader is not None and catalog is not None else []
+    found["work"] = (
+        await _work(reader) if reader is not None and catalog is not None and WORKING in catalog.streams else []
+    )
     found["cut"] = catalog.cut if catalog is not None else 0
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
 
@@ -143,9 +148,10 @@ async def _work(reader: LogReader) -> list[str]:
     return lines
 
 
-async def _look(reader: LogReader, problems: list[str]) -> tuple[int, Catalog | None]:
+async def _look(home: Home, reader: LogReader | None, problems: list[str]) -> tuple[int, Catalog | None]:
     """How many records were pruned, and the catalog, read from the files of a log that a running sidecar reports on."""
     try:
+        reader = reader or LogReader(home.store_path)
         await reader.glance()
         gone = await reader.removed()
         return sum(each.first_offset for each in gone.values()), (await catalog_of(reader))[0]
@@ -166,13 +172,14 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
 
 
 async def _read_stopped(
-    home: Home, reader: LogReader, problems: list[str], notes: list[str]
+    home: Home, reader: LogReader | None, problems: list[str], notes: list[str]
 ) -> tuple[dict[str, Any], Catalog | None]:
     """The state and the catalog of the log. If it cannot be opened, nothing is counted and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
     migration, catalog = None, None
     try:
+        reader = reader or LogReader(home.store_path)
         log |= {"head": reader.head}
         sizes = reader.file_sizes()
         catalog, fault = await catalog_of(reader)

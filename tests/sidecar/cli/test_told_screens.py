@@ -81,7 +81,8 @@ def troubled_home(healthy_home: Home) -> Path:
 @pytest.mark.parametrize("verb", ["status", "top --once", "intents", "checkpoints", "notices", "log ses_wake"])
 def test_the_screen_is_as_it_was_drawn(troubled_home: Path, verb: str) -> None:
     screen = shown(drawn(on_terminal(troubled_home, *verb.split(), width=80, HOME="/home/ada"), 80))
-    screen = screen.replace(str(troubled_home), "HOME")
+    # A long path breaks wherever the line ends.
+    screen = re.sub(r"\s*".join(map(re.escape, str(troubled_home))), "HOME", screen)
     for pattern, text in CHANGES:
         screen = re.sub(pattern, text, screen, flags=re.MULTILINE)
     golden = SCREENS / f"told-{verb.split()[0]}-80.txt"
