@@ -14,7 +14,7 @@ from sidecar.background.people.checkpoints import CLOSED, Checkpoint, Checkpoint
 from sidecar.background.people.consent import asked
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog, OpenAsk
-from sidecar.read.costs import By, Costs
+from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of
 from streams.errors import CorruptLog
 from streams.event import StreamEvent

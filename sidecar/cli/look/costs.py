@@ -35,7 +35,7 @@ async def costs(
     from sidecar.background.reading import costs_of
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.project import shown_directory
-    from sidecar.read.costs import TYPES
+    from sidecar.read.past.costs import TYPES
     from sidecar.read.select import catalog_of, empty_text, open_reader
     from sidecar.read.wording import amount, money
 

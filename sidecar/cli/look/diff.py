@@ -11,7 +11,7 @@ from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output
-    from sidecar.read.past import Past
+    from sidecar.read.past.records import Past
     from streams.log.reader import LogReader
 
 SHOWN = 5
@@ -44,7 +44,7 @@ async def diff(
     files, cost and time. Only reads the log.
     """
     from sidecar.cli.printing.output import Output
-    from sidecar.read.past import open_past
+    from sidecar.read.past.records import open_past
     from sidecar.read.select import open_reader
 
     out = Output(json)
@@ -63,7 +63,7 @@ async def diff(
 async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: str) -> None:
     from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal
     from sidecar.cli.shared.moments import moment_of
-    from sidecar.read.moment import between
+    from sidecar.read.past.moment import between
     from sidecar.read.wording import amount, lasted, money
 
     since, upto = sorted([await moment_of(reader, past, one), await moment_of(reader, past, other)])
@@ -95,7 +95,7 @@ async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: 
 
 def _sessions(out: Output, left: Past, right: Past) -> None:
     from sidecar.cli.printing.output import Column
-    from sidecar.read.compare import compared
+    from sidecar.read.past.compare import compared
     from sidecar.read.wording import lasted, money
 
     found = compared(left, right)

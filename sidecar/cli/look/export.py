@@ -108,9 +108,9 @@ async def _write_conversation(reader: LogReader, family: Family, form: str, file
 
 async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[bytes]) -> int:
     from sidecar.cli.printing.output import json_line
+    from sidecar.read.past.spans import Spans
+    from sidecar.read.past.traces import chrome, otlp
     from sidecar.read.select import records_of
-    from sidecar.read.spans import Spans
-    from sidecar.read.traces import chrome, otlp
 
     spans, last = Spans(), 0
     async for record in records_of(reader, family):

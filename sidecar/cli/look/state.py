@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sidecar.cli.printing.output import Output
-    from sidecar.read.past import Past
+    from sidecar.read.past.records import Past
     from sidecar.read.transcript.model import Reading, Session
 
 LAST_LINES = 12
@@ -47,8 +47,8 @@ async def state(
     from sidecar.background.reading import running_at
     from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.moments import moment_of
-    from sidecar.read.moment import state as state_of
-    from sidecar.read.past import open_past
+    from sidecar.read.past.moment import state as state_of
+    from sidecar.read.past.records import open_past
     from sidecar.read.select import open_reader
 
     out = Output(json)
@@ -107,7 +107,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def _recent(past: Past, at: int) -> tuple[list[Session], Reading]:
     """The session with its last turns only, because a whole long session takes long to write."""
-    from sidecar.read.moment import latest
+    from sidecar.read.past.moment import latest
     from sidecar.read.transcript.model import Reading
 
     own = latest(past, at)

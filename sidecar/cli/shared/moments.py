@@ -9,7 +9,7 @@ import typer
 from sidecar.cli.shared.command import Failure
 
 if TYPE_CHECKING:
-    from sidecar.read.past import Past
+    from sidecar.read.past.records import Past
     from streams.log.reader import LogReader
 
 

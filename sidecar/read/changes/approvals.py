@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.fields import as_list, as_mapping, as_strings, as_text, first_text
-from sidecar.read.journal import Items, Kept, Map
+from sidecar.read.past.journal import Items, Kept, Map
 from sidecar.read.wording import lasted, one_line
 from streams.store import Record
 

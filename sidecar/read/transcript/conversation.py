@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.read.fields import as_text, is_forgotten
-from sidecar.read.journal import Items, Map
+from sidecar.read.past.journal import Items, Map
 from sidecar.read.transcript.model import Branch, Call, Session
 from sidecar.read.transcript.session_fold import SessionFold
 from streams.lineage import CREATED, LINKED, RESUMED

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff
-from sidecar.read.journal import Items, Kept, Map
+from sidecar.read.past.journal import Items, Kept, Map
 
 NoticeKind = Literal[
     "error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "redone", "background", "other"

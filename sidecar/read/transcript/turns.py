@@ -11,7 +11,7 @@ from typing import Any
 from sidecar.read.catalog import TURN_ENDED, add_step
 from sidecar.read.describe import input_text
 from sidecar.read.fields import as_mapping, as_text
-from sidecar.read.journal import Kept, Map
+from sidecar.read.past.journal import Kept, Map
 from sidecar.read.transcript.model import Turn
 from streams.lineage import TURN_STARTED
 from streams.store import Record

@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidecar.cli.printing.output import json_line
-from sidecar.read.spans import Spans
-from sidecar.read.traces import SCHEMA_URL, chrome, otlp
+from sidecar.read.past.spans import Spans
+from sidecar.read.past.traces import SCHEMA_URL, chrome, otlp
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.bridge.opencode.playing2 import names as names2

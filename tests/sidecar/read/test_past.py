@@ -7,12 +7,11 @@ import random
 import pytest
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.read import journal, packed
-from sidecar.read import past as past_module
 from sidecar.read.catalog import Catalog
-from sidecar.read.past import Past
+from sidecar.read.past.records import Past, journal, packed
+from sidecar.read.past.records import records as past_module
+from sidecar.read.past.spans import Spans
 from sidecar.read.select import Family
-from sidecar.read.spans import Spans
 from sidecar.read.transcript.conversation import Conversation
 from streams.event import StreamEvent
 from streams.identity import seeded_identity

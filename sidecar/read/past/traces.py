@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bridge.opencode.capture.tokens import MOST_TOKENS, add_tokens, can_be
 from sidecar.read.fields import as_mapping, as_text
-from sidecar.read.spans import Span, SpanKind
+from sidecar.read.past.spans import Span, SpanKind
 from sidecar.read.wording import one_line
 from sidecar.version import VERSION
 from streams.lineage import span_id, trace_id

@@ -10,7 +10,7 @@ from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.describe import row_of
 from sidecar.read.fields import as_text
-from sidecar.read.past import Past
+from sidecar.read.past.records import Past
 from streams.store import Record
 
 _OWN: Final = frozenset(

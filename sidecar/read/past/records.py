@@ -13,10 +13,10 @@ from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import Changes
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.journal import Journal
-from sidecar.read.packed import Packed
+from sidecar.read.past.journal import Journal
+from sidecar.read.past.packed import Packed
+from sidecar.read.past.spans import Spans
 from sidecar.read.select import Family, catalog_of, family_of, find_session, records_of
-from sidecar.read.spans import Spans
 from sidecar.read.transcript.conversation import Conversation
 from streams.errors import CorruptLog
 from streams.log.reader import LogReader

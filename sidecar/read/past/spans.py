@@ -14,7 +14,7 @@ from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.catalog import add_cost
 from sidecar.read.fields import as_int, as_mapping, as_text, is_forgotten
-from sidecar.read.journal import Items, Kept, Map
+from sidecar.read.past.journal import Items, Kept, Map
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
