@@ -20,7 +20,7 @@ from sidecar.background.people.checkpoints import CLOSED, CheckpointAgent
 from sidecar.background.reading import of_ask
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
-from sidecar.read.describe import describe
+from sidecar.read.telling.describe import describe
 from streams.lineage import TURN_STARTED
 from streams.query import Filter
 from streams.store import Record

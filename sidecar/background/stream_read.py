@@ -14,9 +14,9 @@ from typing import Final
 from bridge.opencode.link.link import RequestError
 from sidecar.background.messages import without_tags
 from sidecar.read.catalog import Catalog
-from sidecar.read.describe import describe
 from sidecar.read.projects import Project
 from sidecar.read.select import catalog_of, family_of, newest, open_reader
+from sidecar.read.telling.describe import describe
 from sidecar.read.wording import iso_time, one_line
 from streams.log.reader import LogReader
 from streams.store import Record

@@ -15,14 +15,14 @@ from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import costs_of, read_intents, read_notices, waiting
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
-from sidecar.read.describe import describe, row_of
-from sidecar.read.detail import detail
 from sidecar.read.past.compare import compared
 from sidecar.read.past.costs import TYPES, WAYS, By
 from sidecar.read.past.moment import head
 from sidecar.read.past.records import Past
 from sidecar.read.projects import short_directory
 from sidecar.read.select import SelectError, catalog_of, family_of, find_event, find_session, newest
+from sidecar.read.telling.describe import describe, row_of
+from sidecar.read.telling.detail import detail
 from sidecar.read.transcript.html import turn_html
 from sidecar.read.transcript.model import Reading, Session
 from sidecar.read.wording import one_line, printable

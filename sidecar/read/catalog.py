@@ -14,9 +14,9 @@ import msgspec
 from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.read.asked import CHECKPOINT, asked_text
-from sidecar.read.describe import call_text
 from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
+from sidecar.read.telling.describe import call_text
 from sidecar.read.wording import cut_middle
 from streams.event import StreamEvent
 from streams.lineage import CREATED, ENDED, RESUMED, TURN_STARTED, Lineage, Session

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sidecar.background.intents.state import Intent
 from sidecar.background.messages import inline, message, quoted
-from sidecar.read.markup import QUOTES
+from sidecar.read.telling.markup import QUOTES
 
 SHOWN_DIFF: Final = 4000
 """A longer diff is left out of the message; the model can read it with git."""

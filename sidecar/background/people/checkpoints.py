@@ -23,7 +23,7 @@ from sidecar.background.messages import message, quoted
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
-from sidecar.read.describe import input_text
+from sidecar.read.telling.describe import input_text
 from streams.event import StreamEvent
 
 NAME: Final = "checkpoints"

@@ -40,7 +40,7 @@ async def notices(
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.markup import unwrapped
+    from sidecar.read.telling.markup import unwrapped
     from sidecar.read.wording import ago, one_line
 
     now = own_identity().now_ms()

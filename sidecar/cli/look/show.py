@@ -12,8 +12,8 @@ from sidecar.cli.shared.command import JsonFlag, home_of
 
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output
-    from sidecar.read.content import Part
-    from sidecar.read.timing import Timing
+    from sidecar.read.telling.content import Part
+    from sidecar.read.telling.timing import Timing
     from streams.store import Record
 
 FACT_WIDTH = 12
@@ -32,10 +32,10 @@ async def show(
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import no_cause, outline
     from sidecar.cli.shared.approvals import asked_for
-    from sidecar.read.describe import describe
-    from sidecar.read.detail import detail
     from sidecar.read.select import find_event, newest, open_reader
-    from sidecar.read.timing import Timing
+    from sidecar.read.telling.describe import describe
+    from sidecar.read.telling.detail import detail
+    from sidecar.read.telling.timing import Timing
     from sidecar.read.wording import local_time, one_line
     from streams.query import Filter
 
@@ -145,7 +145,7 @@ def _print_fact(out: Output, name: str, value: str, style: str = "") -> None:
 def _named(record: Record, timing: Timing) -> str:
     """Another event on one line, with an id that is long enough to name the event in a command."""
     from sidecar.cli.printing.records import SHORT_ID
-    from sidecar.read.describe import describe
+    from sidecar.read.telling.describe import describe
 
     event = record.event
     line = describe(event, took_ms=timing.took_ms(event), waited_ms=timing.waited_ms(event))

@@ -145,7 +145,7 @@ def _turn_label(turn: Turn, now: str, width: int) -> Any:
     from rich.text import Text
 
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH
-    from sidecar.read.describe import spent
+    from sidecar.read.telling.describe import spent
     from sidecar.read.wording import one_line
 
     style = {"completed": "green", "failed": "red", "": "bold green"}.get(turn.outcome, "yellow")

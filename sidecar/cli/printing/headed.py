@@ -8,8 +8,8 @@ from sidecar.cli.printing.output import Output, shortened
 from sidecar.cli.printing.records import Lines
 from sidecar.cli.shared.project import shown_directory, waiting_lines, waiting_text
 from sidecar.read.catalog import Catalog
-from sidecar.read.describe import is_news
 from sidecar.read.projects import Project
+from sidecar.read.telling.describe import is_news
 from sidecar.read.wording import one_line
 from streams.log.reader import LogReader
 from streams.query import Filter

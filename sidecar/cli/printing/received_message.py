@@ -16,8 +16,8 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.subjects import CATEGORIES, COMPONENTS, L0Subject, RecordSubject
-from sidecar.read.describe import KINDS, LONGEST, Line, Tone, describe, short_type, spent
 from sidecar.read.fields import as_mapping
+from sidecar.read.telling.describe import KINDS, LONGEST, Line, Tone, describe, short_type, spent
 from sidecar.read.wording import iso_time, lasted, one_line
 from streams.bus.subjects import REST, SubjectError, check_pattern
 from streams.errors import StreamError

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.printing.output import Output, fitted, marked, padded
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.describe import LONGEST, Line, Tone, describe
-from sidecar.read.starts import Starts
-from sidecar.read.timing import Timing
+from sidecar.read.telling.describe import LONGEST, Line, Tone, describe
+from sidecar.read.telling.starts import Starts
+from sidecar.read.telling.timing import Timing
 from sidecar.read.wording import iso_time, local_time, one_line, printable
 from streams.query import Filter, value_with
 from streams.store import Record

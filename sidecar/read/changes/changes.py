@@ -9,8 +9,8 @@ from typing import Any, Final
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.changes.approvals import Approval, Approvals
 from sidecar.read.changes.edits import Diff, file_changes
-from sidecar.read.describe import LONGEST, input_text
 from sidecar.read.fields import as_text
+from sidecar.read.telling.describe import LONGEST, input_text
 from streams.query import EVERYTHING, Filter
 from streams.store import Record
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.describe import row_of
 from sidecar.read.fields import as_text
 from sidecar.read.past.records import Past
+from sidecar.read.telling.describe import row_of
 from streams.store import Record
 
 _OWN: Final = frozenset(

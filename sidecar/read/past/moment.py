@@ -9,9 +9,9 @@ import msgspec
 
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import TurnChanges, totals
-from sidecar.read.describe import row_of
 from sidecar.read.past.compare import figures
 from sidecar.read.past.records import Past, counted
+from sidecar.read.telling.describe import row_of
 from sidecar.read.transcript.model import Prompt, Session, Turn
 from sidecar.read.transcript.wording import prompt_text
 

@@ -14,10 +14,10 @@ from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import TURN_ENDED
 from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
-from sidecar.read.describe import describe, short_type
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
-from sidecar.read.markup import unwrapped
 from sidecar.read.past.journal import Items, Map
+from sidecar.read.telling.describe import describe, short_type
+from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from sidecar.read.transcript.turns import TurnFold

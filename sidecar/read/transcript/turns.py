@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.read.catalog import TURN_ENDED, add_step
-from sidecar.read.describe import input_text
 from sidecar.read.fields import as_mapping, as_text
 from sidecar.read.past.journal import Kept, Map
+from sidecar.read.telling.describe import input_text
 from sidecar.read.transcript.model import Turn
 from streams.lineage import TURN_STARTED
 from streams.store import Record

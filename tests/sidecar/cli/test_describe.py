@@ -11,8 +11,8 @@ from bridge.opencode.capture.table import RULES
 from bridge.opencode.capture.tokens import add_tokens
 from bridge.opencode.capture.translate import Translator
 from sidecar.read.catalog import add_cost
-from sidecar.read.describe import Line, describe, short_type
-from sidecar.read.detail import detail
+from sidecar.read.telling.describe import Line, describe, short_type
+from sidecar.read.telling.detail import detail
 from sidecar.read.wording import ago, amount, bytes_text, iso_time, lasted, local_time, money, one_line, printable
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of

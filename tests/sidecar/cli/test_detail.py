@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.read.detail import Detail, detail
-from sidecar.read.markup import inside
+from sidecar.read.telling.detail import Detail, detail
+from sidecar.read.telling.markup import inside
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
 from tests.streams.builders import event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.background.intents.lifecycle import INTENT, NOTICE
-from sidecar.read.describe import KINDS, Line, describe, is_news
+from sidecar.read.telling.describe import KINDS, Line, describe, is_news
 from tests.streams.builders import event
 
 

@@ -11,8 +11,8 @@ import pytest
 from bridge.opencode.redact import MAX_STRING, Redactor
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
-from sidecar.read.describe import describe
-from sidecar.read.detail import detail
+from sidecar.read.telling.describe import describe
+from sidecar.read.telling.detail import detail
 from tests.sidecar.read.conversations import folded, happened, written
 
 SPELLED = ("می\u200cخواهم", "क्\u200dष", "\U0001f468\u200d\U0001f4bb")

@@ -11,7 +11,7 @@ from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.background.board import Board
 from sidecar.cli.look.top import _sessions
 from sidecar.read.catalog import Catalog
-from sidecar.read.starts import Starts
+from sidecar.read.telling.starts import Starts
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.bridge.opencode.playing2 import play2

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from bridge.opencode.capture.table import STEP_STARTED
-from sidecar.read import content
 from sidecar.read.asked import CHECKPOINT, asked_text
 from sidecar.read.fields import (
     as_list,
@@ -24,8 +23,9 @@ from sidecar.read.fields import (
     with_cuts_told,
 )
 from sidecar.read.losses import GAP, lost_text
-from sidecar.read.markup import inside, unwrapped
-from sidecar.read.timing import LEAST_SHOWN_MS
+from sidecar.read.telling import content
+from sidecar.read.telling.markup import inside, unwrapped
+from sidecar.read.telling.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
 from streams.store import Record

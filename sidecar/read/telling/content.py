@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from sidecar.read.asked import what_is_asked
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_list, as_mapping, as_text
-from sidecar.read.markup import inside, unwrapped
+from sidecar.read.telling.markup import inside, unwrapped
 
 Kind = Literal["text", "aside", "command", "output", "diff", "bad"]
 

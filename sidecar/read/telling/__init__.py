@@ -1,0 +1,1 @@
+"""Events in words: on one line, in full, and without the markup that models read."""
