@@ -31,7 +31,7 @@ async def show(
     """
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import no_cause, outline
-    from sidecar.cli.shared.approvals import asked_for
+    from sidecar.read.changes.asked_for import asked_for
     from sidecar.read.select import find_event, newest, open_reader
     from sidecar.read.telling.describe import describe
     from sidecar.read.telling.detail import detail

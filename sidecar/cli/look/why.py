@@ -43,7 +43,7 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
 
 async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:
     """``chain`` with more records: before each step, what the step asked a person for, and the answers."""
-    from sidecar.cli.shared.approvals import asked_for
+    from sidecar.read.changes.asked_for import asked_for
 
     known = {record.event.id for record in chain}
     whole: list[Record] = []

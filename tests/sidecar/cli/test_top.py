@@ -15,8 +15,8 @@ from rich.console import Console
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.background.board import MOST_ENDED, open_board
-from sidecar.cli.look.top import AGENTS, OTHERS, REFRESH_SECONDS, _screen
 from sidecar.cli.printing.output import Output
+from sidecar.cli.work.top import AGENTS, OTHERS, REFRESH_SECONDS, _screen
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader

@@ -9,7 +9,7 @@ import pytest
 
 from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.background.board import Board
-from sidecar.cli.look.top import _sessions
+from sidecar.cli.work.top import _sessions
 from sidecar.read.catalog import Catalog
 from sidecar.read.telling.starts import Starts
 from streams.event import StreamEvent
