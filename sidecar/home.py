@@ -24,8 +24,8 @@ from sidecar.private_files import (
     write_new,
 )
 from sidecar.processes import mark_of
-from streams import locks
-from streams.files import write_durably
+from streams.system import locks
+from streams.system.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 

@@ -138,7 +138,7 @@ BOTTOM = frozenset(
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiofiles": ("streams/stores/jsonl/*.py",),
-    "fcntl": ("streams/locks.py", "streams/stores/disk.py"),
+    "fcntl": ("streams/system/locks.py", "streams/stores/disk.py"),
     "ulid": ("streams/identity.py",),
     "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
     "nats": ("bridge/nats/jetstream/client*.py",),

@@ -56,8 +56,8 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.read.select import matching
 from sidecar.registry import NoArgs, Requests
 from streams.errors import StreamError
-from streams.files import write_durably
 from streams.identity import Identity
+from streams.system.files import write_durably
 
 log = logging.getLogger("sidecar.background")
 

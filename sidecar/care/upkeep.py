@@ -30,7 +30,7 @@ from streams.log.reader import LogReader
 from streams.projection import resume
 from streams.retention import Forgotten, Pruned
 from streams.store import NOTHING, Record, Snapshot
-from streams.threads import in_thread
+from streams.system.threads import in_thread
 
 log = logging.getLogger("sidecar.care.upkeep")
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from streams.files import write_durably
+from streams.system.files import write_durably
 
 LOCK: Final = "package-lock.json"
 MODULES: Final = "node_modules"

@@ -7,11 +7,11 @@ from pathlib import Path
 import orjson
 
 from streams.errors import ForeignStore
-from streams.files import read_file
 from streams.findings import Finding
 from streams.log.presence import left_alone
 from streams.stores.directory import MANIFEST, NEWEST, read_manifest
 from streams.stores.hints import HintAhead, Hints
+from streams.system.files import read_file
 
 
 def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:

@@ -34,7 +34,7 @@ from streams.stores.head import BadLine
 from streams.stores.jsonl.lines import parse_event_keys
 from streams.stores.space import MIB, mib_to_open
 from streams.stores.stored import Stored
-from streams.threads import in_thread
+from streams.system.threads import in_thread
 
 if TYPE_CHECKING:
     from streams.log.log import Log

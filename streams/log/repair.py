@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.errors import BadStore, ForeignStore, StoreUnavailable
-from streams.files import make_directory, sync_directory
 from streams.log.backends import open_backend
 from streams.log.beside import is_newer
 from streams.log.presence import left_alone
@@ -27,6 +26,7 @@ from streams.stores.jsonl.segments import list_segments
 from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, holds_log
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.repair import SearchFault, copy_rows, search_fault
+from streams.system.files import make_directory, sync_directory
 
 Progress = Callable[[int], None]
 

@@ -16,10 +16,10 @@ from typing import Final, Literal, cast
 
 import orjson
 
-from streams import locks
 from streams.errors import NOT_OURS, ForeignStore, StoreFenced, StoreLocked
-from streams.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 from streams.identity import Identity
+from streams.system import locks
+from streams.system.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 
 Backend = Literal["jsonl", "sqlite"]
 

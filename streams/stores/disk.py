@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from streams.files import checked, sync_directory, write_all
+from streams.system.files import checked, sync_directory, write_all
 
 
 class Disk:

@@ -13,8 +13,8 @@ from zlib import crc32
 
 import orjson
 
-from streams.files import read_file
 from streams.store import NOTHING
+from streams.system.files import read_file
 
 PREFIX: Final = len(b'{"crc":"01234567",')
 """The length of a line's checksum field."""

@@ -17,9 +17,9 @@ from zlib import crc32
 
 import orjson
 
-from streams.files import make_directory, open_to_read
 from streams.store import NOTHING, Snapshot
 from streams.stores.disk import Disk
+from streams.system.files import make_directory, open_to_read
 
 TORN: Final = "torn"
 """The directory for the torn tails that are cut off when a log is opened."""

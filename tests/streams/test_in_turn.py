@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streams.threads import in_thread
+from streams.system.threads import in_thread
 
 
 class Work:

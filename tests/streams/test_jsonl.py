@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.files import open_to_read
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
+from streams.system.files import open_to_read
 from tests.streams.builders import events
 from tests.streams.opened import collect
 

@@ -98,7 +98,7 @@ async def test_a_reader_that_looks_at_the_lock_does_not_keep_a_writer_out(
         waits.append(seconds)
         fcntl.flock(held, fcntl.LOCK_UN)
 
-    monkeypatch.setattr("streams.locks.time.sleep", let_go)
+    monkeypatch.setattr("streams.system.locks.time.sleep", let_go)
     await (await opened(tmp_path)).close()
     assert len(waits) == 1
     os.close(held)

@@ -28,7 +28,7 @@ from sidecar.background.hosts.environments import Environments, OpenCodeProcess
 from sidecar.background.hosts.host import HostAbsent
 from sidecar.home import Home
 from sidecar.processes import still_runs
-from streams.files import write_durably
+from streams.system.files import write_durably
 
 log = logging.getLogger("sidecar.background")
 

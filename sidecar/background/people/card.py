@@ -17,7 +17,7 @@ from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.read.asked import on_one_line
 from sidecar.read.wording import cut_middle, one_line, visible
-from streams.files import write_durably
+from streams.system.files import write_durably
 
 log = logging.getLogger("sidecar.background")
 

@@ -51,7 +51,7 @@ def _scrape_config(home: Home) -> str:
 
     from sidecar.config import load_config
     from sidecar.link.scraping import bearer_of
-    from streams.files import write_durably
+    from streams.system.files import write_durably
 
     info, fixed = home.running(), load_config(home.config_path).link.port
     port = info.port if info is not None else fixed

@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 
 from sidecar.home import is_alive
 from sidecar.private_files import HomeError, check_file, check_tree, open_file, private_directory
-from streams.files import write_durably
+from streams.system.files import write_durably
 
 PID_FILE: Final = "server.json"
 CONFIG_FILE: Final = "server.conf"

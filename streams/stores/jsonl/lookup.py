@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from streams.errors import CorruptLog
-from streams.files import open_to_read
 from streams.store import Record
 from streams.stores.head import BadLine
 from streams.stores.jsonl.lines import parse_record
 from streams.stores.jsonl.recovery import Index
 from streams.stores.jsonl.segments import Segment
+from streams.system.files import open_to_read
 
 _READ_BATCH = 256
 

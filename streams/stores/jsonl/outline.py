@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-from streams.files import open_to_read
 from streams.stores.head import BadLine, check_crc
 from streams.stores.jsonl.lines import position_of
 from streams.stores.jsonl.segments import Segment, list_segments
+from streams.system.files import open_to_read
 
 _TAIL: Final = 16 * 1024
 

@@ -18,7 +18,6 @@ import msgspec
 import orjson
 
 from streams.errors import CorruptLog
-from streams.files import open_to_read, read_file
 from streams.query import Filter
 from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record
@@ -38,7 +37,8 @@ from streams.stores.jsonl.recovery import lost_end
 from streams.stores.jsonl.segments import Segment, Sizes, list_segments, sizes_of
 from streams.stores.missing import missing_before
 from streams.stores.stored import Stored
-from streams.threads import to_its_end
+from streams.system.files import open_to_read, read_file
+from streams.system.threads import to_its_end
 
 Parsed = TypeVar("Parsed", Record, Stored, LineKeys)
 

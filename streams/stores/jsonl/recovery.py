@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streams.errors import CorruptLog
-from streams.files import read_file
 from streams.hashing import GENESIS
 from streams.stores.head import BadLine, Head
 from streams.stores.jsonl.lines import LineKeys, parse_keys, split_lines
 from streams.stores.jsonl.segments import Segment, list_segments
 from streams.stores.keys import key_digest
 from streams.stores.missing import missing_at_end, missing_before
+from streams.system.files import read_file
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from streams.files import refuse_link
+from streams.system.files import refuse_link
 
 _SEGMENT: Final = re.compile(r"(\d{20})\.jsonl")
 

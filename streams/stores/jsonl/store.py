@@ -38,7 +38,7 @@ from streams.stores.keys import key_digest
 from streams.stores.plan import KnownRecord, Placed, Plan, Request, StoredRecord, as_record, encode_batch, plan
 from streams.stores.recent import Recent
 from streams.stores.stored import Stored
-from streams.threads import in_thread
+from streams.system.threads import in_thread
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 

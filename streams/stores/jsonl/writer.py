@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from streams.files import make_directory, open_or_create, read_file, sync_directory, write_durably
 from streams.store import NOTHING
 from streams.stores.directory import create
 from streams.stores.disk import Disk
@@ -24,6 +23,7 @@ from streams.stores.jsonl.recovery import recover
 from streams.stores.jsonl.segments import Segment, segment_name
 from streams.stores.plan import Placed
 from streams.stores.stored import Stored
+from streams.system.files import make_directory, open_or_create, read_file, sync_directory, write_durably
 
 
 class JsonlWriter:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
-from streams.files import check_file, open_or_create, refuse_link, sync_directory
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.sqlite.at_rest import ReadConnection, at_rest
+from streams.system.files import check_file, open_or_create, refuse_link, sync_directory
 
 LOG_FILE: Final = "log.db"
 SEARCH_FILE: Final = "search.db"

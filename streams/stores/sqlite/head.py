@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from streams.errors import CorruptLog, StoreLocked, StreamError
-from streams.files import open_or_create, write_durably
 from streams.findings import Kind
 from streams.store import NOTHING
 from streams.stores.disk import Disk
 from streams.stores.head import Head, format_head, read_head
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, translated
 from streams.stores.sqlite.removed import head_of
+from streams.system.files import open_or_create, write_durably
 
 HEAD_FILE: Final = "sqlite-head"
 

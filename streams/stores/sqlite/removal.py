@@ -25,7 +25,7 @@ from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.sqlite import removed as tables
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
 from streams.stores.sqlite.search import remove_search
-from streams.threads import InTurn
+from streams.system.threads import InTurn
 
 FREE_PAGES: Final = 512
 """How many free pages are returned to the file system at once."""

@@ -44,7 +44,7 @@ from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import HEAD, base_of, find, load
 from streams.stores.sqlite.rows import INSERT, KEY, POSITION, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
-from streams.threads import InTurn, in_thread
+from streams.system.threads import InTurn, in_thread
 
 CHECKPOINT_PAGES: Final = 8192
 """About how much the WAL holds when the writer moves it into the database file. A WAL holds many versions of an index

@@ -47,7 +47,7 @@ from streams.stores.sqlite.files import (
 )
 from streams.stores.sqlite.head import HEAD_FILE, head_fault
 from streams.stores.sqlite.removed import load, version_of
-from streams.threads import in_thread
+from streams.system.threads import in_thread
 
 Answer = TypeVar("Answer")
 

@@ -1,0 +1,1 @@
+"""Files, locks and threads of the operating system."""
