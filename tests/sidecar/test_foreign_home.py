@@ -79,7 +79,7 @@ def test_every_command_refuses_it(foreign: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "config").exists(), "no plugin would write its spool there"
 
 
-@pytest.mark.parametrize("what", ["nothing", "configuration", "store"])
+@pytest.mark.parametrize("what", ["nothing", "configuration", "store", "a terminal's focus"])
 def test_what_may_become_a_home_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -90,6 +90,8 @@ def test_what_may_become_a_home_does(tmp_path: Path, monkeypatch: pytest.MonkeyP
         home.config_path.write_text("")
     elif what == "store":
         make_store(home.store_path, "jsonl")
+    elif what == "a terminal's focus":
+        (home.path / "terminals").mkdir()
     assert run(home.path, "install").code == 0
     assert run(home.path, "streams").code == 0
     try:

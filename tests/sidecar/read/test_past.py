@@ -8,8 +8,9 @@ import pytest
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.read.catalog import Catalog
-from sidecar.read.past.records import Past, journal, packed
-from sidecar.read.past.records import records as past_module
+from sidecar.read.past import journal, packed
+from sidecar.read.past import records as past_module
+from sidecar.read.past.records import Past
 from sidecar.read.past.spans import Spans
 from sidecar.read.select import Family
 from sidecar.read.transcript.conversation import Conversation
