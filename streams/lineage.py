@@ -26,6 +26,8 @@ ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
 FORKED = "lineage.forked"
 TURN_STARTED = "turn.started"
+STEP_STARTED = "execution.step.started"
+"""A tool call began to run. Whatever it did is in its ``execution.step``, so this event counts as no step."""
 
 _TYPES: Final = frozenset({CREATED, RESUMED, ENDED, LINKED, FORKED, TURN_STARTED})
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED
@@ -21,7 +20,7 @@ from sidecar.background.reading import of_ask
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.telling.describe import describe
-from streams.lineage import TURN_STARTED
+from streams.lineage import STEP_STARTED, TURN_STARTED
 from streams.query import Filter
 from streams.store import Record
 

@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
-from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.processes import still_runs
 from streams.errors import StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
-from streams.lineage import Session
+from streams.lineage import STEP_STARTED, Session
 from streams.log.directory import store_bytes
 from streams.log.log import Log
 from streams.log.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan

@@ -11,15 +11,13 @@ from typing import Any, Final, Protocol, Self
 
 import msgspec
 
-from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.read.asked import CHECKPOINT, asked_text
 from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
-from sidecar.read.telling.describe import call_text
 from sidecar.read.wording import cut_middle
 from streams.event import StreamEvent
-from streams.lineage import CREATED, ENDED, RESUMED, TURN_STARTED, Lineage, Session
+from streams.lineage import CREATED, ENDED, RESUMED, STEP_STARTED, TURN_STARTED, Lineage, Session
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
@@ -224,6 +222,9 @@ class Catalog(Lineage[SessionView]):
             session.asks.clear()
             session.calls.clear()
         if event.type == STEP_STARTED:
+            # Imported here, because a command that folds no call from a snapshot on starts a tenth faster without it.
+            from sidecar.read.telling.describe import call_text
+
             text, _ = cut_middle(call_text(payload), _ASK_LENGTH)
             session.calls[as_text(payload.get("part"))] = OpenCall(event.ts, text)
         elif event.type == "execution.step":

@@ -11,9 +11,10 @@ from bridge.opencode.capture.emitter import Entry, PartTurn
 from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import CaptureState, SessionState, input_digest
-from bridge.opencode.capture.table import FINAL_PARTS, STEP_STARTED
+from bridge.opencode.capture.table import FINAL_PARTS
 from bridge.opencode.capture.turns import Turns
 from streams.identity import Identity
+from streams.lineage import STEP_STARTED
 
 
 @dataclass(slots=True)

@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from streams.lineage import STEP_STARTED
+
 Kind = Literal["event", "state", "drop"]
 """``event``: the hook is recorded. ``state``: the hook is not final, so it is remembered only while it matters.
 ``drop``: the hook has no lasting meaning."""
-
-
-STEP_STARTED = "execution.step.started"
-"""A tool call began to run. Whatever it did is in its ``execution.step``, so this event counts as no step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.read.asked import CHECKPOINT, asked_text
 from sidecar.read.fields import (
     as_list,
@@ -28,6 +27,7 @@ from sidecar.read.telling.markup import inside, unwrapped
 from sidecar.read.telling.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
+from streams.lineage import STEP_STARTED
 from streams.store import Record
 
 LONGEST = 2000

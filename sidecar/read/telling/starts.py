@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.opencode.capture.table import STEP_STARTED
+from streams.lineage import STEP_STARTED
 from streams.store import Record
 
 Told = tuple[Record, str, int]

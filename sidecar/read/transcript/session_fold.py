@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import TURN_ENDED
 from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
@@ -21,7 +20,7 @@ from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
 from sidecar.read.transcript.turns import TurnFold
-from streams.lineage import CREATED, ENDED, RESUMED, TURN_STARTED
+from streams.lineage import CREATED, ENDED, RESUMED, STEP_STARTED, TURN_STARTED
 from streams.store import Record
 
 _BESIDE = ("intent.", "checkpoint.", "notice.", "alert.")

@@ -10,11 +10,10 @@ import pytest
 
 from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.shapes import beginning
-from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
-from streams.lineage import span_id, trace_id
+from streams.lineage import STEP_STARTED, span_id, trace_id
 from tests.bridge.opencode.playing import Item, Log, Player, names, play, recording
 
 # Every one of these is cut at each of its hooks; the others at every seventh.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge.opencode.capture.table import STEP_STARTED
 from sidecar.background.board import Board
 from sidecar.cli.work.top import _sessions
 from sidecar.read.catalog import Catalog
 from sidecar.read.telling.starts import Starts
 from streams.event import StreamEvent
+from streams.lineage import STEP_STARTED
 from streams.store import Record
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import append, run

@@ -11,12 +11,11 @@ from typing import Any
 from bridge.opencode.capture.emitter import Emitter, Entry, PartTurn
 from bridge.opencode.capture.shapes import mapping, number, present, text, tool_started
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, SessionState, Turn
-from bridge.opencode.capture.table import STEP_STARTED
 from bridge.opencode.capture.v2 import shapes
 from bridge.opencode.capture.v2.memory import Memory
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.link.frames import HookItem
-from streams.lineage import CREATED, RESUMED
+from streams.lineage import CREATED, RESUMED, STEP_STARTED
 
 HOST = "opencode2"
 """The value of ``host`` in the metadata of every event of OpenCode 2."""

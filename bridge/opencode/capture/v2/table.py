@@ -6,7 +6,8 @@ disagree. Measured on OpenCode 2.0.15.
 
 from __future__ import annotations
 
-from bridge.opencode.capture.table import STEP_STARTED, Rule
+from bridge.opencode.capture.table import Rule
+from streams.lineage import STEP_STARTED
 
 RULES: tuple[Rule, ...] = (
     Rule(
