@@ -35,9 +35,11 @@ def _of_playwright() -> str | None:
 def main() -> int:
     """Print the path of Chromium, after installing it if needed."""
     tried = []
+    apt = ["apt-get", "install", "-y", "-qq", "chromium"]
+    may_install = os.geteuid() == 0 and shutil.which("apt-get") is not None
     for command in (
         [],
-        ["apt-get", "install", "-y", "-qq", "chromium"] if os.geteuid() == 0 and shutil.which("apt-get") else [],
+        *([apt, ["apt-get", "update", "-qq"], apt] if may_install else []),
         [sys.executable, "-m", "playwright", "install", "chromium"],
     ):
         if command:
