@@ -149,7 +149,7 @@ class Parts(Turns):
         return False
 
     def _is_past(self, entry: Entry, session: SessionState, part: dict[str, Any]) -> bool:
-        """True if OpenCode tells of a part that runs no longer, because its OpenCode died."""
+        """True if the part stopped because its OpenCode died."""
         return entry.token.origin.instance == HISTORY_INSTANCE or self._is_copied(session, part["messageID"])
 
     def _write_spawn(

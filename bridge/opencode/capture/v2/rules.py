@@ -278,7 +278,7 @@ class HostRules(Emitter):
     def tool_called(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         call = memory.call_of(event)
         if entry.is_history or call.started_ms is not None:
-            return  # the step tells of it, or another call with the same id runs
+            return  # its step is recorded already, or another call with the same id runs
         part, given = memory.part_of(call), self.clean(event.data.get("input"))
         about = present(message=call.message, part=part, turn=self._message(session, memory))
         payload = {**about, **tool_started(call.name, call.id, given)}
