@@ -292,6 +292,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         built_in=durable.agents,
         kinds=durable.kinds,
         metrics=metrics,
+        owner_of=lambda agents: nats.owner(agents, config.worker),
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)

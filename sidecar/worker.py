@@ -22,6 +22,7 @@ from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import Command
 from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
 from sidecar.agents.metrics import Metrics
+from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
@@ -60,6 +61,7 @@ class Worker:
         built_in: Sequence[Agent] = (),
         kinds: Mapping[str, EffectKind] | None = None,
         metrics: Metrics | None = None,
+        owner_of: Callable[[Sequence[str]], Owner] = lambda agents: ALONE,
     ) -> None:
         self._identity = identity
         self.problems: list[dict[str, str]] = []
@@ -76,6 +78,7 @@ class Worker:
             policy=self._policy(home, config.policy),
             max_depth=config.max_recursion_depth,
             metrics=metrics,
+            owner=owner_of(self.users),
         )
 
     def _users_agents(self, home: Home, config: WorkerConfig, taken: set[str]) -> list[UserAgent]:
@@ -157,7 +160,7 @@ class Worker:
         except InputRefused as error:
             raise RequestError(error.code, str(error)) from None
         except AgentFailed as error:
-            raise RequestError("agent-failed", str(error)) from None
+            raise RequestError(error.code, str(error)) from None
         return {"letter": args.letter, "outcome": outcome}
 
     async def drop(self, args: LetterArgs) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class Worker:
         except InputRefused as error:
             raise RequestError(error.code, str(error)) from None
         except AgentFailed as error:
-            raise RequestError("agent-failed", str(error)) from None
+            raise RequestError(error.code, str(error)) from None
         return {"outcome": handled.outcome, "key": key, "records": [record.as_json() for record in handled.records]}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sidecar.agents.agent import Agent, BadOutput, outputs_of
 from sidecar.agents.inputs import Input, Outbox, state_hash, with_state
@@ -33,6 +33,8 @@ which the agent failed. The event becomes a dead letter, because a pure function
 
 
 class AgentFailed(Exception):
+    code: ClassVar[str] = "agent-failed"
+
     def __init__(self, agent: str, reason: str) -> None:
         super().__init__(agent, reason)
         self.agent, self.reason = agent, reason

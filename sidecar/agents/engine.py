@@ -35,9 +35,11 @@ from sidecar.agents.inputs import (
     installed,
     is_applied,
     log_input,
+    owned,
     scoped,
 )
 from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.owner import ALONE, NotOwner, Owner
 from sidecar.agents.stops import Stop, never
 from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
@@ -94,9 +96,11 @@ class Engine:
         is_local: Callable[[str], bool] = lambda name: False,
         max_depth: int = MAX_DEPTH,
         metrics: Metrics | None = None,
+        owner: Owner = ALONE,
         stop: Stop = never,
     ) -> None:
         self.agent, self.name = agent, agent.name
+        self._owner = owner
         self.position = NOTHING
         """The position in the log of the last event that this agent has finished."""
         self.last_error = ""
@@ -176,6 +180,25 @@ class Engine:
         return found if found.status != "READY" else READY
 
     @property
+    def is_owned(self) -> bool:
+        """Whether this home owns the agent. While it does not, the agent takes no input."""
+        return self._owner.holds(self.name)
+
+    async def own(self, epoch: int, previous: str | None) -> Record:
+        """Record that this home took the agent; returns the earlier record if it did so in this epoch already.
+
+        What was decided before is decided again, because the record takes its place in the agent's stream.
+
+        Raises:
+            StreamError: the log cannot be written.
+        """
+        event = owned(self.name, epoch, previous, self._identity)
+        try:
+            return (await self._store.append([event], on_known="keep_first"))[0]
+        finally:
+            self._next = -1
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 
@@ -207,9 +230,11 @@ class Engine:
 
         Raises:
             InputRefused: the input can never be handled.
+            NotOwner: another home owns the agent, or may own it.
             AgentFailed: the agent could not handle the command now.
             StreamError: the log cannot be written; nothing was recorded.
         """
+        self._check_owner()
         if command.type.startswith(RESERVED):
             raise InputRefused(
                 "reserved-type", f"the type prefix of {command.type[:80]} is reserved; use another prefix"
@@ -282,6 +307,10 @@ class Engine:
             # The record is in the agent's stream, so ``_next`` is outdated; -1 makes the engine read the stream.
             self._next = -1
 
+    def _check_owner(self) -> None:
+        if not self.is_owned:
+            raise NotOwner(self.name, self._owner.refusal(self.name))
+
     async def _enqueue(self, given: Input) -> asyncio.Future[Handled]:
         while len(self._waiting) >= MAX_WAITING and not self._closing:
             self._room.clear()
@@ -319,6 +348,9 @@ class Engine:
             try:
                 left = await self._handle(group)
                 self._waiting.extendleft(reversed(left))
+            except NotOwner as error:
+                self._let_go(group, error)
+                await self._restore_or_break()
             except Conflict as error:
                 # Another engine recorded something for this agent, so read those records and decide again.
                 self._waiting.extendleft(reversed(group))
@@ -344,6 +376,16 @@ class Engine:
         await asyncio.sleep(PAUSE_SECONDS)
         await self._restore_or_break()
 
+    def _let_go(self, group: list[_Waiting], error: NotOwner) -> None:
+        """Drop every input. The log's events are handed in again when this home owns the agent."""
+        left = [*group, *self._waiting]
+        self._waiting.clear()
+        self._fail([waiting for waiting in left if waiting.input.position is None], error)
+        for waiting in left:
+            waiting.future.cancel()
+        self._from_log, self._passed, self.last_error = 0, self.position, ""
+        self._room.set()
+
     def _fail(self, group: list[_Waiting], error: Exception) -> None:
         self.last_error = str(error)[:300]
         for waiting in group:
@@ -355,6 +397,7 @@ class Engine:
         if self.is_broken:
             self._fail(group, AgentFailed(self.name, self.last_error))
             return []
+        self._check_owner()
         if self._next < 0:
             await self._restore()
         batch: list[StreamEvent] = []
@@ -388,6 +431,7 @@ class Engine:
         records: list[Record] = []
         if batch:
             self._stop("before-commit")
+            self._check_owner()
             started = asyncio.get_running_loop().time()
             records = await self._store.append(batch, expected={agent_stream(self.name): self._next})
             self._metrics.committed(asyncio.get_running_loop().time() - started, len(batch))

@@ -4,8 +4,8 @@ An agent's stream ``agent/{name}`` holds groups. Each group begins with the inpu
 ``agent.received``, which points at an event of the log. The outputs that ``receive`` returned for the input follow. The
 last event of a group has, in ``metadata.state``, the hash of the agent's state after the group.
 
-``metadata`` of these events: ``role`` (``installed``, ``input``, ``output``, ``command``, ``effect``, ``refused`` or
-``dead``), ``depth``, and, for a command, ``to``, ``project``, ``workspace`` and ``route``.
+``metadata`` of these events: ``role`` (``installed``, ``owned``, ``input``, ``output``, ``command``, ``effect``,
+``refused`` or ``dead``), ``depth``, and, for a command, ``to``, ``project``, ``workspace`` and ``route``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from streams.trace import made_trace, parse_traceparent
 
 RECEIVED: Final = "agent.received"
 INSTALLED: Final = "agent.installed"
+OWNED: Final = "agent.owned"
 REFUSED: Final = "agent.refused"
 DEAD_LETTER: Final = "agent.dead_letter"
 
@@ -192,6 +193,23 @@ def installed(agent: str, position: int, identity: Identity) -> StreamEvent:
             "traceparent": str(made_trace(agent_stream(agent))),
             "payload": {"position": position},
             "metadata": {"role": "installed"},
+        }
+    )
+
+
+def owned(agent: str, epoch: int, previous: str | None, identity: Identity) -> StreamEvent:
+    """The event that records that this home took an agent: ``previous`` is the log that owned it before, if another
+    did."""
+    return identity.stamp(
+        {
+            "type": OWNED,
+            "stream_id": agent_stream(agent),
+            "idempotency_key": f"owned:{agent}:{epoch}",
+            "actor": agent,
+            "source": {"agent": agent, "adapter": ADAPTER},
+            "traceparent": str(made_trace(agent_stream(agent))),
+            "payload": {"epoch": epoch, "previous": previous},
+            "metadata": {"role": "owned"},
         }
     )
 

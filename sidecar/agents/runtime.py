@@ -20,6 +20,7 @@ from sidecar.agents.engine import Engine, Handled
 from sidecar.agents.hints import hinted
 from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
 from sidecar.agents.metrics import Metrics
+from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.stops import Stop, never
 from sidecar.agents.view import (
     COMPLETED,
@@ -78,6 +79,7 @@ class Runtime:
         policy: EffectPolicy = DEFAULT_POLICY,
         max_depth: int = MAX_DEPTH,
         metrics: Metrics | None = None,
+        owner: Owner = ALONE,
         stop: Stop = never,
     ) -> None:
         self._store, self._identity, self.max_depth = store, identity, max_depth
@@ -92,6 +94,7 @@ class Runtime:
                 is_local=names.__contains__,
                 max_depth=max_depth,
                 metrics=metrics,
+                owner=owner,
                 stop=stop,
             )
             for agent in agents
@@ -99,7 +102,7 @@ class Runtime:
         self._listing = lru_cache(maxsize=MAX_TYPES)(self._find_listing)
         self.view = RuntimeView()
         self.effects = EffectRunner(
-            store, identity, kinds or {}, clean=clean, policy=policy, metrics=metrics, stop=stop
+            store, identity, kinds or {}, clean=clean, policy=policy, metrics=metrics, owner=owner, stop=stop
         )
         self._reading: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -121,9 +124,29 @@ class Runtime:
         """
         self.view, _ = await resume(self._store, VIEW, VIEW_VERSION, RuntimeView.load, RuntimeView)
         self._kept = self.view.position
+        self.effects.taken = self.view.taken
         for engine in self.engines.values():
             await engine.start()
         self._reading = asyncio.create_task(self._read())
+
+    async def own(self, agent: str, epoch: int, previous: str | None) -> None:
+        """Record that this home took an agent; ``previous`` is the log that owned the agent before, if another did.
+
+        What the agent asked for before another home owned it is not done any more.
+
+        Raises:
+            StreamError: the log cannot be written.
+        """
+        record = await self.engines[agent].own(epoch, previous)
+        if previous is not None:
+            self.effects.taken[agent] = record.position
+
+    async def resume(self) -> None:
+        """Hand the agents that this home has just come to own what the log holds for them."""
+        if self._reading is not None and not self._reading.done():
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = asyncio.create_task(self._read())
 
     async def close(self) -> None:
         """Stop handing out events, finish the inputs that the engines hold, and store snapshots. Idempotent."""
@@ -163,7 +186,7 @@ class Runtime:
         """Whether there is unfinished work that only this process will do."""
         if not self._is_level and self._reading is not None and not self._reading.done():
             return True
-        return self.effects.is_busy or any(not engine.is_idle for engine in self.engines.values())
+        return self.effects.is_busy or any(not engine.is_idle for engine in self.engines.values() if engine.is_owned)
 
     def status(self) -> list[dict[str, Any]]:
         """Every agent: ``name``, ``health``, ``reasons``, ``events``, ``handled``, ``waiting``, ``position``, ``lag``
@@ -295,7 +318,8 @@ class Runtime:
                         self.effects.offer(record)
                     break
             self._is_level = True
-            places = [engine.position for engine in self.engines.values() if not engine.is_broken]
+            at_work = [engine for engine in self.engines.values() if engine.is_owned and not engine.is_broken]
+            places = [engine.position for engine in at_work]
             async for record in self._store.subscribe(after=min([self.view.position, *places]), wanted=self._wants):
                 await self._hand_out(record)
         except StreamError as error:
@@ -310,7 +334,7 @@ class Runtime:
             self.effects.offer(record)
         receivers: Sequence[Engine] = () if event is self._unwanted else self._receivers(event)
         for engine in self.engines.values():
-            if record.position <= engine.position:
+            if record.position <= engine.position or not engine.is_owned:
                 continue
             if engine not in receivers:
                 engine.passed(record.position)

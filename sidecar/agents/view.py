@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from sidecar.agents.inputs import DEAD_LETTER, depth_of
+from sidecar.agents.inputs import DEAD_LETTER, OWNED, depth_of
 from streams.hashing import is_digest
 from streams.store import NOTHING, Record
 
 VIEW: Final = "runtime"
-VIEW_VERSION: Final = 1
+VIEW_VERSION: Final = 2
 
 MAX_CHAINS: Final = 20_000
 """Maximum number of chains whose depth is remembered; beyond that, the oldest chain is dropped. The depth of the next
@@ -58,6 +58,9 @@ class RuntimeView:
     depths: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Maps a correlation id to the depth of the commands that an agent sent or received."""
 
+    taken: dict[str, int] = field(default_factory=dict)
+    """Maps an agent to the position at which this home last took it from another home."""
+
     def apply(self, record: Record) -> None:
         """Apply one record. Records that were applied before change nothing."""
         if record.position <= self.position:
@@ -75,6 +78,9 @@ class RuntimeView:
             found = self.effects.get(str(event.payload.get("request")))
             if found is not None:
                 found.in_doubt = True
+        elif event.type == OWNED and role == "owned":
+            if event.payload.get("previous") is not None:
+                self.taken[event.actor] = record.position
         elif event.type == DEAD_LETTER:
             self.dead[event.id] = DeadLetter(
                 event.id,

@@ -34,8 +34,10 @@ from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, read_command
 from bridge.nats.subjects import consumer_name, escape
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.inputs import Command, Refusal, digest
+from sidecar.agents.owner import NotOwner
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Stop, never
+from sidecar.mirror.owning import Owning
 from streams.bus import contract
 from streams.bus.headers import MAX_HEADERS
 from streams.bus.subjects import overlap
@@ -100,7 +102,7 @@ class CommandConsumers:
     one event loop.
 
     Only ``agents`` get commands from NATS; ``None`` means all of them. ``interests`` replaces an agent's patterns.
-    ``stop`` is for tests.
+    While this home does not own an agent (``owning``), no commands are taken for it. ``stop`` is for tests.
 
     Raises:
         InterestsOverlap: two agents subscribe to the same commands.
@@ -114,10 +116,11 @@ class CommandConsumers:
         *,
         agents: Sequence[str] | None = None,
         interests: Mapping[str, Sequence[str]] | None = None,
+        owning: Owning | None = None,
         stop: Stop = never,
     ) -> None:
         self._consumers = [
-            _AgentConsumer(runtime, sessions, name, patterns, settings or PullSettings(), stop)
+            _AgentConsumer(runtime, sessions, name, patterns, settings or PullSettings(), owning, stop)
             for name, patterns in interests_of(list(runtime.engines) if agents is None else agents, interests).items()
         ]
 
@@ -135,7 +138,7 @@ class CommandConsumers:
 
     @property
     def is_busy(self) -> bool:
-        return any(consumer.loop.working for consumer in self._consumers)
+        return any(consumer.is_busy for consumer in self._consumers)
 
     def status(self) -> list[dict[str, Any]]:
         """For each consumer: ``agent``, ``consumer``, ``subjects``, ``ready`` (the consumer exists on the server),
@@ -156,13 +159,19 @@ class _AgentConsumer:
         agent: str,
         patterns: Sequence[str],
         settings: PullSettings,
+        owning: Owning | None,
         stop: Stop,
     ) -> None:
-        self._runtime, self._sessions, self._agent = runtime, sessions, agent
+        self._runtime, self._sessions, self._agent, self._owning = runtime, sessions, agent, owning
         self._patterns, self._settings, self._stop = tuple(patterns), settings, stop
         self._name = consumer_name(agent)
         self._counts: Counter[str] = Counter()
+        self._is_closing = False
         self._task: asyncio.Task[None] | None = None
+        self._loop = self._new_loop()
+
+    def _new_loop(self) -> PullLoop:
+        settings = self._settings
         definition = ConsumerDefinition(
             self._name,
             self._patterns,
@@ -170,21 +179,43 @@ class _AgentConsumer:
             max_ack_pending=max(1024, settings.max_inflight),
         )
         streams = [each for each in wanted() if each.name in (COMMANDS, DEAD)]
-        answered: Callable[[PulledMessage], None] = lambda pulled: stop("after-ack")  # noqa: E731
+        answered: Callable[[PulledMessage], None] = lambda pulled: self._stop("after-ack")  # noqa: E731
         # Switch off the loop's own limit, because this class decides when to give up: while the agent is broken, a
         # redelivery must not make the command a dead letter.
         unlimited = replace(settings, attempts=_UNLIMITED)
-        self.loop = PullLoop(
-            sessions, COMMANDS, definition, self._handle, unlimited, definitions=streams, answered=answered
+        return PullLoop(
+            self._sessions, COMMANDS, definition, self._handle, unlimited, definitions=streams, answered=answered
         )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self.loop.run())
+        self._task = asyncio.create_task(self._loop.run() if self._owning is None else self._run(self._owning))
+
+    async def _run(self, owning: Owning) -> None:
+        """Take commands whenever this home owns the agent."""
+        while True:
+            await owning.until_held(self._agent)
+            running = asyncio.create_task(self._loop.run())
+            lost = asyncio.create_task(owning.until_lost(self._agent))
+            try:
+                await asyncio.wait((running, lost), return_when=asyncio.FIRST_COMPLETED)
+                if self._is_closing:
+                    await running
+                    return
+            finally:
+                # What is still being handled is delivered again, to the next owner.
+                for task in (running, lost):
+                    task.cancel()
+                await asyncio.gather(running, lost, return_exceptions=True)
+            self._counts += self._loop.counts
+            self._loop = self._new_loop()
 
     async def close(self) -> None:
         if self._task is None:
             return
-        self.loop.finish()
+        self._is_closing = True
+        self._loop.finish()
+        if self._owning is not None and not self._owning.holds(self._agent):
+            self._task.cancel()
         await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -194,12 +225,16 @@ class _AgentConsumer:
             "agent": self._agent,
             "consumer": self._name,
             "subjects": list(self._patterns),
-            "ready": self.loop.is_ready,
-            "waiting": self.loop.pending,
-            "in_flight": self.loop.working,
-            "counts": dict(sorted((self.loop.counts + self._counts).items())),
-            "problem": self.loop.problem,
+            "ready": self._loop.is_ready,
+            "waiting": self._loop.pending,
+            "in_flight": self._loop.working,
+            "counts": dict(sorted((self._loop.counts + self._counts).items())),
+            "problem": (self._owning.refusal(self._agent) if self._owning is not None else "") or self._loop.problem,
         }
+
+    @property
+    def is_busy(self) -> bool:
+        return self._loop.working > 0
 
     # --- one message ---
 
@@ -234,6 +269,8 @@ class _AgentConsumer:
                 return await self._bury(pulled, arrived, error.reason, error.code)
             except StreamError:
                 await asyncio.sleep(PAUSE_SECONDS)  # the log cannot be used now; try again
+            except NotOwner:
+                return Again(PAUSE_SECONDS)
             except AgentFailed as error:
                 return await self._failed(pulled, arrived, error.reason)
             except Exception as error:

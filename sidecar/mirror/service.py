@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
-from sidecar.config import NatsConfig
+from sidecar.agents.owner import ALONE, Owner
+from sidecar.config import NatsConfig, WorkerConfig
 from sidecar.home import Home
 from sidecar.mirror.settings import external_options, mirror_bytes, pull_settings
 from sidecar.private_files import HomeError, private_directory
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sidecar.agents.runtime import Runtime
     from sidecar.mirror.commands import CommandConsumers
     from sidecar.mirror.deltas import DeltaStream
+    from sidecar.mirror.owning import Owning
     from sidecar.mirror.rebuild import Rebuild
     from sidecar.mirror.server.server import EmbeddedServer
     from sidecar.mirror.task import MirrorTask
@@ -64,6 +66,7 @@ class NatsService:
         """The mirror of the log; ``None`` while ``[nats]`` is off or unusable."""
         self.commands: CommandConsumers | None = None
         """The consumers of the home's agents; ``None`` before ``consume``."""
+        self._owning: Owning | None = None
         self._deltas: DeltaStream | None = None
         self._rebuild: Rebuild | None = None
         self._rebuilding: asyncio.Task[None] | None = None
@@ -112,6 +115,25 @@ class NatsService:
                 self.sessions, log_id, self._source.turn_of, self.mirror.project_of, self._source.clean
             )
 
+    def owner(self, agents: Sequence[str], worker: WorkerConfig) -> Owner:
+        """What decides which of these agents this home owns, once ``consume`` was called.
+
+        All are its own unless the server is one that other homes can reach.
+        """
+        if self._config.mode != "external" or self._source is None or not agents:
+            return ALONE
+        from sidecar.mirror.owning import Owning
+
+        self._owning = Owning(
+            agents,
+            self._source.log_id,
+            self._new_token(),
+            self._source.now_ms,
+            lease_seconds=worker.lease_seconds,
+            take_over=worker.take_over,
+        )
+        return self._owning
+
     def consume(self, runtime: Runtime, agents: Sequence[str]) -> CommandConsumers | None:
         """Take commands for these agents from NATS, in the background. Close the result before the runtime.
 
@@ -121,8 +143,12 @@ class NatsService:
             return None
         from sidecar.mirror.commands import CommandConsumers
 
-        self.commands = CommandConsumers(runtime, self.sessions, pull_settings(self._config), agents=agents)
+        self.commands = CommandConsumers(
+            runtime, self.sessions, pull_settings(self._config), agents=agents, owning=self._owning
+        )
         self.commands.start()
+        if self._owning is not None:
+            self._owning.start(self.sessions, runtime.own, runtime.resume)
         return self.commands
 
     @property
@@ -142,6 +168,8 @@ class NatsService:
     async def close(self) -> None:
         """Mirror the remaining records for up to ``DRAIN_SECONDS``, then close the connection and stop the server.
         Idempotent."""
+        if self._owning is not None:
+            await self._owning.close()
         if self._deltas is not None:
             await self._deltas.close()
         if self._rebuilding is not None:
@@ -162,7 +190,8 @@ class NatsService:
     def status(self) -> dict[str, Any]:
         """What ``status`` shows about NATS: ``mode``, ``connected``, ``servers`` (host and port without secrets, or
         null), ``version``, ``problem``; ``server`` and ``mirror`` (the status of the embedded server and of the mirror,
-        or null); ``deltas`` (counts); ``commands`` (each agent's consumer).
+        or null); ``deltas`` (counts); ``owned`` (see ``Owning.status``); ``commands`` (each agent's
+        consumer).
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -178,6 +207,7 @@ class NatsService:
             "server": server,
             "mirror": self.mirror.status() if self.mirror is not None else None,
             "deltas": self._deltas.counts if self._deltas is not None else None,
+            "owned": self._owning.status() if self._owning is not None else [],
             "commands": self.commands.status() if self.commands is not None else [],
         }
 

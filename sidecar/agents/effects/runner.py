@@ -25,16 +25,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
 from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
 from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.stops import Stop, never
 from streams.errors import InvalidEvent, StreamError
 from streams.identity import Identity
-from streams.store import Record, StreamStore
+from streams.store import NOTHING, Record, StreamStore
 
 log = logging.getLogger("sidecar.agents")
 
@@ -100,6 +102,7 @@ class EffectRunner:
         clean: Callable[[Any], Any] = lambda value: value,
         policy: EffectPolicy = DEFAULT_POLICY,
         metrics: Metrics | None = None,
+        owner: Owner = ALONE,
         stop: Stop = never,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -107,6 +110,10 @@ class EffectRunner:
         self.ledger = Ledger(store, identity, sleep)
         self._identity, self._clean, self._policy = identity, clean, policy
         self._metrics, self._stop, self._sleep = metrics or NoMetrics(), stop, sleep
+        self._owner, self._paused = owner, 0
+        self.taken: dict[str, int] = {}
+        """Maps an agent to the position at which this home last took it from another home. Requests before that
+        position are not carried out, because the other home may have done so."""
         self._began = store.head
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -115,7 +122,8 @@ class EffectRunner:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._tasks)
+        """Whether an effect runs, or waits for anything but the ownership of its agent."""
+        return len(self._tasks) > self._paused
 
     def offer(self, record: Record) -> None:
         """Execute a requested effect in the background. Does nothing if the effect is already in progress."""
@@ -179,6 +187,7 @@ class EffectRunner:
 
     async def _to_its_end(self, request: Request) -> None:
         effect, kind = request.effect, self.kinds.get(request.effect.kind)
+        await self._until_owned(request.agent)
         step = await self.ledger.get_last_by_key(effect.run, request.key)
         attempt = step.attempt if step is not None else 0
         if step is not None:
@@ -190,6 +199,9 @@ class EffectRunner:
                 return
             if step.status == "started" and step.position > self._began:
                 return
+        if request.record.position < self.taken.get(request.agent, NOTHING):
+            await self.ledger.refused(request, "another home has owned the agent since", "old-epoch", attempt)
+            return
         if kind is None:
             await self._without_kind(request, step)
             return
@@ -226,7 +238,7 @@ class EffectRunner:
     async def _attempt(self, request: Request, kind: EffectKind, attempt: int, attempts: int) -> int | None:
         """Make one attempt. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
         effect = request.effect
-        async with self._room:
+        async with self._turn(request.agent):
             if not await self.ledger.started(request, attempt, kind.effect_class, attempts):
                 return None
             self._stop("effect-started")
@@ -291,6 +303,25 @@ class EffectRunner:
         now = self._identity.now_ms()
         await self.ledger.failed(request, step.attempt, said, retry_at=now, **about)
         return step._replace(status="failed", retry_at=now, ts=now)
+
+    @asynccontextmanager
+    async def _turn(self, agent: str) -> AsyncIterator[None]:
+        """Room for an attempt, at a moment at which this home owns the agent."""
+        while True:
+            await self._until_owned(agent)
+            async with self._room:
+                if self._owner.holds(agent):
+                    yield
+                    return
+
+    async def _until_owned(self, agent: str) -> None:
+        if self._owner.holds(agent):
+            return
+        self._paused += 1
+        try:
+            await self._owner.until_held(agent)
+        finally:
+            self._paused -= 1
 
     async def _until(self, moment_ms: int | None, since_ms: int) -> None:
         """Wait until a clock time, but at most as long as the recorded wait.

@@ -330,6 +330,7 @@ KINDS: dict[str, Kind] = {
     "lineage.forked": Kind(lambda payload: Line("session", _origin(payload), "quiet")),
     "lineage.linked": Kind(_linked),
     "agent.installed": Kind(_said("agent", "quiet", "=first start")),
+    "agent.owned": Kind(_said("agent", "quiet", "=this home owns it", "epoch")),
     "agent.received": Kind(_said("received", "quiet", "type")),
     "agent.refused": Kind(_said("refused", "bad", "type", "error_code"), is_news=True),
     "agent.dead_letter": Kind(_said("dead letter", "bad", "type", "reason"), is_news=True),

@@ -1,0 +1,48 @@
+"""Who may let an agent work: the home that owns it. Pure.
+
+Two homes that share a NATS server may both configure an agent of one name, but the agent's history is in the log of one
+of them only. An agent that its home does not own stands still: it takes no input, and no effect of it starts.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from sidecar.agents.deciding import AgentFailed
+
+
+class NotOwner(AgentFailed):
+    """This home does not own the agent now, so the agent takes no commands here. Nothing was recorded."""
+
+    code = "not-owner"
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Owner(Protocol):
+    """Tells which agents this home owns. The answer may change at any time."""
+
+    def holds(self, agent: str) -> bool: ...
+
+    async def until_held(self, agent: str) -> None:
+        """Return when this home owns the agent. Cancelling is safe."""
+
+    def refusal(self, agent: str) -> str:
+        """A sentence that says why this home does not own the agent, and what to do; empty if it does."""
+
+
+class HomeAlone:
+    """Every agent belongs to this home: no other home can reach its commands, and the home's lock is enough."""
+
+    def holds(self, agent: str) -> bool:
+        return True
+
+    async def until_held(self, agent: str) -> None:
+        return
+
+    def refusal(self, agent: str) -> str:
+        return ""
+
+
+ALONE: Final = HomeAlone()
