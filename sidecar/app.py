@@ -292,6 +292,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         built_in=durable.agents,
         kinds=durable.kinds,
         metrics=metrics,
+        remote=nats.calls(config.worker, identities.agents),
         owner_of=lambda agents: nats.owner(agents, config.worker),
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
@@ -332,6 +333,8 @@ class _Consumers:
         self._nats, self._worker = nats, worker
 
     async def start(self, stack: AsyncExitStack) -> None:
+        if (served := self._nats.serve(self._worker.served)) is not None:
+            stack.push_async_callback(served.close)
         consumers = self._nats.consume(self._worker.runtime, self._worker.users)
         if consumers is not None:
             stack.push_async_callback(consumers.close)

@@ -287,6 +287,22 @@ class NatsConfig(_Section):
         return self
 
 
+class RemoteTool(_Section):
+    """``[worker.tools.NAME]``: an effect that another process carries out."""
+
+    target_subject: Annotated[str, Field(min_length=1, max_length=300)]
+    """``cmd.tool.PROVIDER.TOOL``, on which the process gets the calls."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    """How long a call waits for its result."""
+
+    effect_class: Literal["safe", "idempotent", "unsafe"] = "idempotent"
+    """What happens if a call arrives twice; see agents.md."""
+
+    may_end_turn: bool = False
+    """Whether the tool's result may end the agent's turn."""
+
+
 class WorkerConfig(_Section):
     """``[worker]``: the agents that run in the sidecar, and what the agents may do."""
 
@@ -296,6 +312,13 @@ class WorkerConfig(_Section):
     effects: dict[str, str] = Field(default_factory=dict)
     """The effects that agents may have on the outside world: kind = the function that carries it out, in the form used
     for agents."""
+
+    tools: dict[str, RemoteTool] = Field(default_factory=dict)
+    """Effects that other processes carry out, by kind."""
+
+    serves: dict[str, str] = Field(default_factory=dict)
+    """The tools that this home carries out for others: ``cmd.tool.PROVIDER.TOOL`` = the function, in the form used for
+    agents."""
 
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
     """A command or event that is at least this many steps away from a user's action reaches no agent."""

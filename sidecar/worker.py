@@ -60,6 +60,7 @@ class Worker:
         *,
         built_in: Sequence[Agent] = (),
         kinds: Mapping[str, EffectKind] | None = None,
+        remote: Mapping[str, EffectKind] | None = None,
         metrics: Metrics | None = None,
         owner_of: Callable[[Sequence[str]], Owner] = lambda agents: ALONE,
     ) -> None:
@@ -68,12 +69,14 @@ class Worker:
         users = self._users_agents(home, config, {agent.name for agent in built_in})
         self.users = [agent.name for agent in users]
         """The names of the user's agents."""
+        self.served = self._users_effects(home, config.serves)
+        """The tools that this home carries out for others, by their subjects."""
         agents = [*built_in, *users]
         self.runtime = Runtime(
             store,
             identity,
             agents,
-            kinds={**self._users_effects(home, config), **(kinds or {})},
+            kinds={**self._users_effects(home, config.effects), **(remote or {}), **(kinds or {})},
             clean=clean,
             policy=self._policy(home, config.policy),
             max_depth=config.max_recursion_depth,
@@ -97,9 +100,9 @@ class Worker:
             loaded[agent.name] = agent
         return list(loaded.values())
 
-    def _users_effects(self, home: Home, config: WorkerConfig) -> dict[str, EffectKind]:
+    def _users_effects(self, home: Home, specs: Mapping[str, str]) -> dict[str, EffectKind]:
         kinds: dict[str, EffectKind] = {}
-        for kind, spec in config.effects.items():
+        for kind, spec in specs.items():
             try:
                 _check_file(spec, home)
                 kinds[kind] = UserEffect(spec, load_object(spec, home.path))

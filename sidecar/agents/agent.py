@@ -25,7 +25,18 @@ AGENT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 MAX_OUTPUTS: Final = 100
 """Maximum number of events that one call of ``receive`` may return."""
 
-RESERVED: Final = ("agent.", "capture.", "dlq.", "effect.", "execution.", "lifecycle.", "lineage.", "turn.")
+RESERVED: Final = (
+    "agent.",
+    "capture.",
+    "dlq.",
+    "effect.",
+    "execution.",
+    "inbox.",
+    "lifecycle.",
+    "lineage.",
+    "tool.",
+    "turn.",
+)
 """Prefixes of event types that only capture and the runtime may write."""
 
 EFFECT_REQUESTED: Final = "effect.requested"

@@ -112,6 +112,11 @@ def effects_stream(agent: str) -> str:
     return f"agent/{agent}/effects"
 
 
+def request_key(effect: Effect, visit: int | None = None) -> str:
+    """The idempotency key of the record that requests an effect."""
+    return f"effect-request:{effect.agent}:{effect.base}:{effect.visit if visit is None else visit}"
+
+
 def scoped(scope: str, agent: str, key: str) -> str:
     """An idempotency key of an agent; long or unprintable keys are replaced by their digest."""
     plain = key if len(key) <= _MAX_KEY and key.isprintable() else digest(key.encode("utf-8", "surrogatepass"))
@@ -282,7 +287,7 @@ class Outbox:
 
     def visit_key(self, effect: Effect, visit: int) -> str:
         """The idempotency key of the request for one visit of an effect."""
-        return f"effect-request:{self._agent}:{effect.base}:{visit}"
+        return request_key(effect, visit)
 
     def refused(self, cause: Input, code: str, number: int = -1, *, reason: str = "", **about: str) -> StreamEvent:
         """The event that records the refusal of an output or, if ``number`` is -1, of the input itself."""

@@ -30,13 +30,16 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
 from bridge.nats.jetstream.streams import read_back
 from bridge.nats.jetstream.wire import Message, wire_size
-from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, read_command
+from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, known_headers, read_command
+from bridge.nats.l0.calls import REPORT
+from bridge.nats.l0.payloads import PayloadError
 from bridge.nats.subjects import consumer_name, escape
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.inputs import Command, Refusal, digest
 from sidecar.agents.owner import NotOwner
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Stop, never
+from sidecar.mirror.calling import ToolCalls
 from sidecar.mirror.owning import Owning
 from streams.bus import contract
 from streams.bus.headers import MAX_HEADERS
@@ -60,6 +63,8 @@ KEPT_BODY: Final = 64 * 1024
 
 UNDECODABLE: Final = "command.undecodable"
 """The type of a dead letter that is not a command."""
+
+INBOX: Final = "inbox."
 
 DEAD_LETTER: Final = "DS-Dead-Letter"
 """The header of a dead letter's copy that holds the id of the dead letter's record in the log."""
@@ -117,10 +122,11 @@ class CommandConsumers:
         agents: Sequence[str] | None = None,
         interests: Mapping[str, Sequence[str]] | None = None,
         owning: Owning | None = None,
+        calls: ToolCalls | None = None,
         stop: Stop = never,
     ) -> None:
         self._consumers = [
-            _AgentConsumer(runtime, sessions, name, patterns, settings or PullSettings(), owning, stop)
+            _AgentConsumer(runtime, sessions, name, patterns, settings or PullSettings(), owning, calls, stop)
             for name, patterns in interests_of(list(runtime.engines) if agents is None else agents, interests).items()
         ]
 
@@ -160,8 +166,10 @@ class _AgentConsumer:
         patterns: Sequence[str],
         settings: PullSettings,
         owning: Owning | None,
+        calls: ToolCalls | None,
         stop: Stop,
     ) -> None:
+        self._calls = calls
         self._runtime, self._sessions, self._agent, self._owning = runtime, sessions, agent, owning
         self._patterns, self._settings, self._stop = tuple(patterns), settings, stop
         self._name = consumer_name(agent)
@@ -262,6 +270,8 @@ class _AgentConsumer:
             self._counts.update(arrived.notes)
         if pulled.count > GIVE_UP_DELIVERIES:
             return await self._bury(pulled, arrived, f"delivered {pulled.count} times without an answer")
+        if arrived.type.startswith(INBOX):
+            return await self._inbox(pulled, arrived)
         while True:
             try:
                 handled = await self._runtime.command(self._agent, _command_of(arrived))
@@ -278,6 +288,22 @@ class _AgentConsumer:
                 return await self._failed(pulled, arrived, type(error).__name__)
             else:
                 self._counts["handled" if handled.outcome == "done" else handled.outcome] += 1
+                return Done()
+
+    async def _inbox(self, pulled: PulledMessage, arrived: ArrivedCommand) -> Outcome:
+        """Take a message of the agent's inbox, which the runtime handles and the agent never sees."""
+        if self._calls is None or arrived.type != REPORT:
+            return await self._bury(pulled, arrived, "the inbox takes no messages of this type")
+        while True:
+            try:
+                session = await self._sessions.get()
+                worth = await self._calls.take(self._agent, arrived, known_headers(pulled.headers), session)
+            except PayloadError as error:
+                return await self._bury(pulled, arrived, str(error), error.code)
+            except StreamError:
+                await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                self._counts["reported" if worth == "accepted" else worth] += 1
                 return Done()
 
     async def _failed(self, pulled: PulledMessage, arrived: ArrivedCommand, reason: str) -> Outcome:

@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.opencode.link.frames import HookItem
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.config import NatsConfig, WorkerConfig
 from sidecar.home import Home
 from sidecar.mirror.settings import external_options, mirror_bytes, pull_settings
 from sidecar.private_files import HomeError, private_directory
+from streams.identity import Identity
 from streams.store import StreamStore
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.agents.runtime import Runtime
+    from sidecar.mirror.calling import RemoteKind, ToolCalls
     from sidecar.mirror.commands import CommandConsumers
     from sidecar.mirror.deltas import DeltaStream
     from sidecar.mirror.owning import Owning
     from sidecar.mirror.rebuild import Rebuild
     from sidecar.mirror.server.server import EmbeddedServer
+    from sidecar.mirror.serving import ServedTools
     from sidecar.mirror.task import MirrorTask
 
 log = logging.getLogger("sidecar.mirror")
@@ -67,6 +71,8 @@ class NatsService:
         self.commands: CommandConsumers | None = None
         """The consumers of the home's agents; ``None`` before ``consume``."""
         self._owning: Owning | None = None
+        self._calls: ToolCalls | None = None
+        self._served: ServedTools | None = None
         self._deltas: DeltaStream | None = None
         self._rebuild: Rebuild | None = None
         self._rebuilding: asyncio.Task[None] | None = None
@@ -134,6 +140,32 @@ class NatsService:
         )
         return self._owning
 
+    def calls(self, worker: WorkerConfig, identity: Identity) -> dict[str, RemoteKind]:
+        """The effects that other processes carry out, by kind: those of ``[worker.tools]``."""
+        if self._config.mode == "off" or self._source is None or not worker.tools:
+            return {}
+        from sidecar.mirror.calling import ToolCalls
+
+        source = self._source
+        epoch = self._epoch
+        self._calls = ToolCalls(lambda: self.sessions, source.store, identity, source.log_id, source.clean, epoch)
+        return self._calls.kinds(worker.tools)
+
+    def _epoch(self, agent: str) -> int:
+        return (self._owning.epoch(agent) or 0) if self._owning is not None else 0
+
+    def serve(self, tools: Mapping[str, EffectKind]) -> ServedTools | None:
+        """Carry out tools for other homes, in the background. Close the result."""
+        if self.sessions is None or self._source is None or not tools:
+            return None
+        from sidecar.mirror.serving import ServedTools
+
+        source = self._source
+        settings = pull_settings(self._config)
+        self._served = ServedTools(self.sessions, tools, settings, source.now_ms, source.clean)
+        self._served.start()
+        return self._served
+
     def consume(self, runtime: Runtime, agents: Sequence[str]) -> CommandConsumers | None:
         """Take commands for these agents from NATS, in the background. Close the result before the runtime.
 
@@ -144,8 +176,10 @@ class NatsService:
         from sidecar.mirror.commands import CommandConsumers
 
         self.commands = CommandConsumers(
-            runtime, self.sessions, pull_settings(self._config), agents=agents, owning=self._owning
+            runtime, self.sessions, pull_settings(self._config), agents=agents, owning=self._owning, calls=self._calls
         )
+        if self._calls is not None:
+            self._calls.view = lambda: runtime.view
         self.commands.start()
         if self._owning is not None:
             self._owning.start(self.sessions, runtime.own, runtime.resume)
@@ -190,8 +224,8 @@ class NatsService:
     def status(self) -> dict[str, Any]:
         """What ``status`` shows about NATS: ``mode``, ``connected``, ``servers`` (host and port without secrets, or
         null), ``version``, ``problem``; ``server`` and ``mirror`` (the status of the embedded server and of the mirror,
-        or null); ``deltas`` (counts); ``owned`` (see ``Owning.status``); ``commands`` (each agent's
-        consumer).
+        or null); ``deltas`` (counts); ``owned`` (see ``Owning.status``); ``tools`` (see
+        ``ServedTools.status``); ``commands`` (each agent's consumer).
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -208,6 +242,7 @@ class NatsService:
             "mirror": self.mirror.status() if self.mirror is not None else None,
             "deltas": self._deltas.counts if self._deltas is not None else None,
             "owned": self._owning.status() if self._owning is not None else [],
+            "tools": self._served.status() if self._served is not None else [],
             "commands": self.commands.status() if self.commands is not None else [],
         }
 

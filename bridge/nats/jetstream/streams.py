@@ -164,6 +164,16 @@ async def last_message(session: JetStream, stream: str, subject: str) -> StreamM
         return None
 
 
+async def message_at(session: JetStream, stream: str, sequence: int) -> StreamMessage:
+    """The message with a sequence.
+
+    Raises:
+        NotFound: there is none, or it was removed.
+        NatsUnavailable: no answer.
+    """
+    return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence}))
+
+
 async def next_message(
     session: JetStream, stream: str, subject: str, *, from_sequence: int = 1
 ) -> StreamMessage | None:

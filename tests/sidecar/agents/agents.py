@@ -22,7 +22,8 @@ class Counter:
             added = {"type": "counter.added", "payload": {"by": 1, "was": self.total}}
             return [added, {"to": payload["to"], "type": "add", "payload": {"by": self.total + 1}}]
         if kind == "call":
-            return [{"effect": payload["kind"], "payload": {"n": payload.get("n", 0)}, "node": "call"}]
+            args = payload.get("args", {"n": payload.get("n", 0)})
+            return [{"effect": payload["kind"], "payload": args, "node": "call"}]
         if kind.startswith("effect."):
             return [{"type": "counter.result", "payload": {"type": kind, "result": payload.get("result")}}]
         if kind == "fail":

@@ -1,0 +1,175 @@
+"""Carries out tools for agents of other homes: takes a call, runs the function, publishes its result, and reports.
+
+Any number of homes and programs may serve a tool: they share one durable consumer, so each call reaches one of them. A
+call is acknowledged after its report was published. If the process is killed before, the call is delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from bridge.nats import headers as h
+from bridge.nats.jetstream.errors import NatsError, NotFound
+from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.pulling import ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, wanted
+from bridge.nats.jetstream.streams import message_at
+from bridge.nats.jetstream.wire import Message
+from bridge.nats.l0.arriving import known_headers
+from bridge.nats.l0.calls import REPORT, card_id, card_sequence, tool_pattern
+from bridge.nats.l0.payloads import PayloadError, ToolCommand, ToolResult
+from bridge.nats.subjects import CommandSubject, L0Subject, RecordSubject, consumer_name
+from sidecar.agents.effects.ledger import bounded
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import EffectKind
+
+log = logging.getLogger("sidecar.mirror")
+
+SERVED: Final = "tool.result"
+"""The type of a result's card."""
+
+WORKSPACE: Final = "_"
+
+
+class ServedTools:
+    """The tools that this home carries out for others, by their short subject. Bound to one event loop."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        tools: Mapping[str, EffectKind],
+        settings: PullSettings,
+        now_ms: Callable[[], int],
+        clean: Callable[[Any], Any],
+    ) -> None:
+        self._sessions, self._now_ms, self._clean = sessions, now_ms, clean
+        streams = [each for each in wanted() if each.name in (L0_COMMANDS, COMMANDS, EVENTS)]
+        self.loops = {
+            subject: PullLoop(
+                sessions,
+                L0_COMMANDS,
+                ConsumerDefinition(tool_consumer(subject), (tool_pattern(subject),), ack_wait_s=settings.ack_wait_s),
+                self._handler(tool),
+                settings,
+                definitions=streams,
+            )
+            for subject, tool in tools.items()
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(loop.run()) for loop in self.loops.values()]
+
+    async def close(self) -> None:
+        """Take no more calls. A call in progress is cut off, and delivered again to another worker. Idempotent."""
+        for loop in self.loops.values():
+            loop.finish()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def status(self) -> list[dict[str, Any]]:
+        """For each tool: ``tool``, ``ready``, ``in_flight``, ``counts`` and ``problem``."""
+        return [
+            {
+                "tool": subject,
+                "ready": loop.is_ready,
+                "in_flight": loop.working,
+                "counts": dict(sorted(loop.counts.items())),
+                "problem": loop.problem,
+            }
+            for subject, loop in self.loops.items()
+        ]
+
+    def _handler(self, tool: EffectKind) -> Callable[[PulledMessage], Any]:
+        async def handle(pulled: PulledMessage) -> Outcome:
+            try:
+                call = ToolCommand.decode(pulled.body)
+            except PayloadError as error:
+                return Poison(str(error))
+            about: dict[str, Any] = {}
+            try:
+                args = await self._args(call)
+                effect = Effect(call.tool_name or "", args, call.agent_turn_id, agent=call.agent_id)
+                result = await tool.run(effect, call.tool_call_id)
+                status = "success"
+            except NatsError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a tool is foreign code, and its caller is told
+                log.warning("the tool %s failed: %s", call.tool_name, type(error).__name__)
+                result, status = None, "failed"
+                about["error"] = self._clean(f"{type(error).__name__}: {error}")[:500]
+            await self._report(pulled, call, status, result, about)
+            return Done()
+
+        return handle
+
+    async def _args(self, call: ToolCommand) -> dict[str, Any]:
+        """The arguments, from the card that the call points at.
+
+        Raises:
+            LookupError: the card is missing, or has no arguments.
+        """
+        sequence = card_sequence(call.tool_call_card_id or "")
+        if sequence is None:
+            raise LookupError("the call points at no card")
+        try:
+            card = orjson.loads((await message_at(await self._sessions.get(), EVENTS, sequence)).body)
+            args = card["payload"]["args"]
+        except (NotFound, orjson.JSONDecodeError, KeyError, TypeError):
+            raise LookupError("the card of the call holds no arguments") from None
+        if not isinstance(args, dict):
+            raise LookupError("the card of the call holds no arguments")
+        return args
+
+    async def _report(
+        self, pulled: PulledMessage, call: ToolCommand, status: str, result: Any, about: dict[str, Any]
+    ) -> None:
+        session = await self._sessions.get()
+        came = known_headers(pulled.headers)
+        subject = L0Subject.parse(pulled.subject)
+        passed: dict[str, str] = {
+            name: came[name] for name in (h.TRACEPARENT, h.TRACESTATE, h.RECURSION_DEPTH) if name in came
+        }
+        # The provider stands in the place of a log, so that nobody takes the card for a record of a home's log.
+        card = RecordSubject(subject.project, subject.target, call.agent_id, SERVED)
+        identity = f"{call.agent_turn_id}:{call.tool_call_id}:{pulled.sequence}"
+        body = orjson.dumps({"result": bounded(self._clean(result)), "tool_call_id": call.tool_call_id})
+        stored = await publish(
+            session, Message(str(card), self._headers(passed, SERVED, subject.target, f"card:{identity}"), body)
+        )
+        fields = {
+            "tool_call_id": call.tool_call_id,
+            "agent_turn_id": call.agent_turn_id,
+            "turn_epoch": call.turn_epoch,
+            "agent_id": call.agent_id,
+            "after_execution": call.after_execution or "suspend",
+            "status": status,
+            "tool_result_card_id": card_id(stored.sequence),
+            **about,
+        }
+        inbox = CommandSubject(subject.project, WORKSPACE, call.agent_id, REPORT)
+        headers = self._headers(passed, REPORT, subject.target, f"report:{identity}")
+        await publish(session, Message(str(inbox), headers, ToolResult.parse(fields).encode()))
+
+    def _headers(self, passed: Mapping[str, str], type_: str, sender: str, identity: str) -> dict[str, str]:
+        return h.fill_headers(
+            passed,
+            origin=identity,
+            timestamp_ms=self._now_ms(),
+            message_type=type_,
+            sender=sender,
+            message_id=identity,
+        ).headers
+
+
+def tool_consumer(subject: str) -> str:
+    """The name of the durable consumer that all workers of a tool share."""
+    return consumer_name(subject)

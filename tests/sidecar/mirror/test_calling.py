@@ -1,0 +1,291 @@
+"""Tools behind a subject: the owner's calls, workers that share them, and reports of any worth. Real server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.stream_plan import L0_COMMANDS
+from bridge.nats.jetstream.wire import Message
+from bridge.nats.l0.calls import card_id
+from bridge.nats.l0.table import decode
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.runtime import Runtime
+from sidecar.config import RemoteTool
+from sidecar.mirror.calling import ToolCalls
+from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.serving import ServedTools
+from sidecar.mirror.task import MirrorTask
+from streams.identity import seeded_identity
+from streams.store import Record
+from tests.memory import MemoryStore
+from tests.nats_servers import TOKEN, RealServer
+from tests.sidecar.agents.agents import Counter
+from tests.sidecar.agents.support import agents, command, records, state
+from tests.sidecar.mirror.test_commands import QUICK, letters
+
+SUBJECT = "cmd.tool.words.count"
+LOG = "log-a"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tool_worker.py"
+
+
+class Owner:
+    """A home with the agent ``counter``, its mirror, and the tool ``count``, which others carry out."""
+
+    def __init__(self, sessions: Sessions, store: MemoryStore, epoch: int, **tool: Any) -> None:
+        self.store, self.sessions, self.epoch = store, sessions, epoch
+        identity = seeded_identity(5)
+        self.calls = ToolCalls(lambda: sessions, store, identity, LOG, lambda value: value, lambda agent: self.epoch)
+        tools = {"count": RemoteTool(target_subject=SUBJECT, **tool)}
+        self.runtime = Runtime(store, identity, agents(Counter), kinds=self.calls.kinds(tools))
+        self.calls.view = lambda: self.runtime.view
+        self.mirror = MirrorTask(store, LOG, sessions, lambda: 1)
+        self.consumers = CommandConsumers(self.runtime, sessions, QUICK, calls=self.calls)
+
+    async def call(self, n: int = 7) -> None:
+        await self.runtime.command("counter", command(f"call-{n}", "call", kind="count", n=n))
+
+    async def results(self, count: int = 1) -> list[dict[str, Any]]:
+        async with asyncio.timeout(20):
+            while len(found := state(self.runtime)["results"]) < count:
+                await asyncio.sleep(0.01)
+        return list(found)
+
+    async def of(self, type_: str) -> list[Record]:
+        return [one for one in await records(self.store, "agent/counter/effects") if one.event.type == type_]
+
+
+@asynccontextmanager
+async def owner(
+    sessions: Sessions, store: MemoryStore | None = None, epoch: int = 3, **tool: Any
+) -> AsyncIterator[Owner]:
+    home = Owner(sessions, store or MemoryStore(), epoch, **tool)
+    home.mirror.start()
+    await home.runtime.start()
+    home.consumers.start()
+    try:
+        yield home
+    finally:
+        await home.consumers.close()
+        await home.runtime.close()
+        await home.mirror.close()
+
+
+class Plain:
+    """A tool that counts its calls."""
+
+    effect_class = "idempotent"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[dict[str, Any], str]] = []
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        self.seen.append((effect.args, key))
+        if effect.args["n"] < 0:
+            raise ValueError("a negative number")
+        return {"double": 2 * effect.args["n"]}
+
+    async def reconcile(self, effect: Effect, key: str) -> Any:
+        raise AssertionError
+
+
+@asynccontextmanager
+async def worker(server: RealServer, tool: Plain) -> AsyncIterator[ServedTools]:
+    sessions = Sessions(server.ask_options)
+    served = ServedTools(sessions, {SUBJECT: tool}, QUICK, lambda: 1, lambda value: value)  # type: ignore[dict-item]
+    served.start()
+    try:
+        yield served
+    finally:
+        await served.close()
+        await sessions.close()
+
+
+async def sent(sessions: Sessions) -> tuple[dict[str, Any], dict[str, str]]:
+    """The call that waits in the work queue: its payload, and its headers."""
+    session = await sessions.get()
+    async with asyncio.timeout(20):
+        while (found := await keeping.last_message(session, L0_COMMANDS, f"cg.v1.*.*.{SUBJECT}")) is None:
+            await asyncio.sleep(0.01)
+    subject, payload = decode(found.subject, found.body)
+    assert subject.short == SUBJECT
+    return payload.fields(), dict(found.headers)
+
+
+async def report(sessions: Sessions, call: dict[str, Any], headers: dict[str, str], **fields: Any) -> None:
+    """A report as any program may send it, with a card for its result."""
+    session = await sessions.get()
+    passed = {name: value for name, value in headers.items() if name in ("traceparent", "CG-Recursion-Depth")}
+    card = Message("evt._.words.counter.tool.result", {}, orjson.dumps({"result": fields.pop("result", None)}))
+    kept = await publish(session, card)
+    named = {name: call[name] for name in ("tool_call_id", "agent_turn_id", "turn_epoch", "agent_id")}
+    body = {
+        **named,
+        "status": "success",
+        "after_execution": "suspend",
+        "tool_result_card_id": card_id(kept.sequence),
+        **fields,
+    }
+    wanted = {name: value for name, value in body.items() if value is not ...}
+    await publish(session, Message("cmd._._.counter.inbox.tool_result", passed, orjson.dumps(wanted)))
+
+
+async def test_workers_share_the_calls_and_the_agent_gets_each_result_once(
+    server: RealServer, sessions: Sessions
+) -> None:
+    one, other = Plain(), Plain()
+    async with worker(server, one), worker(server, other), owner(sessions) as home:
+        for n in range(20):
+            await home.call(n)
+        await home.call(-1)
+        results = await home.results(21)
+        assert len(one.seen) + len(other.seen) == 21 and len({key for _, key in one.seen + other.seen}) == 21
+        done = [each["result"]["double"] for each in results if each["type"] == "effect.completed"]
+        assert sorted(done) == [2 * n for n in range(20)]
+        (failed,) = await home.of("effect.failed")
+        assert failed.event.payload["final"] and "ValueError" in failed.event.payload["error"]
+        assert len(await home.of("tool.reported")) == 21
+
+
+async def test_a_call_points_at_the_record_of_its_request_and_carries_its_trace(sessions: Sessions) -> None:
+    async with owner(sessions) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        (request,) = [r for r in await records(home.store, "agent/counter") if r.event.type == "effect.requested"]
+        card = await keeping.message_at(
+            await sessions.get(), "MESHFORGE_EVENTS", int(payload["tool_call_card_id"].partition(":")[2])
+        )
+        assert orjson.loads(card.body)["id"] == request.event.id
+        assert (payload["agent_id"], payload["turn_epoch"], payload["tool_name"]) == ("counter", 3, "count")
+        assert "args" not in payload and payload["agent_turn_id"] == request.event.correlation_id
+        assert headers["traceparent"] == request.event.traceparent
+        await report(sessions, payload, headers, result=14)
+        assert (await home.results())[0]["result"] == 14
+        (kept,) = await home.of("tool.reported")
+        assert kept.event.traceparent is not None and request.event.traceparent is not None
+        assert kept.event.traceparent[3:35] == request.event.traceparent[3:35]
+        assert kept.event.traceparent != request.event.traceparent
+
+
+async def test_partial_reports_keep_the_call_open_and_repeated_ones_count_once(sessions: Sessions) -> None:
+    async with owner(sessions) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        await report(sessions, payload, headers, status="partial", result="half")
+        async with asyncio.timeout(20):
+            while not await home.of("tool.reported"):
+                await asyncio.sleep(0.01)
+        assert not state(home.runtime)["results"]
+        for _ in range(3):
+            await report(sessions, payload, headers, result="whole")
+        assert (await home.results())[0]["result"] == "whole"
+        await settled(home, 4)
+        assert [one.event.payload["result"] for one in await home.of("tool.reported")] == ["half", "whole"]
+        assert len(state(home.runtime)["results"]) == 1 and len(await home.of("effect.completed")) == 1
+
+
+async def settled(home: Owner, count: int) -> None:
+    async with asyncio.timeout(20):
+        while home.consumers.status()[0]["counts"].get("delivered", 0) < count or home.consumers.is_busy:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("status", ["failed", "canceled", "timeout"])
+async def test_every_other_status_ends_the_call_as_failed(sessions: Sessions, status: str) -> None:
+    async with owner(sessions) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        await report(sessions, payload, headers, status=status, error="the reason")
+        assert (await home.results())[0]["type"] == "effect.failed"
+        (failed,) = await home.of("effect.failed")
+        assert failed.event.payload["final"] and status in failed.event.payload["error"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "depth", "code"),
+    [
+        ({"turn_epoch": 2}, None, "old-epoch"),
+        ({"tool_call_id": "another"}, None, "unknown-call"),
+        ({"agent_turn_id": "another"}, None, "unknown-call"),
+        ({}, "9", "protocol_violation"),
+        ({}, "", "protocol_violation"),
+    ],
+)
+async def test_reports_that_do_not_fit_are_refused_and_recorded(
+    sessions: Sessions, changed: dict[str, Any], depth: str | None, code: str
+) -> None:
+    async with owner(sessions) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        wrong = headers if depth is None else {**headers, "CG-Recursion-Depth": depth}
+        await report(sessions, payload, {k: v for k, v in wrong.items() if v}, result="forged", **changed)
+        await settled(home, 1)
+        (refused,) = await home.of("tool.refused")
+        assert refused.event.payload["error_code"] == code and not state(home.runtime)["results"]
+        await report(sessions, payload, headers, result="real")
+        assert (await home.results())[0]["result"] == "real"
+        await report(sessions, payload, headers, status="failed", result="late")
+        await settled(home, 3)
+        assert (await home.of("tool.refused"))[-1].event.payload["error_code"] == "late"
+
+
+@pytest.mark.parametrize("changed", [{"tool_result_card_id": ...}, {"status": "perhaps"}, {"result_": 1, "result": 1}])
+async def test_reports_that_are_none_become_dead_letters(sessions: Sessions, changed: dict[str, Any]) -> None:
+    async with owner(sessions) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        if "result_" in changed:  # a result sent inline
+            body = orjson.dumps({**{k: payload[k] for k in ("tool_call_id", "agent_id")}, "result": 1})
+            await publish(await sessions.get(), Message("cmd._._.counter.inbox.tool_result", {}, body))
+        else:
+            await report(sessions, payload, headers, **changed)
+        await settled(home, 1)
+        (letter,) = await letters(home.store)
+        assert letter.event.payload["code"] == "l0-invalid-payload" and not state(home.runtime)["results"]
+
+
+async def test_a_call_without_a_report_ends_at_its_time(sessions: Sessions) -> None:
+    async with owner(sessions, timeout_seconds=0.2) as home:
+        await home.call()
+        assert (await home.results())[0]["type"] == "effect.failed"
+        (kept,) = await home.of("tool.reported")
+        assert kept.event.payload["status"] == "timeout"
+        payload, headers = await sent(sessions)
+        await report(sessions, payload, headers, result="late")
+        await settled(home, 1)
+        assert (await home.of("tool.refused"))[0].event.payload["error_code"] == "late"
+
+
+async def test_a_restarted_owner_waits_on_and_takes_what_came_meanwhile(sessions: Sessions) -> None:
+    store = MemoryStore()
+    async with owner(sessions, store) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+    await report(sessions, payload, headers, result="meanwhile")
+    async with owner(sessions, store) as home:
+        assert (await home.results())[0]["result"] == "meanwhile"
+        assert len(await home.of("effect.completed")) == 1
+    session = await sessions.get()
+    assert (await keeping.facts(session, L0_COMMANDS)).messages == 1  # sent once, although it was begun twice
+
+
+async def test_the_example_of_a_worker_is_enough(server: RealServer, sessions: Sessions) -> None:
+    async with owner(sessions) as home:
+        address = f"nats://127.0.0.1:{server.port}"
+        example = await asyncio.create_subprocess_exec(sys.executable, EXAMPLE, address, TOKEN)
+        try:
+            await home.runtime.command("counter", command("call", "call", kind="count", args={"text": "one two three"}))
+            assert (await home.results())[0]["result"] == {"words": 3}
+        finally:
+            example.kill()
+            await example.wait()
