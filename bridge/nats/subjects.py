@@ -24,6 +24,9 @@ from typing import Final, Literal, get_args
 from streams.bus.subjects import ONE, REST, SubjectError, check_pattern, check_subject
 
 PROTOCOL_VERSION: Final = "v1"
+EVENTS: Final = "MESHFORGE_EVENTS"
+"""The stream that holds every record of every log, and the results of tools."""
+
 CHANNEL: Final = "public"
 """The channel of everything captured. A channel says who may see a message, not where it is stored."""
 

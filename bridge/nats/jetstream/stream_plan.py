@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from bridge.nats.subjects import EVENTS as EVENTS  # its name belongs with the other names
 from bridge.nats.subjects import PROTOCOL_VERSION, escape, stream_pattern
 from streams.bus.subjects import DEAD_LETTERS, REST, covers, overlap
 
-EVENTS: Final = "MESHFORGE_EVENTS"
 COMMANDS: Final = "MESHFORGE_COMMANDS"
 DEAD: Final = "MESHFORGE_DLQ"
 OWNERS: Final = "KV_durable_stream_owners"

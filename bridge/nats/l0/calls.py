@@ -20,10 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from bridge.nats.jetstream.stream_plan import EVENTS
 from bridge.nats.l0.payloads import ToolResult
 from bridge.nats.l0.recursion import VIOLATION, judge
-from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, L0Subject, escape
+from bridge.nats.subjects import CHANNEL, EVENTS, PROTOCOL_VERSION, L0Subject, escape
 from streams.bus.subjects import SubjectError
 
 REPORT: Final = "inbox.tool_result"
