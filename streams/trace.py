@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from streams.lineage import span_id, trace_id
 
@@ -64,6 +64,24 @@ def _parse(text: str) -> TraceContext | None:
         return None
     # In later versions of the format, only the flag "sampled" has a meaning that we may forward.
     return TraceContext(trace, span, flags if version == "00" else f"{int(flags, 16) & 1:02x}")
+
+
+class Chain(NamedTuple):
+    """What is known of a chain of messages: how many spawns led to it, and a ``traceparent`` of its trace."""
+
+    depth: int
+    traceparent: str
+
+
+def next_depth(depth: int) -> int:
+    """The depth of what is spawned at ``depth``. Only the spawner calls this function, once.
+
+    Raises:
+        ValueError: ``depth`` is negative.
+    """
+    if depth < 0:
+        raise ValueError(f"a depth must be 0 or more, not {depth}")
+    return depth + 1
 
 
 def is_one_trace(one: str | None, other: str | None) -> bool:

@@ -127,7 +127,8 @@ HEADERS = (
     (h.MESSAGE_TYPE, "the type of the L0 message, such as `agent.step`, or of the record; filled in if missing"),
     (h.SENDER, "the sending agent; filled in if missing"),
     (h.RECURSION_DEPTH, "a whole number of at least 0, never guessed; see [Recursion depth](#recursion-depth)"),
-    (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional; passed on unchanged"),
+    (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional; passed on unchanged along the whole chain"),
+    (h.MODE, f"on a command: the mode of `enqueue`, `{recursion.CALL}` if missing; others are a violation"),
     (
         h.MESSAGE_ID,
         "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for its L0 messages, `{event}:cmd` and "
@@ -365,7 +366,7 @@ def _recursion() -> list[str]:
         "may": "already recorded, or copied from the header",
         "zero": "absent or 0",
     }
-    modes = f" (mode {', '.join(f'`{mode}`' for mode in sorted(recursion.MODES))} only)"
+    modes = f" (mode `{recursion.CALL}` only)"
     return [
         "## Recursion depth",
         "",

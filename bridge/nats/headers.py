@@ -31,6 +31,9 @@ RECURSION_DEPTH: Final = "CG-Recursion-Depth"
 USER_ID: Final = "CG-User-ID"
 CHANNEL_ID: Final = "CG-Channel-ID"
 CONTEXT_ID: Final = "CG-Context-ID"
+FORWARDED: Final = (USER_ID, CHANNEL_ID, CONTEXT_ID)
+"""Headers that are passed on unchanged along a chain."""
+MODE: Final = "CG-Mode"
 TRACE_MADE: Final = "CG-Trace-Generated"
 """``true`` if the publisher generated the ``traceparent`` because it was missing or invalid."""
 
@@ -121,6 +124,12 @@ def header_text(text: str) -> str:
     head = value[: MAX_VALUE - 34]
     cut = head.rfind("%", len(head) - 2)
     return (head if cut < 0 else head[:cut]) + "%~" + sha256(raw).hexdigest()[:32]
+
+
+def forwarded(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The headers with the identity that an event's chain keeps; what cannot be a header is left out."""
+    found = {name: metadata[name] for name in FORWARDED if name in metadata}
+    return {name: value for name, value in found.items() if isinstance(value, str) and is_header_value(value)}
 
 
 class Filled(NamedTuple):

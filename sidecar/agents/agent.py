@@ -111,8 +111,9 @@ class Output(NamedTuple):
     type: str
     payload: dict[str, Any]
     to: str | None = None
-    project: str = "_"
-    workspace: str = "_"
+    project: str | None = None
+    workspace: str | None = None
+    """Where a command for another home goes; ``None`` means where the input came from."""
     effect: str | None = None
     node: str = ""
     """The step of the agent that asks for the effect; a part of the effect's idempotency key."""
@@ -160,7 +161,7 @@ class Output(NamedTuple):
         to = texts.get("to")
         if to is not None and AGENT_NAME.fullmatch(to) is None:
             raise BadOutput(f"{to[:80]!a} cannot be an agent's name")
-        return cls(type_, payload, to, texts.get("project", "_"), texts.get("workspace", "_"))
+        return cls(type_, payload, to, texts.get("project"), texts.get("workspace"))
 
 
 def outputs_of(returned: Any) -> list[Output]:

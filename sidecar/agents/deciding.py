@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from sidecar.agents.agent import Agent, BadOutput, outputs_of
-from sidecar.agents.inputs import Input, Outbox, state_hash, with_state
+from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, Refusal, state_hash, with_state
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.stops import Stop
 from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
@@ -100,12 +100,14 @@ class Decider:
             if given.position is None and not _is_same(known, given.record):
                 raise InputRefused("key-conflict", "this key was already used for another command; use a new key")
             return "duplicate", []
-        if given.refusal is not None:
-            code, reason = given.refusal
-            return "refused", [given.record, self._outbox.refused(given, code, reason=reason)]
-        if given.depth >= self._max_depth:
+        refusal = given.refusal
+        if refusal is None and given.depth >= self._max_depth:
+            if given.event.type == REFUSED:
+                return "nothing", []  # the end of this chain is recorded
             reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
-            return "refused", [given.record, self._outbox.refused(given, "recursion_depth_exceeded", reason=reason)]
+            refusal = Refusal(EXCEEDED, reason, given.depth)
+        if refusal is not None:
+            return "refused", [given.record, self._outbox.refused(given, refusal)]
         started = asyncio.get_running_loop().time()
         try:
             outputs = outputs_of(self._agent.receive(given.event))
@@ -120,6 +122,9 @@ class Decider:
         events = [given.record]
         try:
             for number, output in enumerate(outputs):
+                if (refused := self._outbox.too_deep(given, number, output)) is not None:
+                    events.append(refused)
+                    continue
                 if output.effect is None:
                     events.append(self._outbox.event(given, number, output))
                     continue

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sidecar.agents.agent import READY, RESERVED, Agent, HealthStatus
+from sidecar.agents.chains import depth_of
 from sidecar.agents.deciding import AgentFailed, Decider, InputRefused, Outcome
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.hints import hinted
@@ -31,7 +32,6 @@ from sidecar.agents.inputs import (
     Outbox,
     agent_stream,
     command_input,
-    depth_of,
     installed,
     is_applied,
     log_input,
@@ -117,7 +117,7 @@ class Engine:
         self._decider = Decider(
             agent, store, self._outbox, self._restore_with, max_depth=max_depth, metrics=self._metrics, stop=stop
         )
-        self._max_depth = max_depth
+        self.max_depth = max_depth
         self._next = 0
         self._has_begun = False
         """Whether a snapshot has the position that the agent has reached."""
@@ -254,7 +254,7 @@ class Engine:
         """
         if self._waiting or not self._is_at_rest or self.is_broken or self._next < 0:
             return False
-        if depth_of(event) >= self._max_depth:
+        if depth_of(event) >= self.max_depth:
             return False  # the queue records the refusal
         try:
             outputs = self.agent.receive(event)

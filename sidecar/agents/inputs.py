@@ -5,29 +5,38 @@ An agent's stream ``agent/{name}`` holds groups. Each group begins with the inpu
 last event of a group has, in ``metadata.state``, the hash of the agent's state after the group.
 
 ``metadata`` of these events: ``role`` (``installed``, ``owned``, ``input``, ``output``, ``command``, ``effect``,
-``refused`` or ``dead``), ``depth``, and, for a command, ``to``, ``project``, ``workspace`` and ``route``.
+``refused`` or ``dead``), ``depth``, what the chain keeps (``chains.INHERITED``), and, for a command, ``to``,
+``project``, ``workspace`` and ``route``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.agents.agent import Cause, Output
+from sidecar.agents.agent import EFFECT_REQUESTED, Cause, Output
+from sidecar.agents.chains import depth_of, hop, inherited
 from sidecar.agents.effects.policy import Effect, EffectPolicy
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
 from streams.identity import Identity
-from streams.trace import made_trace, parse_traceparent
+from streams.trace import made_trace, next_depth
 
 RECEIVED: Final = "agent.received"
 INSTALLED: Final = "agent.installed"
 OWNED: Final = "agent.owned"
 REFUSED: Final = "agent.refused"
 DEAD_LETTER: Final = "agent.dead_letter"
+
+EXCEEDED: Final = "recursion_depth_exceeded"
+"""The code of a chain that is too deep."""
+
+NOWHERE: Final = "_"
+"""The project and the workspace of a command that neither its sender nor its chain gives one."""
 
 MAX_DEPTH: Final = 20
 """The default of ``[worker] max_recursion_depth``: an event this many steps away from a user reaches no agent."""
@@ -52,10 +61,12 @@ Route = Literal["log", "bus"]
 
 
 class Refusal(NamedTuple):
-    """Why an input ends its chain: the protocol's code, and the reason in words for people."""
+    """Why an input ends its chain: the protocol's code, the reason in words for people, and the depth of the chain, if
+    it is known."""
 
     code: str
     reason: str
+    depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +138,6 @@ def digest(data: bytes) -> str:
     return sha256(data).hexdigest()[:32]
 
 
-def depth_of(event: StreamEvent) -> int:
-    """An event's distance in steps from a user's action; 0 for captured events."""
-    depth = event.metadata.get("depth")
-    return depth if isinstance(depth, int) and depth >= 0 else 0
-
-
 def command_input(agent: str, command: Command, identity: Identity, clean: Callable[[Any], Any]) -> Input:
     """Convert a command to an input. The payload is redacted first, because ``receive`` must see what the log keeps.
 
@@ -168,6 +173,7 @@ def log_input(agent: str, event: StreamEvent, position: int, identity: Identity,
     key = scoped("inbox", agent, key or event.id)
 
     def record() -> StreamEvent:
+        passed_on = hop(event, depth_of(event))
         return identity.stamp(
             {
                 "type": RECEIVED,
@@ -177,9 +183,9 @@ def log_input(agent: str, event: StreamEvent, position: int, identity: Identity,
                 "correlation_id": event.correlation_id,
                 "actor": agent,
                 "source": {"agent": agent, "adapter": ADAPTER},
-                "traceparent": event.traceparent or str(made_trace(event.stream_id)),
                 "payload": {"event": event.id, "type": event.type, "stream": event.stream_id, "position": position},
-                "metadata": {"role": "input", "depth": depth_of(event)},
+                "traceparent": passed_on["traceparent"],
+                "metadata": {"role": "input", **passed_on["metadata"]},
             }
         )
 
@@ -232,33 +238,42 @@ class Outbox:
         self._agent, self._identity, self._clean = agent, identity, clean
         self._policy, self._is_local, self._max_depth = policy, is_local, max_depth
 
+    def too_deep(self, cause: Input, number: int, output: Output) -> StreamEvent | None:
+        """``agent.refused`` for a command or an effect that would be as deep as the limit; ``None`` for anything else.
+
+        A plain event is not refused here, but by every agent that would receive it.
+        """
+        depth = next_depth(cause.depth)
+        if (output.to is None and output.effect is None) or depth < self._max_depth:
+            return None
+        about = {"effect": output.effect} if output.effect is not None else {"to": output.to}
+        reason = f"depth {depth} is not below the limit of {self._max_depth}"
+        return self._refused(cause, number, EXCEEDED, reason, depth, refused=output.type, **about)
+
     def event(self, cause: Input, number: int, output: Output) -> StreamEvent:
         """The event that records an output; ``number`` is its place among the outputs of its input.
-
-        A command that would be too deep becomes ``agent.refused`` with the code ``recursion_depth_exceeded``.
 
         Raises:
             InvalidEvent: the output does not match the envelope.
         """
-        depth = cause.depth + 1
         payload = self._clean(output.payload)
-        metadata: dict[str, Any] = {"role": "output", "depth": depth}
-        type_, correlation = output.type, cause.record.correlation_id
+        if output.to is None:
+            return self._stamp(cause, number, output.type, payload, "output", earlier=output.cause)
+        route: Route = "log" if self._is_local(output.to) else "bus"
         identity = self._identity.ulid()
-        if output.to is not None:
-            if depth >= self._max_depth:
-                return self.refused(cause, "recursion_depth_exceeded", number, to=output.to, refused=output.type)
-            metadata |= {
-                "role": "command",
-                "to": output.to,
-                "project": output.project,
-                "workspace": output.workspace,
-                "route": "log" if self._is_local(output.to) else "bus",
-            }
-            # Each call has its own correlation id, under which its depth is recorded. The trace id belongs to the whole
-            # chain.
-            correlation = identity
-        return self._stamp(cause, number, identity, type_, payload, metadata, correlation, output.cause)
+        # Each call has its own correlation id, under which its depth is recorded. The trace id belongs to the whole
+        # chain.
+        return self._stamp(
+            cause,
+            number,
+            output.type,
+            payload,
+            "command",
+            identity=identity,
+            correlation=identity,
+            earlier=output.cause,
+            about={"to": output.to, "route": route, **_place(output, cause.record)},
+        )
 
     def effect(self, cause: Input, number: int, output: Output) -> Effect:
         assert output.effect is not None
@@ -278,24 +293,22 @@ class Outbox:
             "visit": effect.visit,
             "key": self._policy.idempotency_key(run=effect.run, node=effect.node, effect=effect),
         }
-        metadata = {"role": "effect", "depth": cause.depth + 1}
-        correlation = cause.record.correlation_id
-        event = self._stamp(
-            cause, number, self._identity.ulid(), "effect.requested", payload, metadata, correlation, earlier
-        )
+        event = self._stamp(cause, number, EFFECT_REQUESTED, payload, "effect", earlier=earlier)
         return StreamEvent.parse({**event.fields(), "idempotency_key": key})
 
     def visit_key(self, effect: Effect, visit: int) -> str:
         """The idempotency key of the request for one visit of an effect."""
         return request_key(effect, visit)
 
-    def refused(self, cause: Input, code: str, number: int = -1, *, reason: str = "", **about: str) -> StreamEvent:
-        """The event that records the refusal of an output or, if ``number`` is -1, of the input itself."""
+    def refused(self, cause: Input, refusal: Refusal) -> StreamEvent:
+        """The event that records the refusal of an input."""
+        return self._refused(cause, -1, refusal.code, refusal.reason, refusal.depth)
+
+    def _refused(
+        self, cause: Input, number: int, code: str, reason: str, depth: int | None, **about: str | None
+    ) -> StreamEvent:
         payload = {"error_code": code, "reason": reason, "type": cause.event.type, **about}
-        metadata = {"role": "refused", "depth": cause.depth}
-        return self._stamp(
-            cause, number, self._identity.ulid(), REFUSED, payload, metadata, cause.record.correlation_id
-        )
+        return self._stamp(cause, number, REFUSED, payload, "refused", depth)
 
     def dead(self, cause: Input, reason: str, about: dict[str, Any], key: str = "") -> StreamEvent:
         """The dead letter of an input that cannot be handled. The dead letter contains everything that a redrive needs.
@@ -308,11 +321,8 @@ class Outbox:
         if cause.position is not None:
             payload |= {"event": event.id, "position": cause.position, "stream": event.stream_id}
         elif "body" not in about:
-            payload |= {"payload": event.payload, "key": event.metadata.get("key")}
-        metadata = {"role": "dead", "depth": cause.depth}
-        stamped = self._stamp(
-            cause, -1, self._identity.ulid(), DEAD_LETTER, payload, metadata, cause.record.correlation_id
-        )
+            payload |= {"payload": event.payload, "key": event.metadata.get("key"), "depth": cause.depth}
+        stamped = self._stamp(cause, -1, DEAD_LETTER, payload, "dead")
         return StreamEvent.parse({**stamped.fields(), "idempotency_key": f"dead:{key or cause.key}"})
 
     def _run_of(self, cause: Input) -> str:
@@ -322,30 +332,43 @@ class Outbox:
         self,
         cause: Input,
         number: int,
-        identity: str,
         type_: str,
         payload: dict[str, Any],
-        metadata: dict[str, Any],
-        correlation: str | None,
+        role: str,
+        depth: int | Literal["next"] | None = "next",
+        *,
+        identity: str | None = None,
+        correlation: str | None = None,
         earlier: Cause | None = None,
+        about: Mapping[str, str] = MappingProxyType({}),
     ) -> StreamEvent:
         by = earlier or Cause(cause.record.id, cause.record.traceparent or "")
-        trace = parse_traceparent(by.traceparent) or made_trace(cause.key)
+        depth = next_depth(cause.depth) if depth == "next" else depth
+        passed_on = hop(cause.record, depth, f"{cause.key}:{number}", trace=by.traceparent)
         return self._identity.stamp(
             {
-                "id": identity,
+                "id": identity or self._identity.ulid(),
                 "type": type_,
                 "stream_id": agent_stream(self._agent),
                 "idempotency_key": f"out:{self._agent}:{digest(cause.key.encode())}:{number}",
                 "causation_id": by.id,
-                "correlation_id": correlation,
+                "correlation_id": correlation or cause.record.correlation_id,
                 "actor": self._agent,
                 "source": {"agent": self._agent, "adapter": ADAPTER},
-                "traceparent": str(trace.child(f"{cause.key}:{number}")),
+                "traceparent": passed_on["traceparent"],
                 "payload": payload,
-                "metadata": metadata,
+                "metadata": {"role": role, **passed_on["metadata"], **about},
             }
         )
+
+
+def _place(output: Output, cause: StreamEvent) -> dict[str, str]:
+    """The project and the workspace of a command. A command that names another project leaves the chain's workspace."""
+    kept = inherited(cause.metadata) if output.project is None else {}
+    return {
+        "project": output.project or kept.get("project", NOWHERE),
+        "workspace": output.workspace or kept.get("workspace", NOWHERE),
+    }
 
 
 def state_hash(state: dict[str, Any]) -> str:

@@ -212,6 +212,8 @@ def _recorded(event: StreamEvent) -> dict[str, Any]:
         case "effect":
             return {"effect": event.payload["kind"], "node": event.payload["node"], "payload": event.payload["args"]}
         case "refused":
+            if "effect" in event.payload:
+                return {"effect": event.payload["effect"], "refused": True}
             return {"type": event.payload["refused"], "to": event.payload["to"], "refused": True}
         case "command":
             return {"type": event.type, "payload": event.payload, "to": event.metadata.get("to")}
@@ -222,8 +224,8 @@ def _recorded(event: StreamEvent) -> dict[str, Any]:
 def _is_same(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
     if was is None or now is None:
         return False
-    if was.get("refused"):  # the payload of a command that was too deep is not recorded
-        return (was["type"], was["to"]) == (now.get("type"), now.get("to"))
+    if was.get("refused"):  # the payload of what was too deep is not recorded
+        return all(now.get(name) == value for name, value in was.items() if name != "refused")
     return canonical(was) == canonical(now)
 
 

@@ -13,12 +13,14 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sidecar.agents.agent import Agent
+from sidecar.agents.chains import inherited
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner
 from sidecar.agents.engine import Engine, Handled
 from sidecar.agents.hints import hinted
-from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, Command, agent_stream, effects_stream
+from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, Command, agent_stream, effects_stream
+from sidecar.agents.loading import UserAgent
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.stops import Stop, never
@@ -39,6 +41,7 @@ from streams.identity import Identity
 from streams.projection import resume
 from streams.query import type_matches
 from streams.store import NOTHING, Record, Snapshot, StreamStore
+from streams.trace import Chain
 
 log = logging.getLogger("sidecar.agents")
 
@@ -92,7 +95,8 @@ class Runtime:
                 clean=clean,
                 policy=policy,
                 is_local=names.__contains__,
-                max_depth=max_depth,
+                # A low limit must end the loops of the user's agents, not the steps of background work.
+                max_depth=max_depth if isinstance(agent, UserAgent) else max(max_depth, MAX_DEPTH),
                 metrics=metrics,
                 owner=owner,
                 stop=stop,
@@ -110,14 +114,16 @@ class Runtime:
         self._unwanted: StreamEvent | None = None
         """The last event that ``_wants`` rejected, so that the record which ends a batch is not looked at twice."""
         self._problem = ""
-        self._is_level = False
+        self._level = asyncio.Event()
         """Whether the view covers everything that was in the log at the start."""
+        self._coming: dict[str, list[Chain]] = {}
+        """The chains of the commands that are being handled."""
 
     async def start(self) -> None:
         """Restore every agent from the log, then begin to hand out events.
 
         Commands are accepted once this method has returned. The runtime's view is folded in the background, because
-        without a snapshot the whole log must be read.
+        without a snapshot the whole log must be read; ``until_known`` waits for it.
 
         Raises:
             StreamError: the log cannot be read or written.
@@ -172,7 +178,25 @@ class Runtime:
         engine = self.engines.get(agent)
         if engine is None:
             raise UnknownAgent(agent)
-        return await engine.command(command)
+        if command.correlation_id is None or command.refusal is not None:
+            return await engine.command(command)
+        # The next command of the chain may be judged before this one is in the log, or in the view.
+        coming = self._coming.setdefault(command.correlation_id, [])
+        coming.append(Chain(command.depth, command.traceparent or ""))
+        try:
+            handled = await engine.command(command)
+            if handled.records:
+                self.view.learn(handled.records[0].event)
+            return handled
+        finally:
+            coming.pop()
+            if not coming:
+                del self._coming[command.correlation_id]
+
+    def chain(self, correlation_id: str) -> Chain | None:
+        """What is known of a chain; ``None`` if nothing is. Complete only after ``until_known``."""
+        coming = self._coming.get(correlation_id)
+        return coming[0] if coming else self.view.chains.get(correlation_id)
 
     async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
         """Record a command as an agent's dead letter. Raises the same errors as ``Engine.bury``, and
@@ -184,7 +208,7 @@ class Runtime:
 
     def owes(self) -> bool:
         """Whether there is unfinished work that only this process will do."""
-        if not self._is_level and self._reading is not None and not self._reading.done():
+        if not self.is_known and self._reading is not None and not self._reading.done():
             return True
         return self.effects.is_busy or any(not engine.is_idle for engine in self.engines.values() if engine.is_owned)
 
@@ -217,6 +241,15 @@ class Runtime:
             )
         return rows
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the view covers everything that was in the log at the start."""
+        return self._level.is_set()
+
+    async def until_known(self) -> None:
+        """Wait until the view covers everything that was in the log at the start, so that every chain is known."""
+        await self._level.wait()
+
     async def until_level(self) -> None:
         """Wait until the view covers everything that is in the log now, but wait at most ``LEVEL_SECONDS``."""
         head, loop = self._store.head, asyncio.get_running_loop()
@@ -243,7 +276,8 @@ class Runtime:
         letter = self.view.dead.get(letter_id)
         if letter is None:
             raise LookupError(letter_id)
-        payload = (await self._letter(letter_id)).event.payload
+        event = (await self._letter(letter_id)).event
+        payload = event.payload
         engine = self.engines.get(letter.agent)
         if engine is None:
             raise UnknownAgent(letter.agent)
@@ -261,7 +295,17 @@ class Runtime:
                     "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
                 )
             handled = await engine.command(
-                Command(f"redrive:{letter_id}", letter.type, given, sender="dlq", causation_id=letter_id)
+                Command(
+                    f"redrive:{letter_id}",
+                    letter.type,
+                    given,
+                    sender="dlq",
+                    depth=payload.get("depth", 0),
+                    correlation_id=event.correlation_id,
+                    causation_id=letter_id,
+                    traceparent=event.traceparent,
+                    metadata=inherited(event.metadata),
+                )
             )
         await self._settle(REDRIVEN, letter_id)
         return handled.outcome
@@ -317,7 +361,7 @@ class Runtime:
                     if record.offset == request.offset:
                         self.effects.offer(record)
                     break
-            self._is_level = True
+            self._level.set()
             at_work = [engine for engine in self.engines.values() if engine.is_owned and not engine.is_broken]
             places = [engine.position for engine in at_work]
             async for record in self._store.subscribe(after=min([self.view.position, *places]), wanted=self._wants):
@@ -384,9 +428,10 @@ def wants(agent: Agent, event: StreamEvent) -> bool:
     """Whether an event of the log is for an agent.
 
     A command goes only to its receiver, and an effect's result only to the agent that asked for it. Every other event
-    goes to each agent that lists its type. An agent never gets its own events or events of imported old sessions.
+    goes to each agent that lists its type. An agent never gets its own events, events of imported old sessions, or the
+    pointers with which other agents record their inputs.
     """
-    if event.metadata.get("history"):
+    if event.metadata.get("history") or event.type == RECEIVED:
         return False
     if event.metadata.get("role") == "command":
         return event.metadata.get("to") == agent.name and event.metadata.get("route") == "log"

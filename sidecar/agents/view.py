@@ -1,5 +1,5 @@
-"""What the runtime still has to do, computed from the whole log: open effects, dead letters, and the depths of chains.
-Pure.
+"""What the runtime still has to do, computed from the whole log: open effects, dead letters, and the depths and traces
+of chains. Pure.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from sidecar.agents.inputs import DEAD_LETTER, OWNED, depth_of
+from sidecar.agents.chains import depth_of
+from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED
+from streams.event import StreamEvent
 from streams.hashing import is_digest
 from streams.store import NOTHING, Record
+from streams.trace import Chain
 
 VIEW: Final = "runtime"
-VIEW_VERSION: Final = 2
+VIEW_VERSION: Final = 3
 
 MAX_CHAINS: Final = 20_000
-"""Maximum number of chains whose depth is remembered; beyond that, the oldest chain is dropped. The depth of the next
-message in a dropped chain is then taken from the message's header."""
+"""Maximum number of chains that are remembered; beyond that, the oldest chain is dropped. Depth and trace of the next
+message in a dropped chain are then taken from the message's headers."""
 
 REDRIVEN, DROPPED = "dlq.redriven", "dlq.dropped"
 REQUESTED, COMPLETED, FAILED, IN_DOUBT = "effect.requested", "effect.completed", "effect.failed", "effect.in_doubt"
@@ -55,8 +58,8 @@ class RuntimeView:
     position: int = NOTHING
     effects: dict[str, OpenEffect] = field(default_factory=dict)
     dead: dict[str, DeadLetter] = field(default_factory=dict)
-    depths: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """Maps a correlation id to the depth of the commands that an agent sent or received."""
+    chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
+    """Maps a correlation id to the chain of the commands that an agent sent or received."""
 
     taken: dict[str, int] = field(default_factory=dict)
     """Maps an agent to the position at which this home last took it from another home."""
@@ -93,13 +96,19 @@ class RuntimeView:
             )
         elif event.type in (REDRIVEN, DROPPED):
             self.dead.pop(str(event.payload.get("letter")), None)
-        elif not event.correlation_id or "depth" not in event.metadata:
+        else:
+            self.learn(event)
+
+    def learn(self, event: StreamEvent) -> None:
+        """Remember the chain of a command; its first command counts. Does nothing for any other event, and for a
+        command that violated the protocol."""
+        correlation, is_command = event.correlation_id, event.metadata.get("role") in ("command", "input")
+        if not correlation or not is_command or event.type == RECEIVED or "depth" not in event.metadata:
             return
-        elif role == "command" or (role == "input" and "position" not in event.payload):
-            self.depths[event.correlation_id] = depth_of(event)
-            self.depths.move_to_end(event.correlation_id)
-            if len(self.depths) > MAX_CHAINS:
-                self.depths.popitem(last=False)
+        self.chains.setdefault(correlation, Chain(depth_of(event), event.traceparent or ""))
+        self.chains.move_to_end(correlation)
+        if len(self.chains) > MAX_CHAINS:
+            self.chains.popitem(last=False)
 
     def state(self) -> dict[str, Any]:
         dumped: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")

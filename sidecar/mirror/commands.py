@@ -148,8 +148,8 @@ class CommandConsumers:
 
     def status(self) -> list[dict[str, Any]]:
         """For each consumer: ``agent``, ``consumer``, ``subjects``, ``ready`` (the consumer exists on the server),
-        ``waiting`` (messages that the server had at its last delivery), ``in_flight``, ``counts`` and ``problem`` (why
-        no commands arrive; empty while they can).
+        ``waiting`` (messages that the server had at its last delivery, and those that arrived before the log was
+        read), ``in_flight``, ``counts`` and ``problem`` (why no commands arrive; empty while they can).
 
         ``counts``: ``delivered``, ``done``, ``again``, ``poison``, ``handled``, ``duplicate``, ``refused``, ``dead``,
         ``undecodable``, and the notes of ``arriving.ArrivedCommand``.
@@ -175,6 +175,8 @@ class _AgentConsumer:
         self._name = consumer_name(agent)
         self._counts: Counter[str] = Counter()
         self._is_closing = False
+        self._early = 0
+        """How many messages wait until the runtime knows every chain of the log."""
         self._task: asyncio.Task[None] | None = None
         self._loop = self._new_loop()
 
@@ -234,8 +236,8 @@ class _AgentConsumer:
             "consumer": self._name,
             "subjects": list(self._patterns),
             "ready": self._loop.is_ready,
-            "waiting": self._loop.pending,
-            "in_flight": self._loop.working,
+            "waiting": self._loop.pending + self._early,
+            "in_flight": self._loop.working - self._early,
             "counts": dict(sorted((self._loop.counts + self._counts).items())),
             "problem": (self._owning.refusal(self._agent) if self._owning is not None else "") or self._loop.problem,
         }
@@ -253,6 +255,12 @@ class _AgentConsumer:
         return outcome
 
     async def _outcome(self, pulled: PulledMessage) -> Outcome:
+        if not self._runtime.is_known:
+            self._early += 1
+            try:
+                await self._runtime.until_known()
+            finally:
+                self._early -= 1
         try:
             arrived = read_command(
                 pulled.subject,
@@ -260,7 +268,7 @@ class _AgentConsumer:
                 pulled.body,
                 stream=pulled.stream,
                 sequence=pulled.sequence,
-                recorded=self._runtime.view.depths.get,
+                recorded=self._runtime.chain,
                 limit=self._runtime.max_depth,
             )
         except Undecodable as error:
@@ -370,14 +378,15 @@ class _AgentConsumer:
 
 
 def _command_of(arrived: ArrivedCommand) -> Command:
-    refusal = Refusal(arrived.decision.verdict, arrived.decision.reason) if arrived.is_violation else None
+    decision = arrived.decision
+    refusal = Refusal(decision.verdict, decision.reason, arrived.depth) if arrived.is_violation else None
     return Command(
         arrived.key,
         arrived.type,
         arrived.payload,
         actor=arrived.actor,
         sender=arrived.sender,
-        depth=arrived.depth,
+        depth=arrived.depth or 0,
         correlation_id=arrived.correlation_id,
         causation_id=arrived.causation_id,
         traceparent=arrived.traceparent,

@@ -14,9 +14,11 @@ nothing                                              the payload ``{}``
 If the body names no type, the last part of the subject is the type. The command's key is the body's
 ``idempotency_key``, or else the ``Nats-Msg-Id``, or else the message's place in the stream.
 
-If headers and body disagree, the headers count. A missing or invalid ``traceparent`` is replaced by one that is marked
-as generated. The depth rules are those of ``recursion.py``. If neither the headers nor the command's chain gives a
-depth, the command is accepted only if it names no cause; it then begins a chain of its own.
+If headers and body disagree, the headers count. Without a valid ``traceparent``, the command gets a span in the trace
+that is recorded for its chain, or else in a trace that is marked as generated. The depth rules are those of
+``recursion.py``. If neither the headers nor the command's chain gives a depth, the command is accepted only if it names
+no cause; it then begins a chain of its own. ``CG-Mode``, or ``mode`` next to ``payload`` in the body, is the mode of
+``enqueue``.
 """
 
 from __future__ import annotations
@@ -30,27 +32,26 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.headers import ProtocolViolation, read_depth, reserved_keys
-from bridge.nats.l0.recursion import EXCEEDED, MAX_DEPTH, VIOLATION, Decision, judge
+from bridge.nats.l0.recursion import CALL, MAX_DEPTH, VIOLATION, Decision, judge
 from bridge.nats.subjects import CommandSubject
 from streams.bus.headers import is_header_value
 from streams.bus.subjects import SubjectError
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent
-from streams.trace import MAX_TRACESTATE, made_trace, parse_traceparent
+from streams.trace import MAX_TRACESTATE, Chain, made_trace, parse_traceparent
 
 UNKNOWN_SENDER: Final = "user"
 
 _FIELDS: Final = frozenset(StreamEvent.__annotations__) | {"timestamp"}
 _WHOLE: Final = frozenset({"id", "stream_id", "payload"})
-_TEXTS: Final = ("type", "actor", "idempotency_key", "correlation_id", "causation_id", "traceparent")
+_TEXTS: Final = ("type", "mode", "actor", "idempotency_key", "correlation_id", "causation_id", "traceparent")
 _KNOWN: Final = {
     name.lower(): name
     for name in (
         *(h.TRACEPARENT, h.TRACESTATE, h.TIMESTAMP, h.SENDER, h.RECURSION_DEPTH, h.TRACE_MADE, h.MESSAGE_ID, h.LOG),
-        *(h.USER_ID, h.CHANNEL_ID, h.CONTEXT_ID),
+        *(h.MODE, *h.FORWARDED),
     )
 }
-_FORWARDED: Final = (h.USER_ID, h.CHANNEL_ID, h.CONTEXT_ID)
 _MAX_MS: Final = 2**53
 
 
@@ -68,9 +69,9 @@ class Undecodable(ValueError):
 class ArrivedCommand:
     """A command, with everything that its headers, subject and body say.
 
-    ``decision`` judges the depth; ``depth`` is the depth that the command claims, or the depth of the command's chain.
-    Count the ``notes``: ``trace_made``, ``trace_invalid``, ``tracestate_dropped``, ``timestamp_invalid`` and
-    ``reserved_keys``.
+    ``decision`` judges depth and mode; ``depth`` is the depth of the command's chain, or the depth that the command
+    claims; ``None`` only for a violation without a depth. Count the ``notes``: ``trace_made``, ``trace_invalid``,
+    ``tracestate_dropped``, ``timestamp_invalid`` and ``reserved_keys``.
     """
 
     agent: str
@@ -79,7 +80,7 @@ class ArrivedCommand:
     payload: dict[str, Any] = field(repr=False)
     actor: str
     sender: str
-    depth: int
+    depth: int | None
     decision: Decision
     correlation_id: str | None
     causation_id: str | None
@@ -90,7 +91,7 @@ class ArrivedCommand:
 
     @property
     def is_violation(self) -> bool:
-        """Whether the command breaks the protocol, so that its depth has no meaning."""
+        """Whether the command breaks the protocol."""
         return self.decision.verdict == VIOLATION
 
 
@@ -101,10 +102,10 @@ def read_command(
     *,
     stream: str,
     sequence: int,
-    recorded: Callable[[str], int | None],
+    recorded: Callable[[str], Chain | None],
     limit: int = MAX_DEPTH,
 ) -> ArrivedCommand:
-    """Read one message. ``recorded`` returns the depth recorded for a correlation id; ``limit`` is the maximum depth.
+    """Read one message. ``recorded`` returns what is recorded for a correlation id; ``limit`` is the maximum depth.
 
     Raises:
         Undecodable: the message is not a command.
@@ -124,9 +125,11 @@ def read_command(
         # the key.
         key = f"{given[h.LOG]}:{key}"
     correlation, causation = fields.get("correlation_id"), fields.get("causation_id")
-    depth, decision = _judged(given, recorded(correlation) if correlation else None, causation, limit)
+    chain = recorded(correlation) if correlation else None
+    mode = given.get(h.MODE) or fields.get("mode") or CALL
+    depth, decision = _judged(given, chain.depth if chain is not None else None, causation, mode, limit)
     metadata: dict[str, Any] = {"subject": subject, "project": names.project, "workspace": names.workspace}
-    metadata |= {name: given[name] for name in _FORWARDED if name in given}
+    metadata |= {name: given[name] for name in h.FORWARDED if name in given}
     source = fields.get("source")
     sender = unquote(given[h.SENDER]) if h.SENDER in given else source.get("agent") if source else None
     return ArrivedCommand(
@@ -141,7 +144,7 @@ def read_command(
         correlation_id=correlation,
         # A command that is a whole event was recorded elsewhere, so that event is the cause of the records here.
         causation_id=fields["id"] if fields.keys() >= _WHOLE else causation,
-        traceparent=_trace_of(given, fields, key, metadata, notes),
+        traceparent=_trace_of(given, fields, key, chain, metadata, notes),
         ts=_ts_of(given, fields, notes),
         metadata=metadata,
         notes=tuple(notes),
@@ -173,7 +176,9 @@ def _fields_of(body: bytes) -> dict[str, Any]:
             return StreamEvent.parse(value).fields()
         except InvalidEvent as error:
             raise Undecodable(f"its body is {error}") from None
-    if not value.keys() <= _FIELDS or not ("type" in value or "payload" in value):
+    # ``mode`` is a likely name in a payload, so it counts only next to one.
+    known = _FIELDS | {"mode"} if "payload" in value else _FIELDS
+    if not value.keys() <= known or not ("type" in value or "payload" in value):
         return {"payload": value}
     payload = value.get("payload", {})
     found = {**value, "payload": payload if isinstance(payload, dict) else {"value": payload}}
@@ -186,36 +191,49 @@ def _fields_of(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _judged(given: Mapping[str, str], recorded: int | None, causation: str | None, limit: int) -> tuple[int, Decision]:
-    begins = h.RECURSION_DEPTH not in given and recorded is None and causation is None
-    decision = judge("entry" if begins else "enqueue", given, recorded=recorded, limit=limit)
+def _judged(
+    given: Mapping[str, str], recorded: int | None, causation: str | None, mode: str, limit: int
+) -> tuple[int | None, Decision]:
+    begins = h.RECURSION_DEPTH not in given and recorded is None and causation is None and mode == CALL
+    decision = judge("entry" if begins else "enqueue", given, recorded=recorded, mode=mode, limit=limit)
     if decision.depth is not None:
         return decision.depth, decision
-    if decision.verdict == EXCEEDED:
-        try:
-            return read_depth(given), decision
-        except ProtocolViolation:
-            return recorded or 0, decision
-    return 0, decision
+    try:
+        claimed = read_depth(given)
+    except ProtocolViolation:
+        claimed = None
+    return recorded if recorded is not None else claimed, decision
 
 
 def _trace_of(
-    given: Mapping[str, str], fields: Mapping[str, Any], key: str, metadata: dict[str, Any], notes: list[str]
+    given: Mapping[str, str],
+    fields: Mapping[str, Any],
+    key: str,
+    chain: Chain | None,
+    metadata: dict[str, Any],
+    notes: list[str],
 ) -> str:
     came = given.get(h.TRACEPARENT) or fields.get("traceparent")
     trace = parse_traceparent(came) if came else None
     state = given.get(h.TRACESTATE)
-    if trace is None:
-        notes.append("trace_invalid" if came else "trace_made")
-        metadata["trace_generated"] = True
-    elif given.get(h.TRACE_MADE) == "true":
-        metadata["trace_generated"] = True
     if state is not None:
         if trace is None or len(state) > MAX_TRACESTATE:
             notes.append("tracestate_dropped")
         else:
             metadata[h.TRACESTATE] = state
-    return str(trace or made_trace(key))
+    if trace is not None:
+        if given.get(h.TRACE_MADE) == "true":
+            metadata["trace_generated"] = True
+        return str(trace)
+    if came:
+        notes.append("trace_invalid")
+    known = parse_traceparent(chain.traceparent) if chain is not None else None
+    if known is None:
+        notes += [] if came else ["trace_made"]
+        metadata["trace_generated"] = True
+    correlation = fields.get("correlation_id")
+    made = known or made_trace(correlation or key)
+    return str(made.child(key) if correlation else made)
 
 
 def _ts_of(given: Mapping[str, str], fields: Mapping[str, Any], notes: list[str]) -> int | None:

@@ -1,6 +1,7 @@
 """Projection of the log onto sessions: the project, depth and turn number that the mirror adds to a record. Pure.
 
-An event names its session, not its project. The project is in the record that announced the session. Folding the log up
+A captured event names its session, not its project. The project is in the record that announced the session. An
+event of an agent names the project of its chain. Folding the log up
 to a record gives that record's context, and folding the log again gives the same context.
 
 Apply a record before you ask for its context.
@@ -54,7 +55,8 @@ class ContextProjection(Lineage[Session]):
         """The context of an event whose record has been applied."""
         name = _session_of(event)
         session = self.sessions.get(name or "")
-        project = (session.project if session is not None else "") or self._projects.get(event.stream_id, NO_PROJECT)
+        project = _own_project(event) or (session.project if session is not None else "")
+        project = project or self._projects.get(event.stream_id, NO_PROJECT)
         if session is None:
             return RecordContext(project, name, _own_depth(event))
         return RecordContext(project, name, self.depth(session.id), session.turns)
@@ -80,6 +82,12 @@ class ContextProjection(Lineage[Session]):
 class _Dump(msgspec.Struct):
     sessions: list[Session]
     projects: dict[str, str]
+
+
+def _own_project(event: StreamEvent) -> str:
+    """The project of the chain that an event of one of the runtime's agents belongs to."""
+    project = event.metadata.get("project") if event.stream_id.startswith("agent/") else None
+    return project if isinstance(project, str) else ""
 
 
 def _own_depth(event: StreamEvent) -> int | None:

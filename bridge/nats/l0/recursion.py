@@ -1,9 +1,9 @@
 """Limits how deep a chain of calls may be: one decision table, no I/O.
 
 A user's task has depth 0, and each spawned task is one level deeper than its spawner. Only the spawner computes the
-depth (``next_depth``), and both sender and receiver of every hop verify it. A message without a depth is a violation,
-not depth 0. A chain's depth is recorded under its ``correlation_id``; a message with a different depth is refused.
-Depth alone does not limit cost; budgets do.
+depth (``streams.trace.next_depth``), and both sender and receiver of every hop verify it. A message without a depth is
+a violation, not depth 0. A chain's depth is recorded under its ``correlation_id``; a message with a different depth is
+refused. Depth alone does not limit cost; budgets do.
 
 ===============  ==================  ====================  =======================
 operation        header              recorded              then
@@ -52,8 +52,8 @@ RULES: Final[dict[Operation, Rule]] = {
     "join_response": Rule(header="must", recorded="must"),
 }
 
-MODES: Final = frozenset({"call"})
-"""Allowed modes of ``enqueue``; ``transfer`` and ``notify`` are violations."""
+CALL: Final = "call"
+"""The only mode of ``enqueue``; ``transfer`` and ``notify`` are violations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ def judge(
     headers: Mapping[str, str],
     *,
     recorded: int | None,
-    mode: str = "call",
+    mode: str = CALL,
     limit: int = MAX_DEPTH,
 ) -> Decision:
     """Judge one message. ``recorded`` is the depth that is recorded under the message's ``correlation_id``, or
     ``None``."""
-    if operation == "enqueue" and mode not in MODES:
-        return Decision(VIOLATION, reason=f"enqueue supports only the mode `call`, not {mode[:40]!a}")
+    if operation == "enqueue" and mode != CALL:
+        return Decision(VIOLATION, reason=f"enqueue supports only the mode `{CALL}`, not {mode[:40]!a}")
     try:
         given = read_depth(headers) if RECURSION_DEPTH in headers else None
         rule = RULES[operation]
@@ -105,17 +105,6 @@ def judge(
     if depth >= limit:
         return Decision(EXCEEDED, reason=f"{operation}: depth {depth} is not below the limit of {limit}")
     return Decision("accept", depth)
-
-
-def next_depth(depth: int) -> int:
-    """The depth of a task spawned from ``depth``. Only the spawner calls this function, once, before ``enqueue``.
-
-    Raises:
-        ProtocolViolation: ``depth`` is negative.
-    """
-    if depth < 0:
-        raise ProtocolViolation(f"a depth must be 0 or more, not {depth}")
-    return depth + 1
 
 
 def failed_task(decision: Decision, agent_turn_id: str) -> Task:

@@ -153,7 +153,7 @@ def _command_headers(record: Record, mirror: Mirror, message_type: str, part: st
     event, about = record.event, record.event.metadata
     given = {LOG: h.header_text(mirror.log), POSITION: str(record.position)}
     traced = {TRACEPARENT: event.traceparent, h.TRACESTATE: about.get(h.TRACESTATE)}
-    given |= {name: value for name, value in traced.items() if isinstance(value, str)}
+    given |= {name: value for name, value in traced.items() if isinstance(value, str)} | h.forwarded(about)
     return h.fill_headers(
         {**given, **h.depth_header(about["depth"])},
         origin=event.stream_id,
@@ -182,7 +182,7 @@ def is_forgotten(event: StreamEvent) -> bool:
 def _own_message(record: Record, context: RecordContext, mirror: Mirror) -> tuple[Message, tuple[str, ...]]:
     event = record.event
     subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
-    if isinstance(event.metadata.get(h.TRACESTATE), str):
+    if event.metadata and not _PASSED_ON.isdisjoint(event.metadata):
         return _own_message_by_name(record, context, mirror, subject)
     # This is the fast path for nearly every message: the header lines that it shares with many others are cached, and
     # the rest is written as text. A test checks that ``_own_message_by_name`` gives the same message.
@@ -277,6 +277,7 @@ def _filled(
     identity: str,
     payload: dict[str, Any] | None,
 ) -> h.Filled:
+    given |= h.forwarded(event.metadata)
     state = event.metadata.get(h.TRACESTATE)
     if not isinstance(state, str):
         return _filled_plainly(event, given, mirror, message_type, identity, payload)
@@ -332,6 +333,9 @@ def _shared_headers(trace: TraceContext, is_made: bool, version: str, type_: str
         MESSAGE_TYPE: _header_text(type_),
         SENDER: _header_text(agent),
     }
+
+
+_PASSED_ON: Final = frozenset({h.TRACESTATE, *h.FORWARDED})
 
 
 class _Shared(NamedTuple):

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
+from sidecar.agents.chains import depth_of, hop
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream
 from streams.errors import StoreClosed, StoreUnavailable
@@ -180,7 +181,7 @@ class Ledger:
                 "correlation_id": event.correlation_id,
                 "actor": request.agent,
                 "source": {"agent": request.agent, "adapter": ADAPTER},
-                "traceparent": event.traceparent,
+                **hop(event, depth_of(event), f"{type_}:{attempt}"),
                 "payload": {
                     "request": event.id,
                     "kind": request.effect.kind,
@@ -190,9 +191,6 @@ class Ledger:
                     "attempt": attempt,
                     **about,
                 },
-                # An effect is not a step in a chain of agents, so its result has the same depth as the agent that asked
-                # for the effect.
-                "metadata": {"depth": max(event.metadata.get("depth", 0) - 1, 0)},
             }
         )
 

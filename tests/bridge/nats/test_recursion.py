@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.nats.headers import ProtocolViolation, depth_header
-from bridge.nats.l0.recursion import MAX_DEPTH, Decision, Operation, failed_task, judge, next_depth
+from bridge.nats.headers import depth_header
+from bridge.nats.l0.recursion import MAX_DEPTH, Decision, Operation, failed_task, judge
+from streams.trace import next_depth
 
 ACCEPT, EXCEEDED, VIOLATION = "accept", "recursion_depth_exceeded", "protocol_violation"
 
@@ -81,5 +82,5 @@ def test_a_refusal_is_told_as_a_failed_task() -> None:
     }
     with pytest.raises(ValueError):
         failed_task(Decision("accept", 0), "t")
-    with pytest.raises(ProtocolViolation):
+    with pytest.raises(ValueError):
         next_depth(-1)

@@ -161,7 +161,7 @@ async def check(path: Path, sessions: Sessions, given: Given, status: dict[str, 
     outgoing = [r.event for r in own if r.event.metadata.get("route") == "bus"]
     assert len(outgoing) == count
     assert [(message.subject, message.body) for message in left] == [
-        (f"cmd._._.{TO}.tell", canonical(event.fields())) for event in outgoing
+        (f"cmd.p.w.{TO}.tell", canonical(event.fields())) for event in outgoing
     ]
 
     wakeups = [json.loads(message.body) for message in await queued(sessions, L0_COMMANDS)]

@@ -26,7 +26,7 @@ from bridge.nats.jetstream.wire import Message
 from sidecar.agents.runtime import Runtime
 from sidecar.mirror.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
 from streams.errors import StoreUnavailable
-from streams.store import Record, StreamStore
+from streams.store import Record, Snapshot, StreamStore
 from streams.trace import parse_traceparent
 from tests.memory import MemoryStore
 from tests.mirrors import read_independently
@@ -320,29 +320,114 @@ class TestProtocol:
         assert "trace_generated" not in first.metadata
 
     @pytest.mark.parametrize(
-        ("headers", "body", "code"),
+        ("headers", "body", "code", "depth"),
         [
-            ({"CG-Recursion-Depth": "20"}, {"by": 1}, "recursion_depth_exceeded"),
-            ({"CG-Recursion-Depth": "-1"}, {"by": 1}, "protocol_violation"),
-            ({}, {"payload": {"by": 1}, "causation_id": "01"}, "protocol_violation"),
-            ({"CG-Recursion-Depth": "7"}, {"payload": {"by": 1}, "correlation_id": "chain"}, "protocol_violation"),
+            ({"CG-Recursion-Depth": "20"}, {"by": 1}, "recursion_depth_exceeded", 20),
+            ({"CG-Recursion-Depth": "-1"}, {"by": 1}, "protocol_violation", None),
+            ({}, {"payload": {"by": 1}, "causation_id": "01"}, "protocol_violation", None),
+            ({"CG-Recursion-Depth": "7"}, {"payload": {"by": 1}, "correlation_id": "chain"}, "protocol_violation", 3),
         ],
     )
     async def test_what_breaks_the_depth_rules_ends_its_chain(
-        self, sessions: Sessions, store: MemoryStore, client: Client, headers: dict[str, str], body: Any, code: str
+        self,
+        sessions: Sessions,
+        store: MemoryStore,
+        client: Client,
+        headers: dict[str, str],
+        body: Any,
+        code: str,
+        depth: int | None,
     ) -> None:
         async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
             begun = {"payload": {"by": 5}, "correlation_id": "chain"}
             await client.send(ADD, begun, {"CG-Recursion-Depth": "3"})
-            await until(lambda: runtime.view.depths.get("chain") == 3, "its depth is recorded")
+            await until(lambda: "chain" in runtime.view.chains, "its depth is recorded")
             await client.send(ADD, body, headers)
             await empty(sessions)
             assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 5)
             await until(lambda: runtime.view.position == store.head, "the log was read")
-            assert runtime.view.depths["chain"] == 3
+            assert runtime.view.chains["chain"].depth == 3
         refused = [r.event for r in await records(store, "agent/counter") if r.event.type == "agent.refused"]
-        assert [event.payload["error_code"] for event in refused] == [code]
+        assert [(event.payload["error_code"], event.metadata.get("depth")) for event in refused] == [(code, depth)]
+        assert refused[0].metadata["project"] == "default"
         assert not await letters(store)
+
+    @pytest.mark.parametrize("is_whole", [False, True])
+    async def test_a_depth_is_judged_by_the_whole_log_also_right_after_a_start(
+        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+    ) -> None:
+        begun = {"payload": {"by": 5}, "correlation_id": "chain"}
+        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+            await client.send(ADD, begun, {"CG-Recursion-Depth": "3"})
+            await empty(sessions)
+        if not is_whole:
+            await store.put_snapshot("runtime", Snapshot(0, 0, b""))  # as after a kill: there is no hint
+        release, read_all = asyncio.Event(), store.read_all
+
+        async def slowly(*args: Any, **more: Any) -> AsyncIterator[Record]:
+            await release.wait()
+            async for record in read_all(*args, **more):
+                yield record
+
+        monkeypatch.setattr(store, "read_all", slowly)
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "7"})
+            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "3"})
+            await until(lambda: consumers.status()[0]["waiting"] == 2, "they wait")
+            assert consumers.status()[0]["in_flight"] == 0
+            release.set()
+            await empty(sessions)
+            assert state(runtime)["total"] == 6
+            assert (counts(consumers)["refused"], counts(consumers)["handled"]) == (1, 1)
+
+    async def test_a_depth_is_judged_by_a_command_that_is_still_being_handled(
+        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        release, append = asyncio.Event(), store.append
+
+        async def held(*args: Any, **more: Any) -> Any:
+            await release.wait()
+            return await append(*args, **more)
+
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            await runtime.until_known()
+            monkeypatch.setattr(store, "append", held)
+            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "3"})
+            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "7"})
+            await until(lambda: counts(consumers).get("delivered") == 2, "both arrive")
+            release.set()
+            await empty(sessions)
+            assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 1)
+
+    async def test_commands_of_one_chain_share_a_trace_that_nobody_sends(
+        self, sessions: Sessions, store: MemoryStore, client: Client
+    ) -> None:
+        bodies = [{"payload": {"by": 1}, "correlation_id": each} for each in ("made", "made", "made", "came")]
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            for body in bodies:
+                await client.send(ADD, body, {"traceparent": PARENT} if body["correlation_id"] == "came" else {})
+            await client.send(ADD, bodies[-1])
+            await empty(sessions)
+            assert counts(consumers)["trace_made"] == 1
+        spans = [parse_traceparent(record.event.traceparent or "") for record in await inputs(store)]
+        assert all(spans)
+        traces = [span.trace_id for span in spans if span is not None]
+        assert len(set(traces[:3])) == 1 and traces[3] == traces[4] == PARENT[3:35]
+        assert len({span.span_id for span in spans if span is not None}) == 5
+
+    @pytest.mark.parametrize(
+        ("headers", "body"), [({"CG-Mode": "transfer"}, {"by": 1}), ({}, {"payload": {"by": 1}, "mode": "notify"})]
+    )
+    async def test_a_command_that_is_no_call_is_a_violation(
+        self, sessions: Sessions, store: MemoryStore, client: Client, headers: dict[str, str], body: Any
+    ) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            await client.send(ADD, body, headers)
+            await client.send(ADD, {"payload": {"by": 2}, "mode": "call"}, {"cg-mode": "call"})
+            await empty(sessions)
+            assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 2)
+        (refused,) = [r.event for r in await records(store, "agent/counter") if r.event.type == "agent.refused"]
+        assert refused.payload["error_code"] == "protocol_violation"
 
 
 class TestSettings:

@@ -19,13 +19,19 @@ from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import StreamStore
-from streams.trace import parse_traceparent
+from streams.trace import is_one_trace, parse_traceparent
 from tests.memory import MemoryStore
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, mirroring, queued, read_independently
 from tests.nats_servers import RealServer, forgets_ids, until
 from tests.sidecar.agents.agents import Counter, Other
-from tests.sidecar.agents.support import command, records, running, state
-from tests.sidecar.mirror.test_commands import consuming, empty
+from tests.sidecar.agents.kinds import Work
+from tests.sidecar.agents.support import command, records, running, settled, state
+from tests.sidecar.mirror.test_commands import PARENT, Client, consuming, empty
+
+
+@pytest.fixture
+def client(server: RealServer) -> Client:
+    return Client(server)
 
 
 @asynccontextmanager
@@ -174,5 +180,73 @@ async def test_a_refused_chain_is_a_failed_task(server: RealServer, sessions: Se
     (task,) = await read_independently(server, "cg.>", L0_EVENTS)
     assert task.subject == "cg.v1._.public.evt.agent.counter.task"
     assert b'"error_code":"recursion_depth_exceeded"' in task.body and b'"status":"failed"' in task.body
-    assert task.headers["CG-Recursion-Depth"] == "0"
+    assert task.headers["CG-Recursion-Depth"] == "1"
     assert await queued(sessions) == []
+
+
+GIVEN = {
+    "traceparent": PARENT,
+    "tracestate": "a=1,b=2",
+    "CG-User-ID": "ada",
+    "CG-Channel-ID": "u_ada",
+    "CG-Context-ID": "box-7",
+}
+
+
+class Busy(Counter):
+    """Asks for an effect, and tells its result to an agent of another home."""
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        if event["type"] == "effect.completed":
+            return [{"to": "far", "type": "add", "payload": {"by": 1}}, {"type": "counter.told"}]
+        return [{"effect": "work"}]
+
+
+async def test_every_hop_keeps_project_trace_state_and_identity(
+    server: RealServer, sessions: Sessions, client: Client
+) -> None:
+    store, there = MemoryStore(), MemoryStore()
+    async with running(store, Busy, kinds={"work": Work()}) as runtime, consuming(runtime, sessions):
+        await client.send("cmd.shop.main.counter.go", {}, {**GIVEN, "CG-Recursion-Depth": "3"})
+        await empty(sessions)
+        await settled(runtime, store)
+    async with running(there, Far) as runtime, consuming(runtime, sessions):
+        async with mirroring(store, server) as mirror:
+            await drained(mirror)
+            await check_equal(store, server)
+        await until(lambda: state(runtime, "far")["total"], "it arrives")
+        await empty(sessions)
+        await settled(runtime, there)
+    kept = {name: value for name, value in GIVEN.items() if name != "traceparent"}
+    arrived = [r.event for r in await records(there, "agent/far") if r.event.type != "agent.installed"]
+    assert [event.metadata["depth"] for event in arrived] == [5, 6]
+    for event in [*arrived, *(r.event for r in await records(store, "agent/counter/effects"))]:
+        assert kept.items() <= event.metadata.items() and is_one_trace(event.traceparent, PARENT), event.type
+        assert (event.metadata["project"], event.metadata["workspace"]) == ("shop", "main")
+    assert arrived[0].metadata["subject"] == "cmd.shop.main.far.add"
+    mirrored = await read_independently(server, "evt.shop.*.agent%2Fcounter.>", EVENTS)
+    types = ["go", "effect.requested", "agent.received", "add", "counter.told"]
+    assert [message.headers["CG-Msg-Type"] for message in mirrored] == types
+    (rung,) = await queued(sessions, L0_COMMANDS)
+    assert rung.subject == "cg.v1.shop.public.cmd.agent.far.wakeup"
+    spans = [message.headers["traceparent"] for message in mirrored]
+    assert len(set(spans)) == 5
+    for message in [*mirrored, rung]:
+        assert kept.items() <= message.headers.items() and is_one_trace(message.headers["traceparent"], PARENT)
+
+
+async def test_a_chain_ends_in_its_own_project(server: RealServer, sessions: Sessions, client: Client) -> None:
+    store = MemoryStore()
+    async with running(store, Busy, kinds={"work": Work()}, max_depth=5) as runtime, consuming(runtime, sessions):
+        for depth in ("3", "2"):
+            body = {"payload": {}, "correlation_id": "chain"}
+            await client.send("cmd.shop.main.counter.go", body, {"CG-Recursion-Depth": depth})
+            await empty(sessions)
+        await settled(runtime, store)
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+    tasks = await read_independently(server, "cg.>", L0_EVENTS)
+    assert [task.subject for task in tasks] == ["cg.v1.shop.public.evt.agent.counter.task"] * 2
+    told = {decode(task.subject, task.body)[1].fields()["error_code"]: task.headers for task in tasks}
+    assert told["recursion_depth_exceeded"]["CG-Recursion-Depth"] == "5"
+    assert told["protocol_violation"]["CG-Recursion-Depth"] == "3"
