@@ -94,8 +94,8 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
 
 
 async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
+    from sidecar.agents.checks.purity import check_agent
     from sidecar.agents.loading import LoadError, UserAgent, load_object
-    from sidecar.agents.purity import check_agent
 
     try:
         made = load_object(spec, home.path)

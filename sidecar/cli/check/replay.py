@@ -31,7 +31,7 @@ async def replay(
     Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
     difference. Runs no effects and changes nothing.
     """
-    from sidecar.agents.replay import replay as replayed
+    from sidecar.agents.checks.replay import replay as replayed
     from sidecar.background.intents.intents import NAME as INTENTS
     from sidecar.background.intents.intents import IntentAgent
     from sidecar.background.intents.state import Limits

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.agents.chains import inherited
+from sidecar.agents.checks.replay import replay
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.inputs import MAX_DEPTH, Command
-from sidecar.agents.replay import replay
 from sidecar.agents.runtime import Runtime
 from sidecar.background.intents.intents import IntentAgent
 from streams.identity import seeded_identity

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.agents.purity import check_agent, check_source
+from sidecar.agents.checks.purity import check_agent, check_source
 from sidecar.background.intents.intents import IntentAgent
 from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.test_effects_of_agents import Looper

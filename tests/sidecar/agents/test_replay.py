@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sidecar.agents import engine
+from sidecar.agents.checks.replay import replay
 from sidecar.agents.inputs import agent_stream, state_hash
-from sidecar.agents.replay import replay
 from streams.hashing import canonical
 from streams.identity import seeded_identity
 from streams.log.log import Log
