@@ -26,10 +26,11 @@ from bridge.nats.l0.arriving import ArrivedCommand
 from bridge.nats.l0.calls import Call, Worth, card_id, card_sequence, judge_report, result_of, tool_subject
 from bridge.nats.l0.payloads import ToolCommand, ToolResult, effective_after_execution
 from bridge.nats.subjects import NO_PROJECT, escape
+from sidecar.agents.chains import depth_of
 from sidecar.agents.effects.ledger import Ledger, bounded
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Done, NotDone, Reconciled, Unknown
-from sidecar.agents.inputs import ADAPTER, depth_of, digest, effects_stream, request_key
+from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
 from sidecar.agents.view import RuntimeView
 from sidecar.config import RemoteTool
 from streams.event import StreamEvent
