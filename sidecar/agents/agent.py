@@ -74,6 +74,10 @@ class Agent(Protocol):
         If not, the agent's starting position is recorded when the agent is first started.
         """
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether the agent's work is told to others as turns, which can be stopped."""
+
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: the same state and event give the same outputs.
 

@@ -15,6 +15,7 @@ from sidecar.agents.agent import Agent, BadOutput, outputs_of
 from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, Refusal, state_hash, with_state
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.stops import Stop
+from sidecar.agents.turns import Turns
 from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -74,12 +75,14 @@ class Decider:
         store: StreamStore,
         outbox: Outbox,
         restore: Callable[[list[StreamEvent]], Awaitable[None]],
+        turns: Turns,
         *,
         max_depth: int,
         metrics: Metrics,
         stop: Stop,
     ) -> None:
         self._agent, self._store, self._outbox, self._restore = agent, store, outbox, restore
+        self._turns = turns
         self._max_depth, self._metrics, self._stop = max_depth, metrics, stop
         self._removed: set[str] = set()
         """Keys of pruned records that were sent again: known, but no longer found."""
@@ -106,8 +109,10 @@ class Decider:
                 return "nothing", []  # the end of this chain is recorded
             reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
             refusal = Refusal(EXCEEDED, reason, given.depth)
+        if refusal is None and self._turns.is_stopped(given.event.correlation_id):
+            refusal = Refusal("stopped", "the turn was stopped", given.depth)
         if refusal is not None:
-            return "refused", [given.record, self._outbox.refused(given, refusal)]
+            return "refused", self._turns.mark(given, [given.record, self._outbox.refused(given, refusal)])
         started = asyncio.get_running_loop().time()
         try:
             outputs = outputs_of(self._agent.receive(given.event))
@@ -117,7 +122,7 @@ class Decider:
             log.warning("agent %s failed on %s: %s", self._agent.name, given.event.type, raised(error))
             raise AgentFailed(self._agent.name, f"receive raised {raised(error)}") from error
         self._stop("received")
-        if not outputs and given.position is not None:
+        if not outputs and given.position is not None and not self._turns.awaits(given.event):
             return "nothing", []
         events = [given.record]
         try:
@@ -146,6 +151,7 @@ class Decider:
             log.warning("agent %s could not apply its output: %s", self._agent.name, raised(error))
             await self._restore(batch)
             raise AgentFailed(self._agent.name, f"apply raised {raised(error)}") from error
+        events = self._turns.mark(given, events)
         events[-1] = with_state(events[-1], hash_)
         self._metrics.processed(self._agent.name, asyncio.get_running_loop().time() - started)
         return "done", events

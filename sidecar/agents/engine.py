@@ -37,10 +37,12 @@ from sidecar.agents.inputs import (
     log_input,
     owned,
     scoped,
+    stopped,
 )
 from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.owner import ALONE, NotOwner, Owner
 from sidecar.agents.stops import Stop, never
+from sidecar.agents.turns import Turns
 from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -114,8 +116,16 @@ class Engine:
         self._store, self._identity, self._clean = store, identity, clean
         self._metrics, self._stop = metrics or NoMetrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
+        self._turns = Turns(agent.has_turns)
         self._decider = Decider(
-            agent, store, self._outbox, self._restore_with, max_depth=max_depth, metrics=self._metrics, stop=stop
+            agent,
+            store,
+            self._outbox,
+            self._restore_with,
+            self._turns,
+            max_depth=max_depth,
+            metrics=self._metrics,
+            stop=stop,
         )
         self.max_depth = max_depth
         self._next = 0
@@ -183,6 +193,24 @@ class Engine:
     def is_owned(self) -> bool:
         """Whether this home owns the agent. While it does not, the agent takes no input."""
         return self._owner.holds(self.name)
+
+    async def stop(self, turn: str, epoch: int, command: Command) -> bool:
+        """End an open turn; what it still leads to is refused. False if no turn of this epoch is open.
+
+        Raises:
+            StreamError: the log cannot be written.
+        """
+        if self._next < 0:
+            await self._restore()
+        if epoch != self._turns.epoch or not self._turns.is_open(turn):
+            return False
+        try:
+            event = stopped(self.name, turn, command, self._identity)
+            await self._store.append([event], on_known="keep_first")
+        finally:
+            self._next = -1
+        self._turns.apply(event)
+        return True
 
     async def own(self, epoch: int, previous: str | None) -> Record:
         """Record that this home took the agent; returns the earlier record if it did so in this epoch already.
@@ -252,6 +280,8 @@ class Engine:
         Most events that an agent lists concern sessions that it does not know, and ``receive`` costs much less than
         the queue.
         """
+        if self._turns.awaits(event) or self._turns.is_stopped(event.correlation_id):
+            return False
         if self._waiting or not self._is_at_rest or self.is_broken or self._next < 0:
             return False
         if depth_of(event) >= self.max_depth:
@@ -424,7 +454,7 @@ class Engine:
                 if waiting.input.position is not None:
                     letter = self._outbox.dead(waiting.input, error.reason, {})
                     is_known = await self._decider.is_known(letter.idempotency_key)
-                    batch += [] if is_known else [letter]
+                    batch += [] if is_known else self._turns.mark(waiting.input, [letter])
                     self.last_error = str(error)[:300]
                     result = Handled("duplicate" if is_known else "dead")
             answers.append((waiting, result, first, len(batch)))
@@ -492,12 +522,14 @@ class Engine:
     async def _restore_with(self, batch: list[StreamEvent]) -> None:
         await self._restore()
         for event in batch:
+            self._turns.apply(event)
             if is_applied(event):
                 self.agent.apply(event)
 
     async def _restore(self) -> None:
         self.agent.load(None)
         self._next, position, self._has_begun, self.handled = 0, NOTHING, False, 0
+        self._turns.load(None)
         snapshot = await self._store.snapshot(self._cursor, SNAPSHOT_VERSION)
         if snapshot is not None:
             try:
@@ -505,15 +537,18 @@ class Engine:
                 self.agent.load(kept["state"])
                 self._next, position, self._last_own = kept["next"], kept["position"], snapshot.position
                 self._has_begun, self.handled = True, kept.get("handled", 0)
+                self._turns.load(kept.get("turns"))
             except Exception as error:  # noqa: BLE001 - a snapshot is a hint: without one, the whole stream is read
                 log.warning("agent %s: its snapshot cannot be used (%s)", self.name, type(error).__name__)
                 self.agent.load(None)
+                self._turns.load(None)
                 self._next, position, self.handled = 0, NOTHING, 0
         async for record in self._store.read(agent_stream(self.name), from_offset=self._next):
             event = record.event
             self._next, self._last_own = record.offset + 1, record.position
             role = event.metadata.get("role")
             self.handled += role == "input"
+            self._turns.apply(event)
             if is_applied(event):
                 try:
                     self.agent.apply(event)
@@ -536,4 +571,5 @@ class Engine:
 
     async def _put_snapshot(self, position: int) -> None:
         kept = {"state": self.agent.state(), "next": self._next, "position": self.position, "handled": self.handled}
+        kept["turns"] = self._turns.dump()
         await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, position, canonical(kept)))

@@ -4,9 +4,9 @@ An agent's stream ``agent/{name}`` holds groups. Each group begins with the inpu
 ``agent.received``, which points at an event of the log. The outputs that ``receive`` returned for the input follow. The
 last event of a group has, in ``metadata.state``, the hash of the agent's state after the group.
 
-``metadata`` of these events: ``role`` (``installed``, ``owned``, ``input``, ``output``, ``command``, ``effect``,
-``refused`` or ``dead``), ``depth``, what the chain keeps (``chains.INHERITED``), and, for a command, ``to``,
-``project``, ``workspace`` and ``route``.
+``metadata`` of these events: ``role`` (``installed``, ``owned``, ``stopped``, ``input``, ``output``, ``command``,
+``effect``, ``refused`` or ``dead``), ``depth``, what the chain keeps (``chains.INHERITED``), for a command ``to``,
+``project``, ``workspace`` and ``route``, and where a turn changes ``turn`` and ``epoch`` (``turns.py``).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from streams.trace import made_trace, next_depth
 RECEIVED: Final = "agent.received"
 INSTALLED: Final = "agent.installed"
 OWNED: Final = "agent.owned"
+STOPPED: Final = "agent.turn_stopped"
 REFUSED: Final = "agent.refused"
 DEAD_LETTER: Final = "agent.dead_letter"
 
@@ -221,6 +222,24 @@ def owned(agent: str, epoch: int, previous: str | None, identity: Identity) -> S
             "traceparent": str(made_trace(agent_stream(agent))),
             "payload": {"epoch": epoch, "previous": previous},
             "metadata": {"role": "owned"},
+        }
+    )
+
+
+def stopped(agent: str, turn: str, command: Command, identity: Identity) -> StreamEvent:
+    """The event that ends a turn before its time, as ``command`` asks; its payload may have a ``reason``."""
+    return identity.stamp(
+        {
+            "type": STOPPED,
+            "stream_id": agent_stream(agent),
+            "idempotency_key": scoped("stopped", agent, turn),
+            "causation_id": command.causation_id,
+            "correlation_id": turn,
+            "actor": command.actor,
+            "source": {"agent": agent, "adapter": ADAPTER},
+            "traceparent": command.traceparent or str(made_trace(turn)),
+            "payload": {"turn": turn, "reason": command.payload.get("reason") or ""},
+            "metadata": {**command.metadata, "role": "stopped", "depth": command.depth},
         }
     )
 

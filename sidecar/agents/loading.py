@@ -93,6 +93,11 @@ class UserAgent:
         return self._events
 
     @property
+    def has_turns(self) -> bool:
+        """See ``Agent``. Always true for a user's agent."""
+        return True
+
+    @property
     def begins_anywhere(self) -> bool:
         """See ``Agent``. Always false, because a user's agent never sees events from before its first start."""
         return False

@@ -130,10 +130,25 @@ class Runtime:
         """
         self.view, _ = await resume(self._store, VIEW, VIEW_VERSION, RuntimeView.load, RuntimeView)
         self._kept = self.view.position
-        self.effects.taken = self.view.taken
+        self.effects.taken, self.effects.stopped = self.view.taken, self.view.stopped
         for engine in self.engines.values():
             await engine.start()
         self._reading = asyncio.create_task(self._read())
+
+    async def stop(self, agent: str, turn: str, epoch: int, command: Command) -> bool:
+        """End a turn of an agent: no attempt of its effects begins any more. False if no such turn is open.
+
+        Raises:
+            UnknownAgent: no agent has this name.
+            StreamError: the log cannot be written.
+        """
+        engine = self.engines.get(agent)
+        if engine is None:
+            raise UnknownAgent(agent)
+        if not await engine.stop(turn, epoch, command):
+            return False
+        self.effects.stopped[turn] = agent
+        return True
 
     async def own(self, agent: str, epoch: int, previous: str | None) -> None:
         """Record that this home took an agent; ``previous`` is the log that owned the agent before, if another did.

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from sidecar.agents.chains import depth_of
-from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED
+from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED, STOPPED
 from streams.event import StreamEvent
 from streams.hashing import is_digest
 from streams.store import NOTHING, Record
@@ -19,6 +19,9 @@ from streams.trace import Chain
 
 VIEW: Final = "runtime"
 VIEW_VERSION: Final = 3
+
+MAX_STOPPED: Final = 1000
+"""Maximum number of stopped turns that are remembered."""
 
 MAX_CHAINS: Final = 20_000
 """Maximum number of chains that are remembered; beyond that, the oldest chain is dropped. Depth and trace of the next
@@ -64,6 +67,9 @@ class RuntimeView:
     taken: dict[str, int] = field(default_factory=dict)
     """Maps an agent to the position at which this home last took it from another home."""
 
+    stopped: dict[str, str] = field(default_factory=dict)
+    """Maps a stopped turn to its agent."""
+
     def apply(self, record: Record) -> None:
         """Apply one record. Records that were applied before change nothing."""
         if record.position <= self.position:
@@ -81,6 +87,10 @@ class RuntimeView:
             found = self.effects.get(str(event.payload.get("request")))
             if found is not None:
                 found.in_doubt = True
+        elif event.type == STOPPED and role == "stopped":
+            self.stopped[str(event.correlation_id)] = event.source.agent
+            if len(self.stopped) > MAX_STOPPED:
+                self.stopped.pop(next(iter(self.stopped)))
         elif event.type == OWNED and role == "owned":
             if event.payload.get("previous") is not None:
                 self.taken[event.actor] = record.position

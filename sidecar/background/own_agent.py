@@ -20,6 +20,7 @@ class OwnAgent(Generic[S]):
         kind: the dataclass of its state; a new agent's state has only defaults.
     """
 
+    has_turns = False
     begins_anywhere = True
     """See ``Agent``. True, because these agents react only to what they began themselves."""
 

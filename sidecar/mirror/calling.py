@@ -29,7 +29,7 @@ from bridge.nats.subjects import NO_PROJECT, escape
 from sidecar.agents.chains import depth_of
 from sidecar.agents.effects.ledger import Ledger, bounded
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Done, NotDone, Reconciled, Unknown
+from sidecar.agents.effects.runner import Done, EndsTurn, NotDone, Reconciled, Unknown
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
 from sidecar.agents.view import RuntimeView
 from sidecar.config import RemoteTool
@@ -81,6 +81,7 @@ class ToolCalls:
         """What the runtime still has to do; set before the first report arrives."""
         self._ledger = Ledger(store, identity)
         self._waiting: dict[str, asyncio.Future[Record]] = {}
+        self._sent: dict[str, tuple[Effect, str]] = {}
         self._ready: JetStream | None = None
         self._trusted: frozenset[str] = frozenset()
 
@@ -100,6 +101,7 @@ class ToolCalls:
         """
         place = _report_key(effect.agent, effect.run, key)
         waiting = self._waiting[place] = asyncio.get_running_loop().create_future()
+        self._sent[place] = effect, key
         try:
             report = await self._store.find(place)
             if report is None:
@@ -111,23 +113,34 @@ class ToolCalls:
                         await self._send(name, tool, effect, key, request)
                         report = await waiting
                 except TimeoutError:
-                    event = request.event
-                    report = await self._record(
-                        _Cause(event.traceparent, event.id, {"depth": depth_of(event)}),
-                        place,
-                        {
-                            "tool_call_id": key,
-                            "agent_turn_id": effect.run,
-                            "turn_epoch": self._epoch(effect.agent),
-                            "agent_id": effect.agent,
-                            "status": "timeout",
-                            "error": f"no result within {tool.timeout_seconds:g} s",
-                        },
-                        effect.agent,
-                    )
+                    error = f"no result within {tool.timeout_seconds:g} s"
+                    report = await self._end(effect, key, request.event, "timeout", error)
         finally:
             self._waiting.pop(place, None)
+            self._sent.pop(place, None)
         return _outcome(report)
+
+    async def cancel(self, agent: str, turn: str) -> None:
+        """End the calls of a turn that was stopped. Raises ``StreamError`` if the log cannot be written."""
+        for place, (effect, key) in list(self._sent.items()):
+            if (effect.agent, effect.run) == (agent, turn):
+                request = await self._store.find(request_key(effect))
+                waiting = self._waiting[place]
+                if request is not None and not waiting.done():
+                    waiting.set_result(await self._end(effect, key, request.event, "canceled", "the turn was stopped"))
+
+    async def _end(self, effect: Effect, key: str, request: StreamEvent, status: str, error: str) -> Record:
+        """Report a call's end in the place of its tool, unless the tool was faster."""
+        fields = {
+            "tool_call_id": key,
+            "agent_turn_id": effect.run,
+            "turn_epoch": self._epoch(effect.agent),
+            "agent_id": effect.agent,
+            "status": status,
+            "error": error,
+        }
+        cause = _Cause(request.traceparent, request.id, {"depth": depth_of(request)})
+        return await self._record(cause, _report_key(effect.agent, effect.run, key), fields, effect.agent)
 
     async def reported(self, effect: Effect, key: str) -> Record | None:
         """The report that ended a call, if one did."""
@@ -297,5 +310,6 @@ def _is_same(recorded: dict[str, Any], given: dict[str, Any]) -> bool:
 def _outcome(report: Record) -> Any:
     found = report.event.payload
     if found["status"] == "success":
-        return found.get("result")
+        result = found.get("result")
+        return EndsTurn(result) if found.get("after_execution") == "terminate" else result
     raise ToolFailed(found["status"], str(found.get("error") or ""))

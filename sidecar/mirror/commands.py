@@ -31,8 +31,9 @@ from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
 from bridge.nats.jetstream.streams import read_back
 from bridge.nats.jetstream.wire import Message, wire_size
 from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, known_headers, read_command
-from bridge.nats.l0.calls import REPORT
+from bridge.nats.l0.calls import REPORT, STOP
 from bridge.nats.l0.payloads import PayloadError
+from bridge.nats.l0.payloads import Stop as StopTurn
 from bridge.nats.subjects import consumer_name, escape
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.inputs import Command, Refusal, digest
@@ -300,19 +301,33 @@ class _AgentConsumer:
 
     async def _inbox(self, pulled: PulledMessage, arrived: ArrivedCommand) -> Outcome:
         """Take a message of the agent's inbox, which the runtime handles and the agent never sees."""
-        if self._calls is None or arrived.type != REPORT:
-            return await self._bury(pulled, arrived, "the inbox takes no messages of this type")
         while True:
             try:
-                session = await self._sessions.get()
-                worth = await self._calls.take(self._agent, arrived, known_headers(pulled.headers), session)
+                if arrived.type == STOP:
+                    worth = await self._end_turn(arrived)
+                elif arrived.type == REPORT and self._calls is not None:
+                    session = await self._sessions.get()
+                    worth = await self._calls.take(self._agent, arrived, known_headers(pulled.headers), session)
+                else:
+                    return await self._bury(pulled, arrived, "the inbox takes no messages of this type", "no-inbox")
             except PayloadError as error:
                 return await self._bury(pulled, arrived, str(error), error.code)
             except StreamError:
                 await asyncio.sleep(PAUSE_SECONDS)
             else:
-                self._counts["reported" if worth == "accepted" else worth] += 1
+                self._counts["inbox" if worth == "accepted" else worth] += 1
                 return Done()
+
+    async def _end_turn(self, arrived: ArrivedCommand) -> str:
+        asked = StopTurn.parse(arrived.payload)
+        turn = asked.agent_turn_id
+        if asked.agent_id != self._agent or not await self._runtime.stop(
+            self._agent, turn, asked.turn_epoch, _command_of(arrived)
+        ):
+            return "unknown-turn"
+        if self._calls is not None:
+            await self._calls.cancel(self._agent, turn)
+        return "accepted"
 
     async def _failed(self, pulled: PulledMessage, arrived: ArrivedCommand, reason: str) -> Outcome:
         if self._runtime.engines[self._agent].is_broken:

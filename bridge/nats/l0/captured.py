@@ -8,6 +8,7 @@ record              published as                        payload
 ``turn.ended``      ``evt.agent.{session}.task``,       ``Task``, and
                     then ``evt.agent.{session}.state``  ``State``, ``status`` idle
 ``agent.refused``   ``evt.agent.{agent}.task``          ``Task``, ``status`` failed
+of an agent's turn  ``evt.agent.{agent}.…``             the same three, for the agents of the runtime
 ==================  ==================================  =====================================
 
 ``agent_id`` is the session's id, ``agent_turn_id`` the id of the turn's user message, ``step_id`` the part's id, and
@@ -28,6 +29,7 @@ from bridge.nats.l0.recursion import EXCEEDED, VIOLATION, Decision, failed_task
 from streams.event import StreamEvent
 
 REFUSED: Final = "agent.refused"
+STOPPED: Final = "agent.turn_stopped"
 
 OUTCOMES: Final[dict[str, str]] = {
     "completed": "success",
@@ -70,6 +72,10 @@ def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
     Raises:
         IncompleteRecord: the record has an L0 meaning, but its session, turn or payload is unknown (or forgotten).
     """
+    if "turn" in event.metadata and event.stream_id.startswith("agent/"):
+        return _agents_turn(event)
+    if event.type == STOPPED:
+        return _agents_end(event, "canceled", None)
     if event.type == REFUSED:
         return _refused(event)
     build = _BUILDERS.get(event.type)
@@ -146,12 +152,62 @@ def _turn_ended(event: StreamEvent, session: str, context: RecordContext) -> lis
 
 def _refused(event: StreamEvent) -> list[L0Message]:
     code, reason = event.payload.get("error_code"), event.payload.get("reason")
+    if code == "stopped":
+        return []  # the stop itself was told
     if code != EXCEEDED and code != VIOLATION:
         raise IncompleteRecord(f"{event.type}:no_code")
     decision = Decision(code, reason=reason[:MAX_TEXT] if isinstance(reason, str) and reason else code)
     target = _id(event.source.agent, event, "agent")
     turn = _id(event.correlation_id or event.id, event, "turn")
     return [L0Message("task", failed_task(decision, turn), "", target)]
+
+
+def _agents_turn(event: StreamEvent) -> list[L0Message]:
+    """What a record of an agent of the runtime means for the agent's turn; ``metadata.turn`` names it."""
+    edges = event.metadata["turn"]
+    found: list[L0Message] = []
+    target, turn = _agent(event), _id(event.correlation_id, event, "turn")
+    if event.type == REFUSED and event.payload.get("error_code") in (EXCEEDED, VIOLATION):
+        return [*_refused(event), L0Message("state", _agents_state(event, turn, "idle"), "state", target)]
+    if "started" in edges:
+        found.append(L0Message("state", _agents_state(event, turn, "running"), "started", target))
+    if "step" in edges:
+        phase = "failed" if event.payload.get("type") == "effect.failed" else "completed"
+        step_id = _id(event.payload.get("event") or event.id, event, "step")
+        step = Step(agent_turn_id=turn, step_id=step_id, phase=phase, metadata={"event": event.id})
+        found.append(L0Message("step", step, "step", target))
+    if "completed" in edges:
+        found += _agents_end(event, "success", None)
+    elif "failed" in edges:
+        code = "dead_letter" if event.metadata.get("role") == "dead" else "effect_failed"
+        found += _agents_end(event, "failed", code)
+    return found
+
+
+def _agent(event: StreamEvent) -> str:
+    """The agent in whose stream ``agent/{name}`` an event is."""
+    return _id(event.stream_id.split("/")[1], event, "agent")
+
+
+def _agents_end(event: StreamEvent, status: str, code: str | None) -> list[L0Message]:
+    target, turn = _agent(event), _id(event.correlation_id, event, "turn")
+    task = Task(**_present(agent_turn_id=turn, status=status, error_code=code, stats={"event": event.id}))
+    return [
+        L0Message("task", task, "task", target),
+        L0Message("state", _agents_state(event, turn, "idle"), "state", target),
+    ]
+
+
+def _agents_state(event: StreamEvent, turn: str, status: str) -> State:
+    epoch = _number(event.metadata.get("epoch"))
+    return State(
+        agent_id=_agent(event),
+        agent_turn_id=turn,
+        status=status,
+        turn_epoch=int(epoch or 0),
+        updated_at=event.ts,
+        metadata={"event": event.id},
+    )
 
 
 def _state(
@@ -178,6 +234,7 @@ MEANINGS: Final[dict[str, tuple[str, ...]]] = {
     "turn.started": ("state",),
     "turn.ended": ("task", "state"),
     REFUSED: ("task",),
+    STOPPED: ("task", "state"),
 }
 """Maps a record type to suffixes, for the documentation; a test compares this table with ``l0_messages``."""
 

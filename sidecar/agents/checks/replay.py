@@ -93,7 +93,7 @@ async def _groups(records: AsyncIterator[Record]) -> AsyncIterator[_Group]:
     group: _Group | None = None
     async for record in records:
         role = record.event.metadata.get("role")
-        if group is not None and role not in ("input", "dead", "installed", "owned"):
+        if group is not None and role not in ("input", "dead", "installed", "owned", "stopped"):
             group.rest.append(record)
             continue
         if group is not None:

@@ -69,6 +69,12 @@ class Unknown(NamedTuple):
 Reconciled = Done | NotDone | Unknown
 
 
+class EndsTurn(NamedTuple):
+    """What ``run`` returns in the place of a result that ends the agent's turn."""
+
+    result: Any
+
+
 class EffectKind(Protocol):
     """Executes effects of one kind. A kind that may need more time than the policy allows for one attempt has an
     attribute ``longest_seconds``."""
@@ -114,6 +120,8 @@ class EffectRunner:
         self.taken: dict[str, int] = {}
         """Maps an agent to the position at which this home last took it from another home. Requests before that
         position are not carried out, because the other home may have done so."""
+        self.stopped: dict[str, str] = {}
+        """Maps a stopped turn to its agent. No attempt of its effects begins any more."""
         self._began = store.head
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -213,6 +221,9 @@ class EffectRunner:
         if step is not None:
             await self._until(step.retry_at, step.ts)
         while attempt < attempts:
+            if self.stopped.get(effect.run) == request.agent:
+                await self.ledger.refused(request, "the turn was stopped", "stopped", attempt)
+                return
             attempt += 1
             if attempt > 1:
                 self._metrics.retried(effect.kind)
@@ -254,7 +265,9 @@ class EffectRunner:
                 return await self._failed(request, kind, attempt, attempts, error)
             self._stop("effect-done")
             try:
-                await self.ledger.completed(request, attempt, self._clean(result))
+                about = {"ends_turn": True} if isinstance(result, EndsTurn) else {}
+                given = result.result if isinstance(result, EndsTurn) else result
+                await self.ledger.completed(request, attempt, self._clean(given), **about)
             except (InvalidEvent, TypeError, ValueError) as error:
                 # Another attempt would repeat the effect, so this failure is final.
                 said = f"the effect took place, but its result cannot be recorded ({type(error).__name__})"

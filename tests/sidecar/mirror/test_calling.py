@@ -279,6 +279,46 @@ async def test_a_restarted_owner_waits_on_and_takes_what_came_meanwhile(sessions
     assert (await keeping.facts(session, L0_COMMANDS)).messages == 1  # sent once, although it was begun twice
 
 
+async def test_others_see_the_turn_and_stop_it(sessions: Sessions) -> None:
+    async with owner(sessions) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        stop = {"agent_id": "counter", "agent_turn_id": payload["agent_turn_id"], "reason": "enough"}
+        for epoch in (9, 0):  # this home is in no epoch that a server gave
+            body = orjson.dumps({**stop, "turn_epoch": epoch})
+            await publish(await sessions.get(), Message("cmd._._.counter.inbox.stop", {}, body))
+            await settled(home, 1 if epoch else 2)
+        (kept,) = await home.of("tool.reported")
+        assert kept.event.payload["status"] == "canceled"
+        assert home.consumers.status()[0]["counts"]["unknown-turn"] == 1
+        await report(sessions, payload, headers, result="late")
+        await settled(home, 3)
+        assert (await home.of("tool.refused"))[0].event.payload["error_code"] == "late"
+        assert not state(home.runtime)["results"]
+        session = await sessions.get()
+        async with asyncio.timeout(20):
+            while home.mirror.status()["lag"]:
+                await asyncio.sleep(0.01)
+        told = [decode(one.subject, one.body) async for one in keeping.read_back(session, "cg_evt_v1")]
+    assert [(subject.short, getattr(payload, "status", "")) for subject, payload in told] == [
+        ("evt.agent.counter.state", "running"),
+        ("evt.agent.counter.task", "canceled"),
+        ("evt.agent.counter.state", "idle"),
+    ]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_only_a_trusted_tool_ends_the_turn(sessions: Sessions, trusted: bool) -> None:
+    async with owner(sessions, may_end_turn=trusted) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        result = {"n": 1, "__cg_control": {"after_execution": "terminate"}}
+        await report(sessions, payload, headers, result=result)
+        await home.results()
+        (done,) = await home.of("effect.completed")
+        assert done.event.payload.get("ends_turn", False) == trusted
+
+
 async def test_the_example_of_a_worker_is_enough(server: RealServer, sessions: Sessions) -> None:
     async with owner(sessions) as home:
         address = f"nats://127.0.0.1:{server.port}"
