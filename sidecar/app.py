@@ -320,7 +320,12 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading
     # spools, then make all accepted items durable, and finally save a snapshot.
     door = _Door(home, sidecar, server)
-    components = (nats, upkeep, ingest, back_fill, services, spools, worker, _Consumers(nats, worker), door, durable)
+
+    def serve() -> list[asyncio.Task[None]]:
+        return nats.serve(worker.served, config.worker, identities.agents, sidecar.requests.answer)
+
+    consumers = _Consumers(nats, worker, serve)
+    components = (nats, upkeep, ingest, back_fill, services, spools, worker, consumers, door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)
 
 
@@ -329,12 +334,12 @@ class _Consumers:
     server.
     """
 
-    def __init__(self, nats: NatsService, worker: Worker) -> None:
-        self._nats, self._worker = nats, worker
+    def __init__(self, nats: NatsService, worker: Worker, serve: Callable[[], list[asyncio.Task[None]]]) -> None:
+        self._nats, self._worker, self._serve = nats, worker, serve
 
     async def start(self, stack: AsyncExitStack) -> None:
-        if (served := self._nats.serve(self._worker.served)) is not None:
-            stack.push_async_callback(served.close)
+        for task in self._serve():
+            stack.push_async_callback(_ended, task)
         consumers = self._nats.consume(self._worker.runtime, self._worker.users)
         if consumers is not None:
             stack.push_async_callback(consumers.close)
@@ -342,6 +347,11 @@ class _Consumers:
     def owes(self) -> bool:
         """True while a command is being handled."""
         return self._nats.commands is not None and self._nats.commands.is_busy
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 class _Door:

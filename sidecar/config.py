@@ -287,6 +287,9 @@ class NatsConfig(_Section):
         return self
 
 
+Action = Literal["answer", "cancel", "retry", "signal", "spawn", "stop"]
+
+
 class RemoteTool(_Section):
     """``[worker.tools.NAME]``: an effect that another process carries out."""
 
@@ -319,6 +322,12 @@ class WorkerConfig(_Section):
     serves: dict[str, str] = Field(default_factory=dict)
     """The tools that this home carries out for others: ``cmd.tool.PROVIDER.TOOL`` = the function, in the form used for
     agents."""
+
+    ui_allowed: tuple[Action, ...] = ()
+    """What user interfaces on the NATS server may do in this home."""
+
+    internal_allowed: tuple[Action, ...] = ()
+    """What agents of any home on the NATS server may do in this home, as tools."""
 
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
     """A command or event that is at least this many steps away from a user's action reaches no agent."""

@@ -43,6 +43,13 @@ class SendArgs(Args):
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 
+class StopArgs(Args):
+    agent: str = Field(max_length=100, description="its name")
+    turn: str = Field(max_length=512, description="`agent_turn_id`, as told on the server")
+    epoch: int = Field(default=0, ge=0, description="`turn_epoch`, as told on the server")
+    reason: str = Field(default="", max_length=500, description="why")
+
+
 class LetterArgs(Args):
     letter: str = Field(max_length=100, description="its id")
 
@@ -148,8 +155,20 @@ class Worker:
         requests.register("agents", NoArgs, lambda _: self.status(), listed)
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
 
+        requests.register("turn_stop", StopArgs, self.stop, "`stopped`: true")
         requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: the result")
         requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
+
+    async def stop(self, args: StopArgs) -> dict[str, Any]:
+        """End a turn of an agent before its time."""
+        command = Command(f"stop:{args.turn}", "inbox.stop", {"reason": args.reason})
+        try:
+            stopped = await self.runtime.stop(args.agent, args.turn, args.epoch, command)
+        except UnknownAgent as error:
+            raise RequestError("unknown-agent", str(error)) from None
+        if not stopped:
+            raise RequestError("no-turn", f"the agent {args.agent} has no open turn with this id and epoch")
+        return {"stopped": True}
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
         """Hand a dead letter to its agent again. If the input fails again, it stays a dead letter."""

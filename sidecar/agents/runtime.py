@@ -158,7 +158,10 @@ class Runtime:
         Raises:
             StreamError: the log cannot be written.
         """
-        record = await self.engines[agent].own(epoch, previous)
+        engine = self.engines.get(agent)
+        if engine is None:
+            return  # not an agent of the runtime, but a part of the sidecar that takes commands like one
+        record = await engine.own(epoch, previous)
         if previous is not None:
             self.effects.taken[agent] = record.position
 

@@ -175,7 +175,6 @@ class _AgentConsumer:
         self._patterns, self._settings, self._stop = tuple(patterns), settings, stop
         self._name = consumer_name(agent)
         self._counts: Counter[str] = Counter()
-        self._is_closing = False
         self._early = 0
         """How many messages wait until the runtime knows every chain of the log."""
         self._task: asyncio.Task[None] | None = None
@@ -202,28 +201,20 @@ class _AgentConsumer:
         self._task = asyncio.create_task(self._loop.run() if self._owning is None else self._run(self._owning))
 
     async def _run(self, owning: Owning) -> None:
-        """Take commands whenever this home owns the agent."""
-        while True:
-            await owning.until_held(self._agent)
-            running = asyncio.create_task(self._loop.run())
-            lost = asyncio.create_task(owning.until_lost(self._agent))
-            try:
-                await asyncio.wait((running, lost), return_when=asyncio.FIRST_COMPLETED)
-                if self._is_closing:
-                    await running
-                    return
-            finally:
-                # What is still being handled is delivered again, to the next owner.
-                for task in (running, lost):
-                    task.cancel()
-                await asyncio.gather(running, lost, return_exceptions=True)
+        """Take commands whenever this home owns the agent. What is being handled when it loses the agent is delivered
+        again, to the next owner.
+        """
+
+        async def take() -> None:
             self._counts += self._loop.counts
             self._loop = self._new_loop()
+            await self._loop.run()
+
+        await owning.while_held(self._agent, take)
 
     async def close(self) -> None:
         if self._task is None:
             return
-        self._is_closing = True
         self._loop.finish()
         if self._owning is not None and not self._owning.holds(self._agent):
             self._task.cancel()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -170,6 +170,24 @@ class Owning:
                     await lease.lost.wait()
             except TimeoutError:
                 continue
+
+    async def while_held(self, agent: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``run`` whenever this home owns an agent, and cancel it when it does not any more.
+
+        Returns when ``run`` does.
+        """
+        while True:
+            await self.until_held(agent)
+            running = asyncio.create_task(run())
+            lost = asyncio.create_task(self.until_lost(agent))
+            try:
+                await asyncio.wait((running, lost), return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    return running.result()
+            finally:
+                for task in (running, lost):
+                    task.cancel()
+                await asyncio.gather(running, lost, return_exceptions=True)
 
     def refusal(self, agent: str) -> str:
         if self.holds(agent):

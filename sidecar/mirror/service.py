@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,6 +27,7 @@ from streams.store import StreamStore
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.agents.runtime import Runtime
+    from sidecar.mirror.actions import Answer
     from sidecar.mirror.calling import RemoteKind, ToolCalls
     from sidecar.mirror.commands import CommandConsumers
     from sidecar.mirror.deltas import DeltaStream
@@ -126,12 +127,13 @@ class NatsService:
 
         All are its own unless the server is one that other homes can reach.
         """
-        if self._config.mode != "external" or self._source is None or not agents:
+        names = [*agents, *(["ui_worker"] if worker.ui_allowed else []), *(["pmo"] if worker.internal_allowed else [])]
+        if self._config.mode != "external" or self._source is None or not names:
             return ALONE
         from sidecar.mirror.owning import Owning
 
         self._owning = Owning(
-            agents,
+            names,
             self._source.log_id,
             self._new_token(),
             self._source.now_ms,
@@ -154,23 +156,44 @@ class NatsService:
     def _epoch(self, agent: str) -> int:
         return (self._owning.epoch(agent) or 0) if self._owning is not None else 0
 
-    def serve(self, tools: Mapping[str, EffectKind]) -> ServedTools | None:
-        """Carry out tools for other homes, in the background. Close the result."""
-        if self.sessions is None or self._source is None or not tools:
-            return None
-        from sidecar.mirror.serving import ServedTools
+    def serve(
+        self, tools: Mapping[str, EffectKind], worker: WorkerConfig, identity: Identity, answer: Answer
+    ) -> list[asyncio.Task[None]]:
+        """Do for other programs on the server what the configuration allows: tasks, which the caller cancels."""
+        if self.sessions is None or self._source is None:
+            return []
+        source, settings = self._source, pull_settings(self._config)
+        runs: list[Coroutine[Any, Any, None]] = []
+        if tools:
+            from sidecar.mirror.serving import ServedTools
 
-        source = self._source
-        settings = pull_settings(self._config)
-        self._served = ServedTools(self.sessions, tools, settings, source.now_ms, source.clean)
-        self._served.start()
-        return self._served
+            self._served = ServedTools(self.sessions, tools, settings, source.now_ms, source.clean)
+            runs.append(self._served.run())
+        if worker.internal_allowed:
+            from sidecar.mirror.actions import PMO, internal_tools
+            from sidecar.mirror.serving import ServedTools
+
+            internal = internal_tools(answer, worker.internal_allowed)
+            runs.append(
+                self._owned(PMO, ServedTools(self.sessions, internal, settings, source.now_ms, source.clean).run)
+            )
+        if worker.ui_allowed:
+            from sidecar.mirror.actions import WORKER, UiActions
+
+            actions = UiActions(self.sessions, settings, source.store, identity, answer, worker.ui_allowed)
+            runs.append(self._owned(WORKER, actions.run))
+        return [asyncio.create_task(run) for run in runs]
+
+    def _owned(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:
+        return run() if self._owning is None else self._owning.while_held(name, run)
 
     def consume(self, runtime: Runtime, agents: Sequence[str]) -> CommandConsumers | None:
         """Take commands for these agents from NATS, in the background. Close the result before the runtime.
 
         Returns ``None`` if there is no connection or no agent.
         """
+        if self.sessions is not None and self._owning is not None:
+            self._owning.start(self.sessions, runtime.own, runtime.resume)
         if self.sessions is None or not agents:
             return None
         from sidecar.mirror.commands import CommandConsumers
@@ -181,8 +204,6 @@ class NatsService:
         if self._calls is not None:
             self._calls.view = lambda: runtime.view
         self.commands.start()
-        if self._owning is not None:
-            self._owning.start(self.sessions, runtime.own, runtime.resume)
         return self.commands
 
     @property

@@ -51,30 +51,25 @@ class ServedTools:
         clean: Callable[[Any], Any],
     ) -> None:
         self._sessions, self._now_ms, self._clean = sessions, now_ms, clean
+        self._tools, self._settings = dict(tools), settings
+        self._loops: dict[str, PullLoop] = {}
+
+    async def run(self) -> None:
+        """Take calls until cancelled. A call in progress is then cut off, and delivered again to another worker."""
         streams = [each for each in wanted() if each.name in (L0_COMMANDS, COMMANDS, EVENTS)]
-        self.loops = {
+        wait = self._settings.ack_wait_s
+        self._loops = {
             subject: PullLoop(
-                sessions,
+                self._sessions,
                 L0_COMMANDS,
-                ConsumerDefinition(tool_consumer(subject), (tool_pattern(subject),), ack_wait_s=settings.ack_wait_s),
+                ConsumerDefinition(tool_consumer(subject), (tool_pattern(subject),), ack_wait_s=wait),
                 self._handler(tool),
-                settings,
+                self._settings,
                 definitions=streams,
             )
-            for subject, tool in tools.items()
+            for subject, tool in self._tools.items()
         }
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(loop.run()) for loop in self.loops.values()]
-
-    async def close(self) -> None:
-        """Take no more calls. A call in progress is cut off, and delivered again to another worker. Idempotent."""
-        for loop in self.loops.values():
-            loop.finish()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(loop.run() for loop in self._loops.values()))
 
     def status(self) -> list[dict[str, Any]]:
         """For each tool: ``tool``, ``ready``, ``in_flight``, ``counts`` and ``problem``."""
@@ -86,7 +81,7 @@ class ServedTools:
                 "counts": dict(sorted(loop.counts.items())),
                 "problem": loop.problem,
             }
-            for subject, loop in self.loops.items()
+            for subject, loop in self._loops.items()
         ]
 
     def _handler(self, tool: EffectKind) -> Callable[[PulledMessage], Any]:

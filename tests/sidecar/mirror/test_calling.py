@@ -103,11 +103,12 @@ class Plain:
 async def worker(server: RealServer, tool: Plain) -> AsyncIterator[ServedTools]:
     sessions = Sessions(server.ask_options)
     served = ServedTools(sessions, {SUBJECT: tool}, QUICK, lambda: 1, lambda value: value)  # type: ignore[dict-item]
-    served.start()
+    task = asyncio.create_task(served.run())
     try:
         yield served
     finally:
-        await served.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await sessions.close()
 
 
