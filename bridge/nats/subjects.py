@@ -30,6 +30,9 @@ EVENTS: Final = "MESHFORGE_EVENTS"
 CHANNEL: Final = "public"
 """The channel of everything captured. A channel says who may see a message, not where it is stored."""
 
+WAKEUP: Final = "wakeup"
+"""The suffix of the L0 message that announces a command."""
+
 NO_PROJECT: Final = "_"
 """The project of records without one: the sidecar's own records, and the records of a session whose project is not
 known yet."""

@@ -2,7 +2,8 @@
 
 A turn has the correlation id of its command. It ends when none of its effects is open, or when it is stopped. An event
 of the log that an agent lists begins no turn. The records say in ``metadata.turn`` what they mean for their turn:
-``started``, ``step`` (the result of an effect), ``completed`` or ``failed``; so a turn costs no records of its own.
+``started``, ``step`` (the result of an effect), ``completed``, ``failed``, or ``ended`` (another record says that it
+failed); so a turn costs no records of its own.
 
 ======================= ============= ===========================
 a record                of a turn     then the turn
@@ -24,8 +25,9 @@ from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED, STOPPED, Input
 from sidecar.agents.view import MAX_STOPPED
 from streams.event import StreamEvent
 
-Edge = Literal["started", "step", "completed", "failed"]
+Edge = Literal["started", "step", "completed", "failed", "ended"]
 
+_ENDS: Final = frozenset({"completed", "failed", "ended"})
 _RESULTS: Final = ("effect.completed", "effect.failed")
 
 
@@ -61,8 +63,12 @@ class Turns:
         left = self._open.get(turn, 0) + sum(_change(event) for event in events)
         last: list[Edge] = []
         if left <= 0 or given.event.payload.get("ends_turn") is True:
-            has_failed = type_ == "effect.failed" or events[-1].metadata.get("role") in ("refused", "dead")
-            last = ["failed" if has_failed else "completed"]
+            roles = [event.metadata.get("role") for event in events]
+            if "refused" in roles[:-1]:
+                last = ["ended"]
+            else:
+                has_failed = type_ == "effect.failed" or roles[-1] in ("refused", "dead")
+                last = ["failed" if has_failed else "completed"]
         edges = {0: first, len(events) - 1: last} if len(events) > 1 else {0: [*first, *last]}
         marked = [_with(event, edges.get(place, []), self.epoch) for place, event in enumerate(events)]
         for event in marked:
@@ -85,7 +91,7 @@ class Turns:
             self._open.setdefault(turn, 0)
         if turn in self._open:
             self._open[turn] += _change(event)
-            if "completed" in edges or "failed" in edges:
+            if _ENDS & set(edges):
                 del self._open[turn]
 
     def dump(self) -> dict[str, Any]:

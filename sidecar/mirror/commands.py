@@ -18,6 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar, Final
 
@@ -27,14 +28,14 @@ from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, wanted
+from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, L0_COMMANDS, wanted
 from bridge.nats.jetstream.streams import read_back
 from bridge.nats.jetstream.wire import Message, wire_size
 from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, known_headers, read_command
 from bridge.nats.l0.calls import REPORT, STOP
-from bridge.nats.l0.payloads import PayloadError
+from bridge.nats.l0.payloads import PayloadError, Wakeup
 from bridge.nats.l0.payloads import Stop as StopTurn
-from bridge.nats.subjects import consumer_name, escape
+from bridge.nats.subjects import PROTOCOL_VERSION, WAKEUP, consumer_name, escape
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.inputs import Command, Refusal, digest
 from sidecar.agents.owner import NotOwner
@@ -198,19 +199,30 @@ class _AgentConsumer:
         )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._loop.run() if self._owning is None else self._run(self._owning))
-
-    async def _run(self, owning: Owning) -> None:
         """Take commands whenever this home owns the agent. What is being handled when it loses the agent is delivered
         again, to the next owner.
         """
+        take = self._take if self._owning is None else partial(self._owning.while_held, self._agent, self._take)
+        self._task = asyncio.create_task(take())
 
-        async def take() -> None:
-            self._counts += self._loop.counts
-            self._loop = self._new_loop()
+    async def _take(self) -> None:
+        self._counts += self._loop.counts
+        self._loop = self._new_loop()
+        doorbell = asyncio.create_task(self._doorbell().run())
+        try:
             await self._loop.run()
+        finally:
+            doorbell.cancel()
+            await asyncio.gather(doorbell, return_exceptions=True)
 
-        await owning.while_held(self._agent, take)
+    def _doorbell(self) -> PullLoop:
+        """Takes the wakeups away. A pull for commands is always open, so a wakeup has nothing to wake, and one that is
+        lost, late or doubled changes nothing.
+        """
+        pattern = f"cg.{escape(PROTOCOL_VERSION)}.*.*.cmd.agent.{escape(self._agent)}.{WAKEUP}"
+        definition = ConsumerDefinition(f"{escape(self._agent)}_doorbell", (pattern,))
+        streams = [each for each in wanted() if each.name == L0_COMMANDS]
+        return PullLoop(self._sessions, L0_COMMANDS, definition, _heard, PullSettings(), definitions=streams)
 
     async def close(self) -> None:
         if self._task is None:
@@ -381,6 +393,14 @@ class _AgentConsumer:
                 pass
         fits = wire_size(headers, len(pulled.body)) <= session.server.max_payload
         await publish(session, Message(subject, headers, pulled.body if fits else b""))
+
+
+async def _heard(pulled: PulledMessage) -> Outcome:
+    try:
+        Wakeup.decode(pulled.body)
+    except PayloadError as error:
+        return Poison(str(error))
+    return Done()
 
 
 def _command_of(arrived: ArrivedCommand) -> Command:

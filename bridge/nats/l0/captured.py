@@ -181,6 +181,8 @@ def _agents_turn(event: StreamEvent) -> list[L0Message]:
     elif "failed" in edges:
         code = "dead_letter" if event.metadata.get("role") == "dead" else "effect_failed"
         found += _agents_end(event, "failed", code)
+    elif "ended" in edges:
+        found += _agents_end(event, "failed", None)[1:]
     return found
 
 

@@ -49,7 +49,7 @@ from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Chunk, L0Payload, PayloadError, Wakeup
-from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, CommandSubject, L0Subject, RecordSubject
+from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, WAKEUP, CommandSubject, L0Subject, RecordSubject
 from streams.bus.headers import HeaderError
 from streams.bus.subjects import SubjectError
 from streams.event import StreamEvent
@@ -66,9 +66,6 @@ UNSENT: Final = "cmd_unsent"
 """The note about a command that is not sent begins with this word; ``:forgotten``, ``:invalid``, ``:large`` or ``:old``
 follows and says why.
 """
-
-WAKEUP: Final = "wakeup"
-"""The suffix of the L0 message that announces a command."""
 
 BATCH_RESERVE: Final = 256
 """Bytes reserved for the headers of atomic batches."""
