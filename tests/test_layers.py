@@ -50,6 +50,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "bridge/nats/l0": ("streams", "streams/bus", "bridge/nats"),
     "bridge/nats/mirror": ("streams", "streams/bus", *_NATS[:3]),
     "sidecar/install": ("streams", "sidecar"),
+    "sidecar/web": (),
     "sidecar/link": (*_STREAMS, _LINK, "sidecar"),
     "sidecar/record": (*_STREAMS, _LINK, _CAPTURE, _CAPTURE_2, "sidecar", "sidecar/link"),
     "sidecar/read": (*_STREAMS, _CAPTURE, "sidecar"),
@@ -72,6 +73,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/link",
         "sidecar/read",
         "sidecar/record",
+        "sidecar/web",
     ),
     "sidecar/care": (
         *_STREAMS,
@@ -92,6 +94,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/background",
         "sidecar/link",
         "sidecar/read",
+        "sidecar/web",
     ),
     "sidecar/cli": (
         *_STREAMS,
@@ -145,6 +148,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": ("streams/stores/sqlite/*.py",),
     "aiosqlite": (),
     "prometheus_client": ("sidecar/care/metrics.py",),
+    "uvicorn": ("sidecar/web/serving.py",),
+    "starlette": ("sidecar/web/serving.py", "sidecar/inspector/*.py", "sidecar/background/people/answer_page.py"),
     "apprise": ("sidecar/background/people/channels.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""

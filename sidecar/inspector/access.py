@@ -13,19 +13,9 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOGIN: Final = "/login/"
-
-HEADERS: Final = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
 
 _USED: Final = "This link was used before, or is wrong. Run `durable-stream inspect` again for a new one.\n"
 _NO_LOGIN: Final = (
@@ -57,16 +47,8 @@ class Access:
         if scope["type"] != "http":
             return
 
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                names = {name.lower() for name, _ in message["headers"]}
-                extra = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in names]
-                message["headers"] = [*message["headers"], *extra]
-            await send(message)
-
-        request = Request(scope)
-        answer = self._judge(request)
-        await (answer or self._app)(scope, receive, send_guarded)
+        answer = self._judge(Request(scope))
+        await (answer or self._app)(scope, receive, send)
 
     def _judge(self, request: Request) -> Response | None:
         """The answer to a request that does not reach the page; ``None`` for one that does."""

@@ -1,16 +1,14 @@
-"""The inspector's HTTP server: pages, data and live news on one port of the loopback interface."""
+"""The inspector on one port of the loopback interface: pages, data and live news."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
@@ -22,13 +20,12 @@ from sidecar.inspector.access import Access
 from sidecar.inspector.data import Data
 from sidecar.link.client import ClientError
 from sidecar.read.select import SelectError
+from sidecar.web.serving import body_of, listen, serving
 from streams.errors import StreamError
 from streams.log.reader import LogReader
 
-log = logging.getLogger("sidecar.inspector")
-
 PAGE: Final = Path(__file__).with_name("page")
-MOST_BODY: Final = 64 * 1024
+POLICY: Final = "script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'none'"
 LOOK_SECONDS: Final = 0.25
 """How often an open page looks for new records."""
 
@@ -118,11 +115,9 @@ def build(data: Data) -> Starlette:
         return StreamingResponse(news(data.reader), media_type="text/event-stream")
 
     async def act(request: Request) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MOST_BODY:
-                return _failed("too-large", "the request is too large", 413)
+        body = await body_of(request)
+        if body is None:
+            return _failed("too-large", "the request is too large", 413)
         try:
             args = json.loads(body)
         except ValueError:
@@ -165,38 +160,14 @@ async def news(reader: LogReader) -> AsyncIterator[bytes]:
         quiet += LOOK_SECONDS
 
 
-class Inspector:
-    """One served page.
+async def serve(data: Data, nonce: Callable[[], str], port: int, ready: Callable[[Access], None]) -> None:
+    """Serve the page until cancelled; ``ready`` is called once the port is open.
 
     Raises:
-        OSError: the port is in use (from ``start``).
+        OSError: the port is in use.
     """
-
-    def __init__(self, data: Data, nonce: Callable[[], str], port: int = 0) -> None:
-        self._data, self._nonce, self._wanted = data, nonce, port
-        self.access: Access | None = None
-
-    async def serve(self, ready: Callable[[Access], None]) -> None:
-        """Serve until the process is interrupted; ``ready`` is called once the port is open."""
-        import socket
-
-        listener = socket.socket(socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self._wanted))
-        access = Access(build(self._data), self._nonce, listener.getsockname()[1])
-        self.access = access
-        config = uvicorn.Config(
-            access,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            date_header=False,
-            limit_concurrency=64,
-            timeout_graceful_shutdown=1,
-            ws="none",
-        )
-        server = uvicorn.Server(config)
-        listener.listen(64)
+    listener = listen("127.0.0.1", port)
+    access = Access(build(data), nonce, listener.getsockname()[1])
+    async with serving(access, listener, POLICY):
         ready(access)
-        await server.serve(sockets=[listener])
+        await asyncio.Event().wait()

@@ -38,7 +38,7 @@ async def inspect(
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.state import gather_status
     from sidecar.inspector.data import Data
-    from sidecar.inspector.server import Inspector
+    from sidecar.inspector.server import serve
     from sidecar.read.select import open_reader
 
     home = home_of(context)
@@ -58,7 +58,7 @@ async def inspect(
             webbrowser.open(link)
 
     data = Data(reader, own_identity().now_ms, send, lambda: gather_status(home))
-    await Inspector(data, own_identity().nonce, port).serve(ready)
+    await serve(data, own_identity().nonce, port, ready)
 
 
 async def _path(reader: LogReader, name: str) -> str:

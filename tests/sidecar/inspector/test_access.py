@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import socket
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from sidecar.web.serving import MOST_CONNECTIONS
 from tests.sidecar.inspector.conftest import Served, inspecting
 
 API = "/api/sessions"
@@ -85,6 +87,16 @@ def test_every_answer_forbids_what_the_page_does_not_need(opened: tuple[Served, 
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["cache-control"] == "no-store"
         assert answer.status == (200 if path in ("/", API, "/page/app.js") else 404)
+
+
+def test_silent_connections_shut_nobody_out(opened: tuple[Served, str, str]) -> None:
+    served, _, cookie = opened
+    address = ("127.0.0.1", urlsplit(served.base).port)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(MOST_CONNECTIONS + 3)]
+        assert ask(served, API, cookie=cookie)[0].status == 200
+        with suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b"", "the oldest made room"
 
 
 def test_what_does_not_exist_is_named(opened: tuple[Served, str, str]) -> None:

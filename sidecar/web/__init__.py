@@ -1,0 +1,1 @@
+"""The HTTP server behind every page of the product."""
