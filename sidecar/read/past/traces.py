@@ -31,13 +31,16 @@ _PROVIDERS: Final = {
     "azure": "azure.ai.openai",
     "google": "gcp.gemini",
     "google-vertex": "gcp.vertex_ai",
+    "google-vertex-anthropic": "gcp.vertex_ai",
     "mistral": "mistral_ai",
+    "moonshotai": "moonshot_ai",
+    "moonshotai-cn": "moonshot_ai",
     "xai": "x_ai",
 }
 """OpenCode's ids of providers for which the conventions have another name."""
 
-_LAST_MS: Final = 8_640_000_000_000_000
-"""The last moment that JavaScript knows, in ms since 1970."""
+_LAST_MS: Final = (2**63 - 1) // 1_000_000
+"""The last moment, in ms since 1970, that fits in 64 bits of nanoseconds: Jaeger and Perfetto keep times that way."""
 
 Value = str | int | float | list[str] | None
 
@@ -75,8 +78,8 @@ _ATTRIBUTES: Final[Sequence[tuple[str, Sequence[SpanKind], Callable[[Span], Valu
     ("gen_ai.conversation.id", ("session", "turn", "model", "tool", "wait"), lambda span: span.session),
     ("gen_ai.operation.name", ("turn", "model", "tool"), lambda span: _OPERATIONS[span.kind]),
     ("gen_ai.agent.name", ("turn",), _fact("agent")),
-    ("gen_ai.provider.name", ("turn", "model"), _provider),
-    ("gen_ai.request.model", ("turn", "model"), _model),
+    ("gen_ai.provider.name", ("model",), _provider),
+    ("gen_ai.request.model", ("model",), _model),
     ("gen_ai.response.finish_reasons", ("model",), lambda span: [as_text(span.facts["finish"])]),
     ("gen_ai.usage.input_tokens", ("model",), _tokens("input", "cache_read", "cache_write")),
     ("gen_ai.usage.cache_read.input_tokens", ("model",), _tokens("cache_read")),
@@ -84,6 +87,7 @@ _ATTRIBUTES: Final[Sequence[tuple[str, Sequence[SpanKind], Callable[[Span], Valu
     ("gen_ai.usage.output_tokens", ("model",), _tokens("output", "reasoning")),
     ("gen_ai.usage.reasoning.output_tokens", ("model",), _tokens("reasoning")),
     ("gen_ai.tool.name", ("tool",), lambda span: span.name),
+    ("gen_ai.tool.type", ("tool",), lambda span: "function"),
     ("gen_ai.tool.call.id", ("tool",), _fact("call")),
     ("error.type", ("turn", "model", "tool"), lambda span: "_OTHER" if span.state == "error" else None),
     ("durable_stream.event.id", ("turn", "model", "tool", "wait"), lambda span: span.event),
@@ -93,7 +97,8 @@ _ATTRIBUTES: Final[Sequence[tuple[str, Sequence[SpanKind], Callable[[Span], Valu
     ("durable_stream.unfinished", ("session", "turn", "model", "tool", "wait"), lambda span: _unfinished(span)),
 )
 """The name of each attribute, the spans that have it, and its value; empty values are left out. ``durable_stream.*`` is
-what the conventions have no name for; the cost is in US dollars."""
+what the conventions have no name for; the cost is in US dollars. A turn has no provider and no model, because each of
+its calls may have another."""
 
 
 def _unfinished(span: Span) -> Value:
@@ -138,6 +143,8 @@ def otlp(spans: Sequence[Span], now: int) -> dict[str, Any]:
 
 def _otlp_span(span: Span, parent: Span | None, sessions: Mapping[str, Span], now: int) -> dict[str, Any]:
     attributes = [(name, read(span)) for name, kinds, read in _ATTRIBUTES if span.kind in kinds]
+    if span.kind == "tool" and parent is not None:
+        attributes.append(("gen_ai.agent.name", _fact("agent")(parent)))
     found: dict[str, Any] = {
         "traceId": _trace(sessions[span.session]),
         "spanId": _id(span),
@@ -174,7 +181,7 @@ def _attribute(name: str, value: Value) -> dict[str, Any]:
 
 
 def _nanoseconds(ms: int) -> str:
-    return str(min(_possible(ms) * 1_000_000, 2**64 - 1))
+    return str(_possible(ms) * 1_000_000)
 
 
 def _possible(ms: int) -> int:

@@ -129,6 +129,7 @@ def test_a_receiver_gets_a_span_for_each_turn_step_tool_and_child(
     assert (found["gen_ai.provider.name"], found["gen_ai.request.model"]) == ("mock", "mock-1")
     tool = attributes(next(span for span in spans.values() if span.name == "execute_tool bash"))
     assert tool["gen_ai.tool.name"] == "bash" and tool["gen_ai.tool.call.id"]
+    assert (tool["gen_ai.tool.type"], tool["gen_ai.agent.name"]) == ("function", "general")
     assert "echo child" not in file.read_text(), "no content leaves the machine"
     again = run(home, "export", stream, "--format", "otlp")
     assert again.out == file.read_text()
@@ -150,6 +151,43 @@ def every_recording() -> Iterator[tuple[str, list[StreamEvent]]]:
         yield name, recorded(name)
     for name in names2():
         yield name, list(play2(name).log.events.values())
+
+
+REQUIRED = {
+    "invoke_agent": {"gen_ai.operation.name", "gen_ai.agent.name", "gen_ai.conversation.id"},
+    "chat": {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.conversation.id"},
+    "execute_tool": {"gen_ai.operation.name", "gen_ai.tool.name", "gen_ai.conversation.id"},
+}
+ALLOWED = {
+    "invoke_agent": {"error.type"},
+    "chat": {
+        "error.type",
+        "gen_ai.response.finish_reasons",
+        *(f"gen_ai.usage.{each}_tokens" for each in ("input", "output")),
+        *(f"gen_ai.usage.{each}_tokens" for each in ("cache_read.input", "cache_write.input", "reasoning.output")),
+    },
+    "execute_tool": {"error.type", "gen_ai.agent.name", "gen_ai.tool.type", "gen_ai.tool.call.id"},
+}
+"""The attributes of a span in version 0.1.0 of the conventions: those that it must have, and those that it may have of
+the ones that a log knows. Nothing else in their namespace may be there."""
+
+
+def test_spans_have_the_names_and_attributes_of_the_conventions() -> None:
+    seen = set()
+    for name, events in every_recording():
+        for span in spans_of(parsed(json.dumps(otlp(folded(events).found, LATE)))):
+            found = attributes(span)
+            operation = found.get("gen_ai.operation.name", "")
+            own = {each for each in found if not each.startswith("durable_stream.")}
+            if not operation:
+                assert span.name in ("session", "wait") and own == {"gen_ai.conversation.id"}, name
+                continue
+            seen.add(operation)
+            assert REQUIRED[operation] <= own <= REQUIRED[operation] | ALLOWED[operation], (name, span.name, own)
+            of = {"invoke_agent": "agent.name", "chat": "request.model", "execute_tool": "tool.name"}[operation]
+            assert span.name == f"{operation} {found[f'gen_ai.{of}']}"
+            assert span.kind == (Span.SPAN_KIND_CLIENT if operation == "chat" else Span.SPAN_KIND_INTERNAL)
+    assert seen == set(REQUIRED)
 
 
 def test_every_recording_is_a_tree_in_both_formats() -> None:
@@ -189,8 +227,9 @@ def test_what_cannot_be_true_is_left_out() -> None:
     assert attributes(tool)["gen_ai.tool.name"] == "tool"
     found[0].start, found[0].end = -5, 2**70
     session = spans_of(parsed(json_line(otlp(found, 5))))[0]
-    assert (session.start_time_unix_nano, session.end_time_unix_nano) == (0, 2**64 - 1)
-    assert json_line(chrome(found, 5))
+    assert session.start_time_unix_nano == 0 and 2**63 - 10**6 <= session.end_time_unix_nano < 2**63
+    slices = [each for each in chrome(found, 5)["traceEvents"] if each["ph"] == "X"]
+    assert all(0 <= each["ts"] * 1000 <= (each["ts"] + each["dur"]) * 1000 < 2**63 for each in slices)
 
 
 def test_the_chrome_format_nests_what_runs_inside(home: Path) -> None:
