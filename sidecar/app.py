@@ -24,7 +24,7 @@ from sidecar.care.logs import log_to
 from sidecar.care.metrics import SidecarMetrics
 from sidecar.care.upkeep import Upkeep, restore
 from sidecar.components import Component, wait_idle
-from sidecar.config import Config
+from sidecar.config import Config, secrets_of
 from sidecar.handler import Sidecar
 from sidecar.home import Home, HomeLock, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.install.plugin import is_installed
@@ -249,8 +249,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
-        # Redact the notification URLs, because a model can read them in config.toml, but the log must not contain them.
-        literals={**wanted.literals, **{f"notify-{n}": url for n, url in enumerate(config.notify.urls, 1)}},
+        # Redact the secrets of config.toml, because a model can read it, but the log must not contain them.
+        literals={**wanted.literals, **secrets_of(config)},
         disable=wanted.disable,
         allow=wanted.allow,
         enabled=wanted.enabled,
@@ -300,6 +300,10 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     upkeep.removed = worker.runtime.reload
     sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents)
     log_id = store.manifest.log_id
+    if config.otel.endpoint:
+        from sidecar.care.tracing import Tracing  # it loads an HTTP client
+
+        sidecar.tracing = Tracing(home, config.otel, store, log_id)
     register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms, log_id)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
@@ -324,8 +328,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     def serve() -> list[asyncio.Task[None]]:
         return nats.serve(worker.served, config.worker, identities.agents, sidecar.requests.answer)
 
+    tracing = () if sidecar.tracing is None else (sidecar.tracing,)
     consumers = _Consumers(nats, worker, serve)
-    components = (nats, upkeep, ingest, back_fill, services, spools, worker, consumers, door, durable)
+    components = (nats, upkeep, *tracing, ingest, back_fill, services, spools, worker, consumers, door, durable)
     return _Running(sidecar, ingest, spools, server, store, components)
 
 

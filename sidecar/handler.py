@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.opencode.capture.shapes import mapping, session_info
 from bridge.opencode.capture.translate import Origin, Translator
@@ -30,6 +30,9 @@ from sidecar.version import VERSION, is_newer
 from sidecar.worker import Worker
 from streams.identity import Identity
 from streams.log.log import Log
+
+if TYPE_CHECKING:
+    from sidecar.care.tracing import Tracing
 
 log = logging.getLogger("sidecar")
 
@@ -64,6 +67,7 @@ class Sidecar:
         self.server: LinkServer | None = None
         self.worker: Worker | None = None
         self.durable: DurableStream | None = None
+        self.tracing: Tracing | None = None
         self.tools: ToolCalls | None = None
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
@@ -207,6 +211,7 @@ class Sidecar:
             "held": self._ingest.held,
             "gaps": self._translator.counts["gaps"] + self._services.translator.counts["gaps"],
             "nats": self._nats.status(),
+            "otel": self.tracing.status() if self.tracing is not None else None,
             "worker": self.worker.status() if self.worker is not None else None,
         }
 

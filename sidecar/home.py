@@ -84,6 +84,7 @@ class Home:
         self.config_path = self.path / "config.toml"
         self.token_path = self.path / "token"
         self.metrics_token_path = self.path / "metrics.token"
+        self.otel_path = self.path / "otel.json"
         self.lock_path = self.path / "sidecar.lock"
         self.info_path = self.path / "sidecar.json"
         self.log_path = self.path / "sidecar.log"

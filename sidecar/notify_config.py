@@ -1,4 +1,4 @@
-"""The section ``[notify]`` of the configuration."""
+"""The sections ``[notify]`` and ``[gardener]`` of the configuration: what watches sessions, and who learns of it."""
 
 from __future__ import annotations
 
@@ -60,4 +60,36 @@ class NotifyConfig(BaseModel):
     def _has_an_address(self) -> Self:
         if self.answer_port and not self.answer_url and self.answer_host.strip("0:.") == "":
             raise ValueError("`answer_host` is every address of this machine, so links need `answer_url`")
+        return self
+
+
+class GardenerConfig(BaseModel):
+    """``[gardener]``: starts a background agent that looks into a session whose steps fail too often."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = False
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The share of failed steps in a session's last turns at which an agent is started."""
+
+    calm: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """The share below which the session counts as recovered. Until then, it gets no second agent."""
+
+    min_steps: Annotated[int, Field(ge=1, le=10_000)] = 10
+    """Minimum number of steps; with fewer, the share is ignored."""
+
+    per_day: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Maximum number of agents started in 24 hours."""
+
+    minutes: Annotated[float, Field(gt=0, le=1440)] = 10.0
+    """How long each agent may run."""
+
+    agent: Annotated[str, Field(min_length=1, max_length=100)] = "plan"
+    """The OpenCode agent to start; choose one that changes no files."""
+
+    @model_validator(mode="after")
+    def _calm_is_lower(self) -> Self:
+        if self.calm >= self.threshold:
+            raise ValueError("`calm` must be lower than `threshold`")
         return self

@@ -18,7 +18,7 @@ from typing import Final
 from sidecar.agents.agent import Output
 from sidecar.background.intents.intents import NAME as INTENTS
 from sidecar.background.own_agent import OwnAgent
-from sidecar.gardener_config import GardenerConfig
+from sidecar.notify_config import GardenerConfig
 from streams.event import StreamEvent
 
 NAME: Final = "gardener"

@@ -50,9 +50,8 @@ from sidecar.background.worktrees.setup import Setup
 from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
 from sidecar.components import in_background
 from sidecar.config import PhantomConfig
-from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
-from sidecar.notify_config import NotifyConfig
+from sidecar.notify_config import GardenerConfig, NotifyConfig
 from sidecar.read.select import matching
 from sidecar.registry import NoArgs, Requests
 from streams.errors import StreamError

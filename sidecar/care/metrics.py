@@ -53,6 +53,10 @@ FACTS: Final = (
     Fact("durable_stream_capture_gaps_total", ("gaps",), "Gaps in the capture, where hooks were lost"),
     Fact("durable_stream_nats_connected", ("nats", "connected"), "1 while NATS is connected"),
     Fact("durable_stream_mirror_lag", ("nats", "mirror", "lag"), "Records that the mirror has not published yet"),
+    Fact("durable_stream_traces_lag", ("otel", "lag"), "Records whose ended spans have not been sent yet"),
+    Fact("durable_stream_traces_sent_total", ("otel", "sent"), "Spans that the receiver of traces accepted"),
+    Fact("durable_stream_traces_refused_total", ("otel", "refused"), "Spans that the receiver of traces refused"),
+    Fact("durable_stream_traces_failures_total", ("otel", "failures"), "Failed attempts to read or send spans"),
     Fact(
         "durable_stream_scrapes_refused_total",
         ("door", "refused_scrapes"),

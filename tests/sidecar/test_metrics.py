@@ -146,7 +146,8 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
         assert scraped["durable_stream_commit_events_sum", ""] == written == head + 1
         assert 0 < scraped["durable_stream_commit_duration_ms_count", ""] <= head + 1
         assert asked["durable_stream_scrapes_refused_total", ""] == 1
-        off = {"durable_stream_mirror_lag"}
+        traces = {f"durable_stream_traces_{each}" for each in ("lag", "sent_total", "refused_total", "failures_total")}
+        off = {"durable_stream_mirror_lag", *traces}
         assert {fact.name for fact in FACTS} - {name for name, _ in scraped} == off
     finally:
         process.terminate()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.care.checks import agents, channels, nats, opencode, recording, terminal, unlinked
+from sidecar.care.checks import agents, channels, nats, opencode, recording, terminal, tracing, unlinked
 from sidecar.care.checks import home as at_home
 from sidecar.care.checks.asking import NotAsked, SidecarSilent, ask_sidecar
 from sidecar.care.checks.check import Check, Scene, scene_of
@@ -36,6 +36,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     opencode.check_services,
     unlinked.check_unlinked,
     nats.check_nats,
+    tracing.check_tracing,
     agents.check_agents,
     channels.check_urls,
     channels.check_turns,

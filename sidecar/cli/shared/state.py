@@ -24,6 +24,7 @@ from sidecar.care.checks.agents import agent_notes, letters_note
 from sidecar.care.checks.asking import CONFIG_CHANGED
 from sidecar.care.checks.check import has_defaults
 from sidecar.care.checks.nats import reserved_keys
+from sidecar.care.checks.tracing import traces_words
 from sidecar.cli.printing.output import Output
 from sidecar.cli.shared import migration_status
 from sidecar.cli.shared.command import explain
@@ -53,10 +54,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
-    running, sidecar, links, counts, log, migration, spool, nats, held, gaps, cut, asks, work, problems, notes``;
+    running, sidecar, links, counts, log, migration, spool, nats, otel, held, gaps, cut, asks, work, problems, notes``;
     ``cut`` is the number of records with a text that was too long to keep whole; ``sidecar`` is null if no sidecar
     answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes``, ``asks`` and
-    ``work`` are texts.
+    ``work`` are texts. ``otel`` is null without a sidecar or an endpoint.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -91,10 +92,12 @@ async def gather_status(home: Home) -> dict[str, Any]:
         notes.append(f"the mirror is waiting: {mirror['problem']}")
     if mirror and (reserved := reserved_keys(mirror)) is not None:
         notes.append("; ".join(reserved))
+    if found is not None and found.get("otel") and (found["otel"]["problem"] or found["otel"]["refused"]):
+        notes.append(f"traces: {traces_words(found['otel'])}")
     if found is not None:
         notes += ["; ".join(each) for each in agent_notes(found)]
     if found is None:
-        found = {"sidecar": None, "links": [], "counts": {}, "held": 0}
+        found = {"sidecar": None, "links": [], "counts": {}, "held": 0, "otel": None}
         read, catalog = await _read_stopped(home, reader, problems, notes)
         found |= read
         # Do not wait again for a store that could not be opened.
@@ -257,6 +260,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if nats["mode"] != "off":
         rows.append(("nats", nats_words(nats, runs=bool(sidecar))))
         rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
+    if found.get("otel"):
+        rows.append(("traces", traces_words(found["otel"])))
     rows.append(
         ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
     )

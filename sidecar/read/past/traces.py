@@ -125,28 +125,27 @@ def otlp(spans: Sequence[Span], now: int) -> dict[str, Any]:
     """
     above = _parents(spans)
     sessions = {span.session: span for span in spans if span.kind == "session"}
+    return otlp_request([otlp_span(span, above.get(span.id), sessions[span.session], now) for span in spans])
+
+
+def otlp_request(spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A request with spans of ``otlp_span``."""
+    scope = {"name": "durable-stream", "version": VERSION}
+    resource = {"attributes": [_attribute("service.name", "opencode")]}
     return {
         "resourceSpans": [
-            {
-                "resource": {"attributes": [_attribute("service.name", "opencode")]},
-                "scopeSpans": [
-                    {
-                        "scope": {"name": "durable-stream", "version": VERSION},
-                        "spans": [_otlp_span(span, above.get(span.id), sessions, now) for span in spans],
-                        "schemaUrl": SCHEMA_URL,
-                    }
-                ],
-            }
+            {"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans, "schemaUrl": SCHEMA_URL}]}
         ]
     }
 
 
-def _otlp_span(span: Span, parent: Span | None, sessions: Mapping[str, Span], now: int) -> dict[str, Any]:
+def otlp_span(span: Span, parent: Span | None, session: Span, now: int) -> dict[str, Any]:
+    """A span of a session in OTLP/JSON; ``parent`` is the span around it. See ``otlp``."""
     attributes = [(name, read(span)) for name, kinds, read in _ATTRIBUTES if span.kind in kinds]
     if span.kind == "tool" and parent is not None:
         attributes.append(("gen_ai.agent.name", _fact("agent")(parent)))
     found: dict[str, Any] = {
-        "traceId": _trace(sessions[span.session]),
+        "traceId": _trace(session),
         "spanId": _id(span),
         "name": _name(span),
         "kind": CLIENT if span.kind == "model" else INTERNAL,
@@ -192,12 +191,13 @@ def _possible(ms: int) -> int:
 def _parents(spans: Sequence[Span]) -> dict[str, Span]:
     """The span around each span, by its id; a session may name the session that started it."""
     known = {span.id: span for span in spans}
-    found = {}
-    for span in spans:
-        parent = known.get(span.parent) or known.get(f"session:{span.parent}")
-        if parent is not None and parent is not span:
-            found[span.id] = parent
-    return found
+    return {span.id: parent for span in spans if (parent := parent_of(span, known)) is not None}
+
+
+def parent_of(span: Span, known: Mapping[str, Span]) -> Span | None:
+    """The span around a span, among those that are known by their ids."""
+    parent = known.get(span.parent) or known.get(f"session:{span.parent}")
+    return parent if parent is not span else None
 
 
 def chrome(spans: Sequence[Span], now: int) -> dict[str, Any]:

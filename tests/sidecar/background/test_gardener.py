@@ -11,7 +11,7 @@ from sidecar.agents.agent import Output
 from sidecar.background.gardener import NAME, ROOT, GardenerAgent
 from sidecar.background.intents.intent_effects import CREATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
-from sidecar.gardener_config import GardenerConfig
+from sidecar.notify_config import GardenerConfig
 from streams.event import StreamEvent
 from tests.memory import MemoryStore
 from tests.sidecar.agents.kinds import Clock

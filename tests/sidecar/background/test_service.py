@@ -23,9 +23,8 @@ from sidecar.background.intents.registering import RegisterArgs
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.config import PhantomConfig
-from sidecar.gardener_config import GardenerConfig
 from sidecar.home import Home
-from sidecar.notify_config import NotifyConfig
+from sidecar.notify_config import GardenerConfig, NotifyConfig
 from streams.identity import seeded_identity
 from streams.lineage import trace_id
 from streams.log.log import Log

@@ -17,8 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidecar.cli.printing.output import json_line
+from sidecar.read.past.ending import Ending
 from sidecar.read.past.spans import Spans
-from sidecar.read.past.traces import SCHEMA_URL, chrome, otlp
+from sidecar.read.past.traces import SCHEMA_URL, _id, chrome, otlp
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.bridge.opencode.playing2 import names as names2
@@ -239,3 +240,27 @@ def test_the_chrome_format_nests_what_runs_inside(home: Path) -> None:
     tool, turn = events["tool", "task"], events["turn", "mock/mock-1"]
     assert tool["args"]["title"] == "child work" and turn["dur"] > 0
     assert found["traceEvents"][0]["args"]["name"]
+
+
+def test_the_spans_that_end_one_by_one_are_those_of_the_whole_trace() -> None:
+    for name, events in every_recording():
+        streams: dict[str, list[Record]] = {}
+        for position, event in enumerate(events):
+            streams.setdefault(event.stream_id, []).append(Record(event, position, position, ""))
+        for records in streams.values():
+            ending, spans = Ending(), Spans()
+            sent = []
+            for record in records:
+                spans.apply(record)
+                sent += ending.apply(record)
+            whole = {
+                each["spanId"]: each for each in otlp(spans.found, 0)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+            }
+            parts = {each["spanId"]: each for each in sent}
+            assert len(parts) == len(sent), f"{name}: a span was sent twice"
+            open_ = {_id(span) for span in spans.found if span.end is None or span.kind == "session"}
+            assert whole.keys() - parts.keys() <= open_, name
+            for each in parts.values():
+                if each["name"] != "session":
+                    assert each == whole[each["spanId"]], name
+                assert each.keys() == whole[each["spanId"]].keys()

@@ -1,0 +1,207 @@
+"""Sends spans to an OpenTelemetry receiver as they end: a reader of the log with a position of its own.
+
+The position is saved once the receiver has accepted what ended before it. After a crash, the same spans with the same
+ids may be sent again, and none is left out. The log is the queue, so a receiver that is away costs no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+
+from sidecar.components import in_background
+from sidecar.home import Home
+from sidecar.otel_config import OtelConfig
+from sidecar.read.past.ending import Ending
+from sidecar.read.past.traces import otlp_request
+from streams.errors import StreamError
+from streams.store import NOTHING, Record, StreamStore
+from streams.system.files import write_durably
+
+log = logging.getLogger("sidecar.care.tracing")
+
+LOOK_SECONDS: Final = 1.0
+"""How often new records are looked for, so that one request has all that ended in this time."""
+
+FIRST_PAUSE_SECONDS: Final = 1.0
+LONGEST_PAUSE_SECONDS: Final = 60.0
+ANSWER_SECONDS: Final = 10.0
+
+MOST_SPANS: Final = 512
+MOST_RECORDS: Final = 2000
+"""How many spans one request has, and how many records are read for it. The last record may end some more."""
+
+MOST_STREAMS: Final = 64
+"""How many streams are remembered. The stream that was quiet for the longest time is read again when it goes on."""
+
+STEP: Final = 64
+"""After so many records, other tasks run."""
+
+REFUSED: Final = frozenset({400, 413, 422})
+"""Answers to spans that the receiver will never accept. After any other, they are sent again."""
+
+
+class Tracing:
+    """A component: the export of ``[otel]``, which has an endpoint. Import this file only then."""
+
+    def __init__(self, home: Home, config: OtelConfig, store: StreamStore, log_id: str) -> None:
+        self._path, self._config, self._store, self._log_id = home.otel_path, config, store, log_id
+        self._address = f"{config.endpoint.rstrip('/')}/v1/traces"
+        self._folds: OrderedDict[str, Ending] = OrderedDict()
+        self._position: int | None = None
+        """All that ended up to here is sent; ``None`` before the file was read."""
+        self._begun = self._saved = NOTHING
+        self._counts: Counter[str] = Counter()
+        self._problem = ""
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """See ``Component``. The first time, the export begins at the end of the log."""
+        self._begun = self._store.head
+        client = httpx.AsyncClient(
+            headers={name: value.get_secret_value() for name, value in self._config.headers.items()},
+            timeout=ANSWER_SECONDS,
+            trust_env=not self._config.is_local,  # this machine is never reached through a proxy
+        )
+        in_background(stack, self._run(await stack.enter_async_context(client)))
+
+    def owes(self) -> bool:
+        """Always false, because the next sidecar goes on at the saved position."""
+        return False
+
+    def status(self) -> dict[str, Any]:
+        """``position``, ``lag`` (records), ``sent`` and ``refused`` (spans since the start), ``failures`` (requests),
+        and ``problem``, which is empty while all is well."""
+        counts = {name: self._counts[name] for name in ("sent", "refused", "failures")}
+        position = self._begun if self._position is None else self._position
+        return {"position": position, "lag": max(self._store.head - position, 0), **counts, "problem": self._problem}
+
+    def _load(self) -> int:
+        """The saved position, or else the end of the log at the start."""
+        if self._path.exists():
+            try:
+                found = orjson.loads(self._path.read_bytes())
+                if found["log"] == self._log_id and found["position"] <= self._begun:
+                    return int(found["position"])
+                log.warning("%s is about another log, so traces begin at the end of this one", self._path)
+            except (ValueError, TypeError, KeyError):
+                log.warning("%s is damaged, so traces begin at the end of the log", self._path)
+        self._save(self._begun)
+        return self._begun
+
+    def _save(self, position: int) -> None:
+        write_durably(self._path, orjson.dumps({"log": self._log_id, "position": position}))
+        self._saved = position
+
+    async def _run(self, client: httpx.AsyncClient) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                if self._position is None:
+                    self._position = await asyncio.to_thread(self._load)
+                while self._store.head > self._position:
+                    await self._advance(client, self._position)
+                self._problem, pause = "", FIRST_PAUSE_SECONDS
+                await asyncio.sleep(LOOK_SECONDS)
+            except Exception as error:  # noqa: BLE001 - say it instead of ending silently; recording goes on
+                # An unexpected error may quote what it could not handle, so only its type is told.
+                known = isinstance(error, StreamError | OSError)
+                self._failed(str(error) if known else f"{type(error).__name__} in the export")
+                self._folds.clear()  # they have seen records that will be read again
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _advance(self, client: httpx.AsyncClient, after: int) -> None:
+        """Send what ended after a position, and save up to where."""
+        spans, position = await self._read(after)
+        if spans:
+            await self._deliver(client, spans)
+        if spans or position - self._saved >= MOST_RECORDS:
+            await asyncio.to_thread(self._save, position)
+        self._position, self._problem = position, ""
+
+    async def _read(self, position: int) -> tuple[list[dict[str, Any]], int]:
+        """What ended after a position, and up to where."""
+        spans: list[dict[str, Any]] = []
+        head, count = self._store.head, 0
+        async with _closing(self._store.read_all(after=position)) as records:
+            async for record in records:
+                if "/" not in record.event.stream_id:  # the stream of a session
+                    spans += (await self._fold(record)).apply(record)
+                position, count = record.position, count + 1
+                if len(spans) >= MOST_SPANS or count >= MOST_RECORDS:
+                    return spans, position
+                if count % STEP == 0:
+                    await asyncio.sleep(0)
+        return spans, max(position, head)
+
+    async def _fold(self, record: Record) -> Ending:
+        """The fold over the records of a stream before this one."""
+        stream = record.event.stream_id
+        if stream not in self._folds:
+            fold = Ending()
+            async with _closing(self._store.read(stream)) as records:
+                async for known in records:
+                    if known.position >= record.position:
+                        break
+                    fold.apply(known)
+                    if known.offset % STEP == 0:
+                        await asyncio.sleep(0)
+            self._folds[stream] = fold
+            if len(self._folds) > MOST_STREAMS:
+                self._folds.popitem(last=False)
+        self._folds.move_to_end(stream)
+        return self._folds[stream]
+
+    async def _deliver(self, client: httpx.AsyncClient, spans: list[dict[str, Any]]) -> None:
+        """Send spans until the receiver has accepted them, or will never do."""
+        body, pause = orjson.dumps(otlp_request(spans)), FIRST_PAUSE_SECONDS
+        while (fault := await self._send(client, body, len(spans))) is not None:
+            self._failed(f"{urlsplit(self._address).netloc} {fault}")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _send(self, client: httpx.AsyncClient, body: bytes, count: int) -> str | None:
+        """Send one request; returns why it must be sent again."""
+        headers = {"content-type": "application/json"}
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answer = await client.post(self._address, content=body, headers=headers)
+        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"cannot be reached ({type(error).__name__})"
+        if answer.status_code in REFUSED:
+            refused = count
+        elif answer.is_success:
+            refused = min(_refused(answer.content), count)
+        else:
+            return f"answers with status {answer.status_code}"
+        self._counts["sent"] += count - refused
+        if refused:
+            self._counts["refused"] += refused
+            log.warning("the receiver of traces refused %d spans (status %d)", refused, answer.status_code)
+        return None
+
+    def _failed(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("traces wait: %s", problem)
+        self._problem = problem
+        self._counts["failures"] += 1
+
+
+def _closing(records: AsyncIterator[Record]) -> aclosing[AsyncGenerator[Record, None]]:
+    return aclosing(cast("AsyncGenerator[Record, None]", records))
+
+
+def _refused(content: bytes) -> int:
+    """How many spans of an accepted request the receiver refused."""
+    try:
+        return max(int(orjson.loads(content)["partialSuccess"]["rejectedSpans"]), 0)
+    except (ValueError, TypeError, KeyError):
+        return 0
