@@ -18,6 +18,7 @@ from typing import Any, Final
 from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
+from sidecar.background.model_tools import ModelTools
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.logs import log_to
@@ -283,13 +284,15 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         agents_may_answer=config.link.agents_may_answer,
     )
     translator.asked = ingest.host.asked = durable.asked
+    model_tools = ModelTools(store.manifest.log_id, config.worker.tools)
+    durable.more_tools = model_tools.specs()
     worker = sidecar.worker = Worker(
         home,
         config.worker,
         store,
         identities.agents,
         redact.clean,
-        built_in=durable.agents,
+        built_in=(*durable.agents, *model_tools.agents),
         kinds=durable.kinds,
         metrics=metrics,
         remote=nats.calls(config.worker, identities.agents),
@@ -297,8 +300,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime)
+    model_tools.attach(worker.runtime)
     upkeep.removed = worker.runtime.reload
-    sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents)
+    sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents, model_tools)
     log_id = store.manifest.log_id
     if config.otel.endpoint:
         from sidecar.care.tracing import Tracing  # it loads an HTTP client
@@ -345,7 +349,7 @@ class _Consumers:
     async def start(self, stack: AsyncExitStack) -> None:
         for task in self._serve():
             stack.push_async_callback(_ended, task)
-        consumers = self._nats.consume(self._worker.runtime, self._worker.users)
+        consumers = self._nats.consume(self._worker.runtime, self._worker.reachable)
         if consumers is not None:
             stack.push_async_callback(consumers.close)
 

@@ -290,6 +290,14 @@ class NatsConfig(_Section):
 Action = Literal["answer", "cancel", "retry", "signal", "spawn", "stop"]
 
 
+class ToolArgument(_Section):
+    """``[worker.tools.NAME.args.ARG]``: an argument of a tool that the model calls."""
+
+    type: Literal["string", "number", "boolean", "array", "object"] = "string"
+    description: Annotated[str, Field(max_length=1000)] = ""
+    required: bool = True
+
+
 class RemoteTool(_Section):
     """``[worker.tools.NAME]``: an effect that another process carries out."""
 
@@ -301,6 +309,12 @@ class RemoteTool(_Section):
 
     effect_class: Literal["safe", "idempotent", "unsafe"] = "idempotent"
     """What happens if a call arrives twice; see agents.md."""
+
+    description: Annotated[str, Field(max_length=2000)] = ""
+    """What the model reads of the tool. Without it, only agents have the tool."""
+
+    args: dict[str, ToolArgument] = Field(default_factory=dict)
+    """The arguments that the model may give, by name."""
 
     may_end_turn: bool = False
     """Whether the tool's result may end the agent's turn."""

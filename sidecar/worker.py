@@ -78,6 +78,8 @@ class Worker:
         """The names of the user's agents."""
         self.served = self._users_effects(home, config.serves)
         """The tools that this home carries out for others, by their subjects."""
+        self.reachable = [*self.users, *(agent.name for agent in built_in if agent.name.startswith("tools-"))]
+        """The names of the agents that take messages from the NATS server."""
         agents = [*built_in, *users]
         self.runtime = Runtime(
             store,
@@ -88,7 +90,7 @@ class Worker:
             policy=self._policy(home, config.policy),
             max_depth=config.max_recursion_depth,
             metrics=metrics,
-            owner=owner_of(self.users),
+            owner=owner_of(self.reachable),
         )
 
     def _users_agents(self, home: Home, config: WorkerConfig, taken: set[str]) -> list[UserAgent]:

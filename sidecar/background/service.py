@@ -66,13 +66,13 @@ IDLE_STOP_SECONDS: Final = 120.0
 _TICK_SECONDS: Final = 1.0
 
 
-def write_tools(home: Home, wanted: bool) -> None:
+def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
     """Write the file that tells plugins which tools to register the next time they are loaded.
 
     If the file cannot be written, only the tools are missing.
     """
     path = home.path / "tools.json"
-    text = json.dumps(tools_json() if wanted else {}, indent=1).encode()
+    text = json.dumps({**(tools_json() if wanted else {}), **more}, indent=1).encode()
     try:
         if not path.exists() or path.read_bytes() != text:
             write_durably(path, text)
@@ -132,6 +132,8 @@ class DurableStream:
         )
         self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
+        self.more_tools: Mapping[str, Any] = {}
+        """Tools that the model gets beside ours, in the form of ``tools_json``."""
 
     def _work_of(self, session: str) -> tuple[str, str] | None:
         """The title and the project's directory of the background work whose session this is or was."""
@@ -167,7 +169,7 @@ class DurableStream:
         self.people.attach(runtime)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        await asyncio.to_thread(write_tools, self._home, self._config.tools)
+        await asyncio.to_thread(write_tools, self._home, self._config.tools, self.more_tools)
         await self.people.start(stack)
         await self.resume()
         in_background(stack, self._keep_time())

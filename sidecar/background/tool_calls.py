@@ -19,6 +19,7 @@ from sidecar.background.intents.registering import DEFAULT_MINUTES, RegisterArgs
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
 from sidecar.background.messages import inline
+from sidecar.background.model_tools import ModelTools
 from sidecar.background.people.answerers import IN_OPENCODE
 from sidecar.background.people.people import AnswerArgs, until
 from sidecar.background.service import DurableStream
@@ -36,6 +37,7 @@ from sidecar.background.tools import (
 )
 from streams.errors import StreamError
 from streams.identity import Identity
+from streams.lineage import traceparent
 
 KNOWN_SECONDS: Final = 15.0
 """How many seconds a tool call waits until its session is recorded."""
@@ -56,8 +58,11 @@ class _Call(NamedTuple):
 
 
 class ToolCalls:
-    def __init__(self, durable: DurableStream, state: CaptureState, identity: Identity) -> None:
+    def __init__(
+        self, durable: DurableStream, state: CaptureState, identity: Identity, others: ModelTools | None = None
+    ) -> None:
         self._durable, self._state, self._identity = durable, state, identity
+        self._others = others
         self._waits: Counter[str] = Counter()
         """How many calls of ``wait_for`` are waiting, by the session at the top of their tree."""
 
@@ -70,7 +75,8 @@ class ToolCalls:
         try:
             if name == background_command.COMMAND:
                 return await self._background(str(args.get("text") or ""))
-            checked = check(name, args)
+            is_other = self._others is not None and name in self._others.tools
+            checked = None if is_other else check(name, args)
             session = str(context.get("sessionID") or "")
             if not await until(lambda: self._durable.hosts.knows(link, session), KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
@@ -79,6 +85,8 @@ class ToolCalls:
             call = _Call(str(context.get("callID") or ""), session, self._state.turn_of(session))
             mine = self._durable.of_caller(session)
             match checked:
+                case None:
+                    return await self._call_other(name, args, call, context)
                 case SpawnArgs():
                     return await self._spawn(link, call, checked, context)
                 case StatusArgs():
@@ -101,6 +109,18 @@ class ToolCalls:
         except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
             raise CallError("tool", str(error)) from None
         raise AssertionError(name)
+
+    async def _call_other(self, name: str, args: dict[str, Any], call: _Call, context: dict[str, Any]) -> str:
+        assert self._others is not None
+        root = self._durable.of_caller(call.session).root()
+        return await self._others.call(
+            name,
+            args,
+            f"{call.session}:{context.get('messageID')}:{call.id}",
+            call.turn or call.session,
+            actor=str(context.get("agent") or "agent"),
+            traceparent=traceparent(root, call.session),
+        )
 
     async def _spawn(self, link: Any, call: _Call, args: SpawnArgs, context: dict[str, Any]) -> str:
         session = call.session

@@ -60,7 +60,7 @@ class ToolFailed(Exception):
         return f"{self.status}: {self.reason}" if self.reason else self.status
 
 
-class ToolCalls:
+class RemoteCalls:
     """The calls of a home's agents. Bound to one event loop.
 
     ``epoch`` returns the epoch in which this home owns an agent, 0 where no other home can own it.
@@ -273,7 +273,7 @@ class ToolCalls:
 class RemoteKind:
     """An effect kind whose effects another process carries out."""
 
-    def __init__(self, calls: ToolCalls, name: str, tool: RemoteTool) -> None:
+    def __init__(self, calls: RemoteCalls, name: str, tool: RemoteTool) -> None:
         self._calls, self._name, self._tool = calls, name, tool
         self.longest_seconds = tool.timeout_seconds + 60.0
 

@@ -41,7 +41,7 @@ from sidecar.agents.inputs import Command, Refusal, digest
 from sidecar.agents.owner import NotOwner
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Stop, never
-from sidecar.mirror.calling import ToolCalls
+from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.owning import Owning
 from streams.bus import contract
 from streams.bus.headers import MAX_HEADERS
@@ -124,7 +124,7 @@ class CommandConsumers:
         agents: Sequence[str] | None = None,
         interests: Mapping[str, Sequence[str]] | None = None,
         owning: Owning | None = None,
-        calls: ToolCalls | None = None,
+        calls: RemoteCalls | None = None,
         stop: Stop = never,
     ) -> None:
         self._consumers = [
@@ -168,7 +168,7 @@ class _AgentConsumer:
         patterns: Sequence[str],
         settings: PullSettings,
         owning: Owning | None,
-        calls: ToolCalls | None,
+        calls: RemoteCalls | None,
         stop: Stop,
     ) -> None:
         self._calls = calls

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.agents.runtime import Runtime
     from sidecar.mirror.actions import Answer
-    from sidecar.mirror.calling import RemoteKind, ToolCalls
+    from sidecar.mirror.calling import RemoteCalls, RemoteKind
     from sidecar.mirror.commands import CommandConsumers
     from sidecar.mirror.deltas import DeltaStream
     from sidecar.mirror.owning import Owning
@@ -72,7 +72,7 @@ class NatsService:
         self.commands: CommandConsumers | None = None
         """The consumers of the home's agents; ``None`` before ``consume``."""
         self._owning: Owning | None = None
-        self._calls: ToolCalls | None = None
+        self._calls: RemoteCalls | None = None
         self._served: ServedTools | None = None
         self._deltas: DeltaStream | None = None
         self._rebuild: Rebuild | None = None
@@ -146,11 +146,11 @@ class NatsService:
         """The effects that other processes carry out, by kind: those of ``[worker.tools]``."""
         if self._config.mode == "off" or self._source is None or not worker.tools:
             return {}
-        from sidecar.mirror.calling import ToolCalls
+        from sidecar.mirror.calling import RemoteCalls
 
         source = self._source
         epoch = self._epoch
-        self._calls = ToolCalls(lambda: self.sessions, source.store, identity, source.log_id, source.clean, epoch)
+        self._calls = RemoteCalls(lambda: self.sessions, source.store, identity, source.log_id, source.clean, epoch)
         return self._calls.kinds(worker.tools)
 
     def _epoch(self, agent: str) -> int:

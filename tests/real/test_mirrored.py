@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,24 @@ from tests.real.recorded import Json
 
 pytestmark = pytest.mark.real_opencode
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_worker.py"
+CONFIG = """[nats]
+mode = "embedded"
+
+[worker.tools.count_words]
+target_subject = "cmd.tool.words.count"
+description = "Counts the words of a text."
+args.text = {description = "the text"}
+"""
+
 
 @pytest.fixture(scope="module")
 def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]:
     home = tmp_path_factory.mktemp("durable") / "home"
     home.mkdir(mode=0o700)
-    (home / "config.toml").write_text('[nats]\nmode = "embedded"\n')
+    (home / "config.toml").write_text(CONFIG)
     with DurableStream(home) as stream:
+        stream.start()  # OpenCode reads the list of tools when it starts
         yield stream
 
 
@@ -52,10 +65,15 @@ def mirrored(durable: DurableStream) -> dict[str, Any] | None:
     return found if found.get("state") == "idle" and found["lag"] == 0 and found["position"] >= 0 else None
 
 
-async def connect(durable: DurableStream) -> nats.NATS:
+def address(durable: DurableStream) -> tuple[str, str]:
+    """The embedded server's address, and its token."""
     token = json.loads((durable.home / "nats" / "server.conf").read_text())["authorization"]["token"]
-    found = await asyncio.to_thread(status, durable)  # the command has a loop of its own
-    return await nats.connect(f"nats://127.0.0.1:{found['server']['port']}", token=token)
+    return f"nats://127.0.0.1:{status(durable)['server']['port']}", token
+
+
+async def connect(durable: DurableStream) -> nats.NATS:
+    server, token = await asyncio.to_thread(address, durable)  # the command has a loop of its own
+    return await nats.connect(server, token=token)
 
 
 async def read_back(durable: DurableStream, stream: str, subject: str) -> list[Seen]:
@@ -114,3 +132,24 @@ def test_a_session_is_read_back_from_jetstream_alone(durable: DurableStream, ope
     assert said and said in "one and two and three and four"
     found = status(durable)
     assert found["mirror"]["problem"] == "" and found["deltas"]["sent"] >= len(chunks)
+
+
+def test_the_model_calls_a_tool_that_a_program_carries_out(durable: DurableStream, opencode: RealOpenCode) -> None:
+    worker = subprocess.Popen([sys.executable, EXAMPLE, *address(durable)])
+    try:
+        session = opencode.create_session()
+        opencode.prompt(session, 'CALL:count_words {"text": "one two three"}')
+        steps = wait_until(lambda: called(durable, session), "the tool's step")
+    finally:
+        worker.kill()
+        worker.wait()
+    (step,) = steps
+    assert step["status"] == "completed" and json.loads(step["output"]) == {"words": 3}
+    (agent,) = [row["stream_id"] for row in durable.lines("streams", "--all") if row["stream_id"].endswith("/effects")]
+    types = [record["event"]["type"] for record in durable.lines("log", agent)]
+    assert types == ["effect.started", "tool.reported", "effect.completed"]
+
+
+def called(durable: DurableStream, session: str) -> list[Json]:
+    payloads = [record["event"]["payload"] for record in durable.lines("log", session)]
+    return [payload for payload in payloads if payload.get("tool") == "count_words" and "output" in payload]

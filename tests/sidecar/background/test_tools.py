@@ -62,7 +62,7 @@ def test_they_can_be_switched_off(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     for wanted in (True, False):
-        write_tools(home, wanted)
+        write_tools(home, wanted, {})
         assert bool(json.loads((home.path / "tools.json").read_text())) == wanted
 
 

@@ -22,7 +22,7 @@ from bridge.nats.l0.table import decode
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
-from sidecar.mirror.calling import ToolCalls
+from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
 from sidecar.mirror.serving import ServedTools
 from sidecar.mirror.task import MirrorTask
@@ -45,7 +45,7 @@ class Owner:
     def __init__(self, sessions: Sessions, store: MemoryStore, epoch: int, **tool: Any) -> None:
         self.store, self.sessions, self.epoch = store, sessions, epoch
         identity = seeded_identity(5)
-        self.calls = ToolCalls(lambda: sessions, store, identity, LOG, lambda value: value, lambda agent: self.epoch)
+        self.calls = RemoteCalls(lambda: sessions, store, identity, LOG, lambda value: value, lambda agent: self.epoch)
         tools = {"count": RemoteTool(target_subject=SUBJECT, **tool)}
         self.runtime = Runtime(store, identity, agents(Counter), kinds=self.calls.kinds(tools))
         self.calls.view = lambda: self.runtime.view
