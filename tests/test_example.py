@@ -22,6 +22,12 @@ from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, run, run_process
 PAGE = (ROOT / "docs" / "agents.md").read_text()
 
 
+def python_of_the_page(name: str) -> str:
+    """The code that defines a function."""
+    (code,) = [each for each in re.findall(r"```python\n(.*?)```", PAGE, re.S) if f"async def {name}(" in each]
+    return str(code)
+
+
 @pytest.fixture
 def example_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -38,7 +44,7 @@ def example_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 async def send_over_nats(home: Path) -> None:
     """Run the code of the page."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    code = python_of_the_page("send")
     client = await ControlClient.connect(Home(home), version="0", nonce=system_identity().nonce)
     async with client:
         address = await client.request("nats")

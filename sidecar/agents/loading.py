@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sidecar.agents.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
+from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Done, NotDone, Reconciled, Unknown
 from streams.event import EVENT_TYPE, StreamEvent
@@ -169,7 +170,8 @@ class UserAgent:
 
 
 class UserEffect:
-    """Wraps a user's coroutine ``run(args, key)`` as an ``EffectKind``.
+    """Wraps a user's coroutine ``run(args, key)`` as an ``EffectKind``. A coroutine with an argument ``headers`` gets
+    the headers for its requests to other services.
 
     The coroutine's attribute ``effect_class`` is ``safe``, ``idempotent`` or ``unsafe`` (the default). The attribute
     ``reconcile``, a coroutine with the same arguments, returns ``{"done": true, "result": …}``, ``{"done": false}``, or
@@ -180,7 +182,7 @@ class UserEffect:
         if not inspect.iscoroutinefunction(run):
             raise LoadError(spec, "an effect must be an async function with the arguments `args` and `key`")
         try:
-            inspect.signature(run).bind({}, "")
+            inspect.signature(run).bind({}, "", **_headers_for(run))
         except TypeError:
             raise LoadError(spec, "an effect must take two arguments, `args` and `key`") from None
         effect_class: Any = getattr(run, "effect_class", "unsafe")
@@ -194,14 +196,22 @@ class UserEffect:
         return self._class
 
     async def run(self, effect: Effect, key: str) -> Any:
-        return await self._run(effect.args, key)
+        return await _asked(self._run, effect, key)
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         ask = getattr(self._run, "reconcile", None)
-        found = await ask(effect.args, key) if ask is not None else None
+        found = await _asked(ask, effect, key) if ask is not None else None
         if not isinstance(found, dict):
             return Unknown()
         return Done(found.get("result")) if found.get("done") else NotDone()
+
+
+def _headers_for(run: Any) -> dict[str, dict[str, str]]:
+    return {"headers": outbound_headers()} if "headers" in inspect.signature(run).parameters else {}
+
+
+async def _asked(run: Any, effect: Effect, key: str) -> Any:
+    return await run(effect.args, key, **_headers_for(run))
 
 
 def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:

@@ -111,15 +111,15 @@ class Ledger:
                 return _step(found, run_id, idempotency_key)
         return _step(last, run_id, idempotency_key)
 
-    async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> bool:
-        """Record the beginning of an attempt.
+    async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> StreamEvent | None:
+        """Record the beginning of an attempt; returns its event.
 
-        Returns false if the beginning is already recorded, which means that another runner is making the attempt.
+        Returns ``None`` if the beginning is already recorded, which means that another runner is making the attempt.
         """
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
         # A failed write may have become durable. The append then returns that earlier record, which has our id.
-        return (await self._append(stamped)).event.id == stamped.id
+        return stamped if (await self._append(stamped)).event.id == stamped.id else None
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
         """Record a result.

@@ -29,7 +29,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from sidecar.agents.chains import trace_headers
 from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
+from sidecar.agents.effects.outbound import outbound
 from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
 from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.owner import ALONE, Owner
@@ -85,6 +87,7 @@ class EffectKind(Protocol):
 
     async def run(self, effect: Effect, key: str) -> Any:
         """Execute the effect once; return a JSON value. ``key`` lets the receiver recognise a repetition.
+        ``outbound.outbound_headers`` returns the headers for requests to other services.
 
         A cancellation leaves the effect in doubt. Any exception counts as a failed attempt, so ``run`` may raise an
         exception only if the effect did not take place. If an *unsafe* kind cannot know that, it raises
@@ -250,13 +253,15 @@ class EffectRunner:
         """Make one attempt. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
         effect = request.effect
         async with self._turn(request.agent):
-            if not await self.ledger.started(request, attempt, kind.effect_class, attempts):
+            started = await self.ledger.started(request, attempt, kind.effect_class, attempts)
+            if started is None:
                 return None
             self._stop("effect-started")
             try:
                 own = getattr(kind, "longest_seconds", 0.0)
-                async with asyncio.timeout(max(self._policy.deadline_seconds(effect), own)):
-                    result = await kind.run(effect, request.key)
+                with outbound(trace_headers(started)):
+                    async with asyncio.timeout(max(self._policy.deadline_seconds(effect), own)):
+                        result = await kind.run(effect, request.key)
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
@@ -297,8 +302,9 @@ class EffectRunner:
         self, request: Request, kind: EffectKind, step: StepRecord, attempts: int
     ) -> StepRecord | None:
         try:
-            async with asyncio.timeout(self._policy.deadline_seconds(request.effect)):
-                found = await kind.reconcile(request.effect, request.key)
+            with outbound(trace_headers(request.record.event)):
+                async with asyncio.timeout(self._policy.deadline_seconds(request.effect)):
+                    found = await kind.reconcile(request.effect, request.key)
         except Exception as error:  # noqa: BLE001 - foreign code
             found = Unknown(f"reconcile raised {type(error).__name__}")
         if isinstance(found, Done):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.opencode.capture.shapes import mapping
+from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.background.hosts.host import HostError
 from sidecar.background.hosts.rights import Rule
 from sidecar.background.hosts.v2_turn import is_prompt
@@ -111,7 +112,7 @@ async def change(client: ServiceClient, method: str, path: str, body: dict[str, 
 
 async def send(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None) -> None:
     try:
-        await client.send(method, path, body)
+        await client.send(method, path, body, outbound_headers())
     except (ServiceGone, UnsafeService) as error:
         raise HostError(f"OpenCode 2 gave no usable answer to {method} {path}: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -47,15 +48,15 @@ class ServiceClient:
         """
         return await self.send("GET", path)
 
-    async def send(self, method: str, path: str, body: Any = None) -> Any:
-        """The decoded answer to a request with a JSON body or no body; ``None`` if the answer is empty. Raises the same
-        errors as ``get``.
+    async def send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+        """The decoded answer to a request with a JSON body or no body; ``None`` if the answer is empty. ``headers`` are
+        sent next to its own. Raises the same errors as ``get``.
         """
         import httpx  # imported here, because most sidecars serve OpenCode 1 only
 
         try:
             async with asyncio.timeout(WHOLE_SECONDS):
-                content = await self._content(method, path, None if body is None else orjson.dumps(body))
+                content = await self._content(method, path, None if body is None else orjson.dumps(body), headers or {})
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServiceGone(type(error).__name__) from None
         try:
@@ -63,13 +64,14 @@ class ServiceClient:
         except ValueError:
             raise ServiceGone("the answer is not JSON") from None
 
-    async def _content(self, method: str, path: str, sent: bytes | None) -> bytes:
+    async def _content(self, method: str, path: str, sent: bytes | None, more: Mapping[str, str]) -> bytes:
         import httpx
 
         service = self._service
         await asyncio.to_thread(check_listener, service.port)
         host = f"[{service.host}]" if ":" in service.host else service.host
-        headers = {"accept": "application/json"} | ({"content-type": "application/json"} if sent is not None else {})
+        headers = {**more, "accept": "application/json"}
+        headers |= {"content-type": "application/json"} if sent is not None else {}
         # Loopback never goes through a proxy that the environment names, and needs no certificates.
         async with (
             httpx.AsyncClient(

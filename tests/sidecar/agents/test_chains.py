@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from sidecar.agents.chains import inherited
 from sidecar.agents.checks.replay import replay
 from sidecar.agents.deciding import AgentFailed
+from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.inputs import MAX_DEPTH, Command
+from sidecar.agents.loading import UserEffect
 from sidecar.agents.runtime import Runtime
 from sidecar.background.intents.intents import IntentAgent
 from streams.identity import seeded_identity
@@ -24,6 +28,7 @@ from tests.memory import MemoryStore
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.kinds import Policy, Work
 from tests.sidecar.agents.support import agents, command, running, settled
+from tests.test_example import python_of_the_page
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 IDENTITY = {
@@ -122,6 +127,42 @@ async def test_a_dead_letter_that_is_redriven_stays_in_its_chain(store: StreamSt
     assert sent[0].correlation_id == "chain"
     for event in sent:
         assert inherited(event.metadata) == IDENTITY and is_one_trace(event.traceparent, PARENT)
+
+
+async def test_the_effect_of_the_page_continues_its_trace_in_another_service(store: StreamStore) -> None:
+    heads: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        status = "200 OK" if len(heads) == 2 else "500 Broken"
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    names: dict[str, Any] = {"httpx": httpx}
+    exec(python_of_the_page("order"), names)
+
+    async def until_accepted(args: dict[str, Any], key: str, headers: dict[str, str]) -> Any:
+        done = await names["order"](args, key, headers)
+        if done["status"] != 200:
+            raise OSError
+        return done
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    asks = scripted("buyer", lambda event: [{"effect": "order", "payload": {"url": url}}] * (event["type"] == "buy"))
+    async with (
+        server,
+        running(store, asks, kinds={"order": UserEffect("order", until_accepted)}, policy=Policy()) as runtime,
+    ):
+        await runtime.command("buyer", Command("a", "buy", {}, traceparent=PARENT, metadata=IDENTITY))
+        await settled(runtime, store)
+    started = [r.event for r in await everything(store) if r.event.type == "effect.started"]
+    sent = [re.findall(r"(?m)^(traceparent|tracestate|Idempotency-Key): (\S+)", head) for head in heads]
+    assert [dict(each)["traceparent"] for each in sent] == [event.traceparent for event in started]
+    assert all(is_one_trace(event.traceparent, PARENT) for event in started) and len(heads) == 2
+    assert all(dict(each)["tracestate"] == "a=1" and dict(each)["Idempotency-Key"] for each in sent)
+    assert outbound_headers() == {}
 
 
 CHOICES = st.lists(st.sampled_from(["event", "command", "effect", "fail"]), max_size=2)

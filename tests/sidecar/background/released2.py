@@ -64,6 +64,8 @@ class FakeReleased:
         self.page: bytes | None = None
         """What the service answers to unknown requests instead of 404."""
         self.requests: list[str] = []
+        self.traces: set[str] = set()
+        """The traces in which it was asked."""
         self._query: dict[str, str] = {}
         self._turn = threading.Lock()
 
@@ -187,6 +189,7 @@ class _Served(AnsweringServer):
         self._fake = fake
 
     def answer(self, method: str, path: str, body: bytes, headers: Message) -> tuple[int, bytes, Mapping[str, str]]:
+        self._fake.traces |= {headers["traceparent"]} if "traceparent" in headers else set()
         status, made = self._fake.answer(method, path, json.loads(body) if body else {})
         return status, made if isinstance(made, bytes) else b"" if made is None else json.dumps(made).encode(), {}
 

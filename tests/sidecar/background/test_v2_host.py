@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState
+from sidecar.agents.effects.outbound import outbound
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.effects import Prompt
 from sidecar.background.hosts import v2
@@ -80,7 +81,9 @@ async def test_a_message_in_the_history_is_not_sent_and_one_in_the_inbox_is_sent
     host: V2Host, fake: FakeReleased
 ) -> None:
     part = Part("text", "key", is_prompt=True)
-    assert await host.prompt(USER, [part], directory=PROJECT)
+    with outbound({"traceparent": "00-1-2-01"}):
+        assert await host.prompt(USER, [part], directory=PROJECT)
+    assert fake.traces == {"00-1-2-01"}
     sent = f"POST /api/session/{USER}/prompt"
     assert not await host.prompt(USER, [part], directory=PROJECT)
     assert fake.requests.count(sent) == 2, "the service may have ended before it began the turn"
