@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
@@ -13,7 +12,6 @@ from typing import ClassVar, Literal
 
 from sidecar.agents.agent import Agent, BadOutput, outputs_of
 from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, Refusal, state_hash, with_state
-from sidecar.agents.metrics import Metrics
 from sidecar.agents.stops import Stop
 from sidecar.agents.turns import Turns
 from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
@@ -78,12 +76,11 @@ class Decider:
         turns: Turns,
         *,
         max_depth: int,
-        metrics: Metrics,
         stop: Stop,
     ) -> None:
         self._agent, self._store, self._outbox, self._restore = agent, store, outbox, restore
         self._turns = turns
-        self._max_depth, self._metrics, self._stop = max_depth, metrics, stop
+        self._max_depth, self._stop = max_depth, stop
         self._removed: set[str] = set()
         """Keys of pruned records that were sent again: known, but no longer found."""
 
@@ -113,7 +110,6 @@ class Decider:
             refusal = Refusal("stopped", "the turn was stopped", given.depth)
         if refusal is not None:
             return "refused", self._turns.mark(given, [given.record, self._outbox.refused(given, refusal)])
-        started = asyncio.get_running_loop().time()
         try:
             outputs = outputs_of(self._agent.receive(given.event))
         except BadOutput as error:
@@ -153,7 +149,6 @@ class Decider:
             raise AgentFailed(self._agent.name, f"apply raised {raised(error)}") from error
         events = self._turns.mark(given, events)
         events[-1] = with_state(events[-1], hash_)
-        self._metrics.processed(self._agent.name, asyncio.get_running_loop().time() - started)
         return "done", events
 
     async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:

@@ -78,6 +78,8 @@ class Handled(NamedTuple):
 class _Waiting(NamedTuple):
     input: Input
     future: asyncio.Future[Handled]
+    since: float
+    """When the engine got the input, on the clock of the event loop."""
 
 
 class Engine:
@@ -118,14 +120,7 @@ class Engine:
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
         self._turns = Turns(agent.has_turns)
         self._decider = Decider(
-            agent,
-            store,
-            self._outbox,
-            self._restore_with,
-            self._turns,
-            max_depth=max_depth,
-            metrics=self._metrics,
-            stop=stop,
+            agent, store, self._outbox, self._restore_with, self._turns, max_depth=max_depth, stop=stop
         )
         self.max_depth = max_depth
         self._next = 0
@@ -348,7 +343,7 @@ class Engine:
         future: asyncio.Future[Handled] = asyncio.get_running_loop().create_future()
         # Retrieve the error even if nobody awaits the future any more. It is also in ``last_error``.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._waiting.append(_Waiting(given, future))
+        self._waiting.append(_Waiting(given, future, asyncio.get_running_loop().time()))
         self._news.set()
         return future
 
@@ -502,6 +497,7 @@ class Engine:
             elif result.outcome != "nothing":
                 self.handled += 1
                 self.last_error = ""
+                self._metrics.processed(self.name, asyncio.get_running_loop().time() - waiting.since)
                 self._metrics.emitted(self.name, max(end - first - 1, 0))
             if not waiting.future.done():
                 waiting.future.set_result(result._replace(records=tuple(records[first:end])))

@@ -16,7 +16,8 @@ class Metrics(Protocol):
         """``count`` commands or events were pulled for this agent. Duplicates are counted too."""
 
     def processed(self, agent: str, seconds: float) -> None:
-        """The input was handled; ``seconds`` is the time from the pull to the durable outcome."""
+        """The input was handled or refused; ``seconds`` is the time from its arrival at the agent, before any wait for
+        other inputs, until its outcome was durable."""
 
     def emitted(self, agent: str, count: int) -> None:
         """The agent emitted ``count`` events, and they are now durable."""

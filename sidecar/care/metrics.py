@@ -97,7 +97,7 @@ class SidecarMetrics:
         self._retries = counter("durable_stream_effect_retries", "Retried effects", "kind")
         self._processing = Histogram(
             "event_processing_duration_ms",
-            "Time from pulling a message to recording its outcome, in milliseconds",
+            "Time from an input's arrival at the agent until its outcome is durable, in milliseconds",
             ["agent"],
             registry=self.registry,
             buckets=PROCESSING_MS,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.loading import UserAgent
+from sidecar.agents.metrics import NoMetrics
 from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.care.retaining import plan_prune
 from streams.errors import StreamError
@@ -154,6 +155,31 @@ class TestTheLog:
         assert (sent.metadata["depth"], sent.metadata["route"], sent.correlation_id) == (1, "log", sent.id)
         assert taken.causation_id == sent.id
         assert taken.traceparent == sent.traceparent
+
+    async def test_the_time_that_an_input_takes_ends_when_its_outcome_is_durable(
+        self, store: StreamStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Times(NoMetrics):
+            seen: ClassVar[list[float]] = []
+
+            def processed(self, agent: str, seconds: float) -> None:
+                self.seen.append(seconds)
+
+        append, times, writing = store.append, Times(), 0.0
+
+        async def timed(events: Any, **more: Any) -> Any:
+            nonlocal writing
+            begin = asyncio.get_running_loop().time()
+            assert not times.seen, "it is not durable yet"
+            found = await append(events, **more)
+            writing = asyncio.get_running_loop().time() - begin
+            return found
+
+        async with running(store, Counter, metrics=times) as runtime:
+            monkeypatch.setattr(store, "append", timed)
+            await runtime.command("counter", command("a"))
+        (seconds,) = times.seen
+        assert seconds >= writing > 0
 
     async def test_agents_that_answer_each_other_end_at_the_depth_limit(self, store: StreamStore) -> None:
         class Ping(Counter):
