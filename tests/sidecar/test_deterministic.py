@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,23 +13,25 @@ from sidecar.home import Home
 from sidecar.record.playing.play import play
 from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
-from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.cli.helpers import ROOT, run_process
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, running, start
 
 FIRST, SECOND = RECORDINGS / "chat.jsonl", RECORDINGS / "task_parallel.jsonl"
 
 
 async def recorded(path: Path, seed: int, backend: str, *, between: Sequence[str] = ()) -> list[str]:
-    """The hashes of all records that a deterministic sidecar made of two recordings; ``between`` are commands."""
+    """The hashes of all records that a deterministic sidecar made of two recordings and a command for an agent;
+    ``between`` are commands of the command line."""
     home = Home(path)
     home.create()
-    home.config_path.write_text(f'[store]\nbackend = "{backend}"\n')
+    home.config_path.write_text(f'[store]\nbackend = "{backend}"\n[worker]\nagents = ["watch.py:Reporter"]\n')
+    shutil.copy(ROOT / "examples" / "watch.py", path / "watch.py")
     process = start(home, "--deterministic", "--seed", str(seed))
     try:
         await asyncio.to_thread(running, home)
         await play(home, FIRST, nonce=system_identity().nonce)
-        for command in between:
-            assert run_process(home.path, command).out
+        for command in (*between, "send reporter hello {}"):
+            assert run_process(home.path, *command.split()).code == 0
         await play(home, SECOND, nonce=system_identity().nonce)
     finally:
         process.terminate()

@@ -156,6 +156,27 @@ class TestTheLog:
         assert taken.causation_id == sent.id
         assert taken.traceparent == sent.traceparent
 
+    @pytest.mark.parametrize(
+        ("said", "health", "reasons"),
+        [
+            ("READY", "READY", []),
+            (("DEGRADED", ["no stock", 5]), "DEGRADED", ["no stock", "5"]),
+            (("FAILED", ["gone"]), "FAILED", ["gone"]),
+            ("GREAT", "FAILED", ["health returned 'GREAT'"]),
+            (None, "FAILED", ["health returned None"]),
+        ],
+    )
+    async def test_an_agent_tells_its_health_with_its_reasons(
+        self, store: StreamStore, said: Any, health: str, reasons: list[str]
+    ) -> None:
+        class Feeling(Counter):
+            def health(self) -> Any:
+                return said
+
+        async with running(store, Feeling) as runtime:
+            (row,) = runtime.status()
+        assert (row["health"], row["reasons"]) == (health, reasons)
+
     async def test_the_time_that_an_input_takes_ends_when_its_outcome_is_durable(
         self, store: StreamStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:

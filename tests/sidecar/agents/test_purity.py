@@ -121,6 +121,20 @@ def test_a_receive_that_changes_the_state_is_found() -> None:
     assert {one.where for one in findings} == {"receive"}
 
 
+def test_a_second_call_that_returns_something_else_is_found() -> None:
+    class Alternates(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self._calls = 0  # not a part of the state
+
+        def value(self) -> int:
+            self._calls += 1
+            return self._calls
+
+    findings = check_agent(Alternates, [{"type": "go", "payload": {}}])
+    assert {one.where for one in findings} == {"receive"}
+
+
 def test_agents_that_differ_are_found() -> None:
     made: list[int] = []
 

@@ -60,6 +60,17 @@ class Client:
         finally:
             await client.close()
 
+    @asynccontextmanager
+    async def hearing(self, subject: str) -> AsyncIterator[Any]:
+        """What is published on a subject from now on, as a subscription of the client library."""
+        client = await nats.connect(f"nats://127.0.0.1:{self._server.port}", token=TOKEN)
+        try:
+            heard = await client.subscribe(subject)
+            await client.flush()
+            yield heard
+        finally:
+            await client.close()
+
 
 @pytest.fixture
 def client(server: RealServer) -> Client:
@@ -205,10 +216,16 @@ class TestDeadLetters:
     async def test_what_always_fails_dies_at_the_fifth_delivery_and_blocks_nobody(
         self, server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
     ) -> None:
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+        async with (
+            running(store, Counter) as runtime,
+            consuming(runtime, sessions) as consumers,
+            client.hearing("$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>") as terminated,
+        ):
             await client.send("cmd.p.w.counter.fail", {"n": 1}, {"Nats-Msg-Id": "bad"})
             await client.send(ADD, {"by": 3})
             await empty(sessions)
+            advisory = json.loads((await terminated.next_msg(timeout=20)).data)
+            assert (advisory["stream_seq"], advisory["deliveries"]) == (1, 5), "it was not acknowledged as handled"
             assert state(runtime)["total"] == 3
             assert (counts(consumers)["dead"], counts(consumers)["again"]) == (1, 4)
             await until(lambda: runtime.view.dead, "it is shown")
