@@ -35,7 +35,7 @@ def example_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     home.mkdir(mode=0o700)
     (home / "agents").mkdir(mode=0o700)
     shutil.copy(ROOT / "examples" / "watch.py", home / "agents" / "watch.py")
-    (config,) = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+    config = re.findall(r"```toml\n(.*?)```", PAGE, re.S)[0]
     # The page speaks of a server of the user's; here it is the embedded one.
     (home / "config.toml").write_text(config + '\n[nats]\nmode = "embedded"\n')
     yield home
