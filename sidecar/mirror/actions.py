@@ -178,4 +178,4 @@ def internal_tools(answer: Answer, allowed: Collection[str]) -> dict[str, Intern
 
 
 _TOLD: Final = ("status", "error_code", "error")
-_PASSED_ON: Final = (h.TRACEPARENT, h.TRACESTATE)
+_PASSED_ON: Final = (h.TRACEPARENT, h.TRACESTATE, *h.FORWARDED)

@@ -26,7 +26,7 @@ from bridge.nats.l0.arriving import ArrivedCommand
 from bridge.nats.l0.calls import Call, Worth, card_id, card_sequence, judge_report, result_of, tool_subject
 from bridge.nats.l0.payloads import ToolCommand, ToolResult, effective_after_execution
 from bridge.nats.subjects import NO_PROJECT, escape
-from sidecar.agents.chains import depth_of
+from sidecar.agents.chains import depth_of, hop, trace_headers
 from sidecar.agents.effects.ledger import Ledger, bounded
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Done, EndsTurn, NotDone, Reconciled, Unknown
@@ -139,7 +139,7 @@ class RemoteCalls:
             "status": status,
             "error": error,
         }
-        cause = _Cause(request.traceparent, request.id, {"depth": depth_of(request)})
+        cause = _Cause(request.traceparent, request.id, hop(request, depth_of(request))["metadata"])
         return await self._record(cause, _report_key(effect.agent, effect.run, key), fields, effect.agent)
 
     async def reported(self, effect: Effect, key: str) -> Record | None:
@@ -167,9 +167,7 @@ class RemoteCalls:
             "tool_call_card_id": card_id(await self._mirrored(session, event)),
             "dispatch_requested_at": self._identity.now_ms(),
         }
-        given = {h.LOG: h.header_text(self._log_id)}
-        if event.traceparent is not None:
-            given[h.TRACEPARENT] = event.traceparent
+        given = {h.LOG: h.header_text(self._log_id), **trace_headers(event), **h.forwarded(event.metadata)}
         headers = h.fill_headers(
             given | h.depth_header(depth_of(event)),
             origin=event.stream_id,

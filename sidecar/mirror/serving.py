@@ -27,6 +27,7 @@ from bridge.nats.l0.calls import REPORT, card_id, card_sequence, tool_pattern
 from bridge.nats.l0.payloads import PayloadError, ToolCommand, ToolResult
 from bridge.nats.subjects import CommandSubject, L0Subject, RecordSubject, consumer_name
 from sidecar.agents.effects.ledger import bounded
+from sidecar.agents.effects.outbound import outbound
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind
 
@@ -94,7 +95,9 @@ class ServedTools:
             try:
                 args = await self._args(call)
                 effect = Effect(call.tool_name or "", args, call.agent_turn_id, agent=call.agent_id)
-                result = await tool.run(effect, call.tool_call_id)
+                came = known_headers(pulled.headers)
+                with outbound({name: came[name] for name in _TRACE if name in came}):
+                    result = await tool.run(effect, call.tool_call_id)
                 status = "success"
             except NatsError:
                 raise
@@ -131,9 +134,8 @@ class ServedTools:
         session = await self._sessions.get()
         came = known_headers(pulled.headers)
         subject = L0Subject.parse(pulled.subject)
-        passed: dict[str, str] = {
-            name: came[name] for name in (h.TRACEPARENT, h.TRACESTATE, h.RECURSION_DEPTH) if name in came
-        }
+        names: tuple[str, ...] = (*_TRACE, *h.FORWARDED, h.RECURSION_DEPTH)
+        passed = {name: came[name] for name in names if name in came}
         # The provider stands in the place of a log, so that nobody takes the card for a record of a home's log.
         card = RecordSubject(subject.project, subject.target, call.agent_id, SERVED)
         identity = f"{call.agent_turn_id}:{call.tool_call_id}:{pulled.sequence}"
@@ -164,6 +166,9 @@ class ServedTools:
             sender=sender,
             message_id=identity,
         ).headers
+
+
+_TRACE: Final = (h.TRACEPARENT, h.TRACESTATE)
 
 
 def tool_consumer(subject: str) -> str:

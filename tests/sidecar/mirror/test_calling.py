@@ -19,7 +19,10 @@ from bridge.nats.jetstream.stream_plan import L0_COMMANDS
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.calls import card_id
 from bridge.nats.l0.table import decode
+from sidecar.agents.chains import inherited
+from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect
+from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
 from sidecar.mirror.calling import RemoteCalls
@@ -28,10 +31,12 @@ from sidecar.mirror.serving import ServedTools
 from sidecar.mirror.task import MirrorTask
 from streams.identity import seeded_identity
 from streams.store import Record
+from streams.trace import is_one_trace
 from tests.memory import MemoryStore
 from tests.nats_servers import TOKEN, RealServer
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import agents, command, records, state
+from tests.sidecar.agents.test_chains import IDENTITY, PARENT
 from tests.sidecar.mirror.test_commands import QUICK, letters
 
 SUBJECT = "cmd.tool.words.count"
@@ -156,6 +161,26 @@ async def test_workers_share_the_calls_and_the_agent_gets_each_result_once(
         (failed,) = await home.of("effect.failed")
         assert failed.event.payload["final"] and "ValueError" in failed.event.payload["error"]
         assert len(await home.of("tool.reported")) == 21
+
+
+async def test_a_call_and_its_report_keep_the_identity_of_their_chain(server: RealServer, sessions: Sessions) -> None:
+    class Asking(Plain):
+        async def run(self, effect: Effect, key: str) -> Any:
+            self.headers = outbound_headers()
+            return await super().run(effect, key)
+
+    tool = Asking()
+    async with worker(server, tool), owner(sessions) as home:
+        call = Command("k", "call", {"kind": "count", "n": 1}, traceparent=PARENT, metadata=IDENTITY)
+        await home.runtime.command("counter", call)
+        await home.results()
+        found = [*await home.of("tool.reported"), *await home.of("effect.completed")]
+    assert len(found) == 2 and tool.headers["tracestate"] == "a=1" and is_one_trace(tool.headers["traceparent"], PARENT)
+    for record in found:
+        event = record.event
+        assert {**inherited(event.metadata), "workspace": "main"} == IDENTITY and is_one_trace(
+            event.traceparent, PARENT
+        )
 
 
 async def test_a_call_points_at_the_record_of_its_request_and_carries_its_trace(sessions: Sessions) -> None:
