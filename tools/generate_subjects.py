@@ -148,6 +148,7 @@ DECISIONS = (
     'Sender and receiver always check `CG-Recursion-Depth`, not only "when strictness is required".',
     "A message for `enqueue` without a depth gets its chain's depth; if the chain has none, it is refused. A captured "
     "session whose parent is unknown has no depth.",
+    "A command without a valid `traceparent` gets a span in the trace that is recorded for its `correlation_id`.",
     "A suffix may have dots (`internal.delegate`), so an L0 subject has eight or more tokens.",
     "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
     f"`cg_cmd_{PROTOCOL_VERSION}` is a work queue. The protocol's table of modes says so; its list does not.",

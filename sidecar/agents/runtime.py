@@ -113,7 +113,8 @@ class Runtime:
         self._kept = NOTHING
         self._unwanted: StreamEvent | None = None
         """The last event that ``_wants`` rejected, so that the record which ends a batch is not looked at twice."""
-        self._problem = ""
+        self.problem = ""
+        """Why the log is not read any more; empty while it is."""
         self._level = asyncio.Event()
         """Whether the view covers everything that was in the log at the start."""
         self._coming: dict[str, list[Chain]] = {}
@@ -385,7 +386,7 @@ class Runtime:
             async for record in self._store.subscribe(after=min([self.view.position, *places]), wanted=self._wants):
                 await self._hand_out(record)
         except StreamError as error:
-            self._problem = str(error)
+            self.problem = str(error)
             log.error("the runtime stopped reading the log: %s", error)
 
     async def _hand_out(self, record: Record) -> None:

@@ -235,6 +235,7 @@ class _AgentConsumer:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def status(self) -> dict[str, Any]:
+        refusal = self._owning.refusal(self._agent) if self._owning is not None else ""
         return {
             "agent": self._agent,
             "consumer": self._name,
@@ -243,7 +244,7 @@ class _AgentConsumer:
             "waiting": self._loop.pending + self._early,
             "in_flight": self._loop.working - self._early,
             "counts": dict(sorted((self._loop.counts + self._counts).items())),
-            "problem": (self._owning.refusal(self._agent) if self._owning is not None else "") or self._loop.problem,
+            "problem": refusal or self._loop.problem or self._runtime.problem,
         }
 
     @property

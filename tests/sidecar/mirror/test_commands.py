@@ -397,6 +397,20 @@ class TestProtocol:
             assert state(runtime)["total"] == 6
             assert (counts(consumers)["refused"], counts(consumers)["handled"]) == (1, 1)
 
+    async def test_commands_that_wait_for_a_log_that_cannot_be_read_are_told(
+        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def broken(*args: Any, **more: Any) -> AsyncIterator[Record]:
+            raise StoreUnavailable("the disk is gone")
+            yield
+
+        monkeypatch.setattr(store, "read_all", broken)
+        monkeypatch.setattr("sidecar.mirror.commands.CLOSE_SECONDS", 0.01)
+        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+            await client.send(ADD, {"by": 1})
+            await until(lambda: consumers.status()[0]["waiting"] == 1, "it waits")
+            assert "the disk is gone" in consumers.status()[0]["problem"]
+
     async def test_a_depth_is_judged_by_a_command_that_is_still_being_handled(
         self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
