@@ -100,6 +100,17 @@ class Agent(Protocol):
         """The agent's health, for ``status`` and ``agents``. Must return at once."""
 
 
+def health_of(agent: Agent, last_error: str) -> HealthStatus:
+    """What an agent says of its health; ``DEGRADED`` after an error, ``FAILED`` if it cannot say."""
+    try:
+        found = agent.health()
+    except Exception as error:  # noqa: BLE001 - an agent is foreign code
+        return HealthStatus("FAILED", (f"health raised {type(error).__name__}",))
+    if found.status == "READY" and last_error:
+        return HealthStatus("DEGRADED", (last_error,))
+    return found if found.status != "READY" else READY
+
+
 class BadOutput(ValueError):
     """An agent returned a value that cannot be recorded; the text says what is wrong."""
 

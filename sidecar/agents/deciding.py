@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from sidecar.agents.agent import Agent, BadOutput, outputs_of
 from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, Refusal, state_hash, with_state
@@ -29,6 +29,14 @@ Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
 ``nothing``: an event of the log that the agent did not react to; nothing was recorded. ``dead``: an event of the log on
 which the agent failed. The event becomes a dead letter, because a pure function would fail again.
 """
+
+
+class Handled(NamedTuple):
+    """An input whose results are durable. ``records``: the records that were written for this input; empty for a
+    duplicate."""
+
+    outcome: Outcome
+    records: tuple[Record, ...] = ()
 
 
 class AgentFailed(Exception):

@@ -12,28 +12,25 @@ commit fails, the engine re-reads the agent's state from the log.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from sidecar.agents.agent import READY, RESERVED, Agent, HealthStatus
+from sidecar.agents.agent import RESERVED, Agent, HealthStatus, health_of
 from sidecar.agents.chains import depth_of
-from sidecar.agents.deciding import AgentFailed, Decider, InputRefused, Outcome
+from sidecar.agents.deciding import AgentFailed, Decider, Handled, InputRefused
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
-from sidecar.agents.hints import hinted
+from sidecar.agents.history import History, HistoryBroken, hinted
 from sidecar.agents.inputs import (
     MAX_DEPTH,
-    PLACED,
     Command,
     Input,
     Outbox,
     agent_stream,
     command_input,
     installed,
-    is_applied,
     log_input,
     owned,
     scoped,
@@ -42,12 +39,10 @@ from sidecar.agents.inputs import (
 from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.owner import ALONE, NotOwner, Owner
 from sidecar.agents.stops import Stop, never
-from sidecar.agents.turns import Turns
 from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
-from streams.hashing import canonical
 from streams.identity import Identity
-from streams.store import NOTHING, Record, Snapshot, StreamStore
+from streams.store import NOTHING, Record, StreamStore
 
 log = logging.getLogger("sidecar.agents")
 
@@ -61,18 +56,9 @@ MAX_WAITING: Final = 1024
 """Maximum number of waiting inputs; ``submit`` and ``offer`` wait for room."""
 
 SNAPSHOT_RECORDS: Final = 1000
-SNAPSHOT_VERSION: Final = 1
 
 PAUSE_SECONDS: Final = 1.0
 """How many seconds inputs from the log wait before a failed write to the log is retried."""
-
-
-class Handled(NamedTuple):
-    """An input whose results are durable. ``records``: the records that were written for this input; empty for a
-    duplicate."""
-
-    outcome: Outcome
-    records: tuple[Record, ...] = ()
 
 
 class _Waiting(NamedTuple):
@@ -110,24 +96,17 @@ class Engine:
         self.last_error = ""
         self.is_broken = False
         """True if the agent can no longer apply its own history."""
-        self.handled = 0
-        """How many inputs this agent has handled in its life, as far as they are in the log."""
         self._from_log = 0
         self._passed = NOTHING
         self._ignored = 0
         self._store, self._identity, self._clean = store, identity, clean
         self._metrics, self._stop = metrics or NoMetrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
-        self._turns = Turns(agent.has_turns)
+        self._history = History(agent, store)
         self._decider = Decider(
-            agent, store, self._outbox, self._restore_with, self._turns, max_depth=max_depth, stop=stop
+            agent, store, self._outbox, self._restore_with, self._history.turns, max_depth=max_depth, stop=stop
         )
         self.max_depth = max_depth
-        self._next = 0
-        self._has_begun = False
-        """Whether a snapshot has the position that the agent has reached."""
-        self._since_snapshot = 0
-        self._last_own = NOTHING
         self._is_stale = False
         self._waiting: deque[_Waiting] = deque()
         self._news, self._room = asyncio.Event(), asyncio.Event()
@@ -145,18 +124,18 @@ class Engine:
             StreamError: the log cannot be read or written.
         """
         await self._restore()
-        if self._next == 0 and not self.agent.begins_anywhere:
+        if self._history.next == 0 and not self.agent.begins_anywhere:
             # Record where the agent begins, so that a crash before its first input does not move that point.
             event = installed(self.name, self._store.head, self._identity)
-            self._next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
+            self._history.next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
             await self._restore()
-        self.position = max(self.position, await self._store.cursor(self._cursor))
-        if self._next == 0 and not self._has_begun:
+        self.position = max(self.position, await self._store.cursor(self._history.cursor))
+        if self._history.next == 0 and not self._history.has_begun:
             # A crash before a new agent's first record must not move the position at which the agent begins. A snapshot
             # can say that this is before the first record of the log; a cursor cannot.
             self.position = self._store.head if self.position == NOTHING else self.position
             with hinted(f"the beginning of agent {self.name}"):
-                await self._put_snapshot(self.position)
+                await self._history.put_snapshot(self.position, self.position)
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -174,15 +153,12 @@ class Engine:
 
     def health(self) -> HealthStatus:
         """The agent's health; ``FAILED`` if its own history cannot be applied, ``DEGRADED`` after an error."""
-        if self.is_broken:
-            return HealthStatus("FAILED", (self.last_error,))
-        try:
-            found = self.agent.health()
-        except Exception as error:  # noqa: BLE001 - an agent is foreign code
-            return HealthStatus("FAILED", (f"health raised {type(error).__name__}",))
-        if found.status == "READY" and self.last_error:
-            return HealthStatus("DEGRADED", (self.last_error,))
-        return found if found.status != "READY" else READY
+        return HealthStatus("FAILED", (self.last_error,)) if self.is_broken else health_of(self.agent, self.last_error)
+
+    @property
+    def handled(self) -> int:
+        """How many inputs this agent has handled in its life, as far as they are in the log."""
+        return self._history.handled
 
     @property
     def is_owned(self) -> bool:
@@ -195,16 +171,16 @@ class Engine:
         Raises:
             StreamError: the log cannot be written.
         """
-        if self._next < 0:
+        if self._history.next < 0:
             await self._restore()
-        if epoch != self._turns.epoch or not self._turns.is_open(turn):
+        if epoch != self._history.turns.epoch or not self._history.turns.is_open(turn):
             return False
         try:
             event = stopped(self.name, turn, command, self._identity)
             await self._store.append([event], on_known="keep_first")
         finally:
-            self._next = -1
-        self._turns.apply(event)
+            self._history.next = -1
+        self._history.turns.apply(event)
         return True
 
     async def own(self, epoch: int, previous: str | None) -> Record:
@@ -219,7 +195,7 @@ class Engine:
         try:
             return (await self._store.append([event], on_known="keep_first"))[0]
         finally:
-            self._next = -1
+            self._history.next = -1
 
     @property
     def waiting(self) -> int:
@@ -242,7 +218,7 @@ class Engine:
         """Store a hint of the agent's position in the log, so that a restart need not read the records before it."""
         if self.position > NOTHING:
             with hinted(f"the position of agent {self.name}"):
-                await self._store.advance(self._cursor, self.position)
+                await self._store.advance(self._history.cursor, self.position)
 
     # --- inputs ---
 
@@ -275,9 +251,9 @@ class Engine:
         Most events that an agent lists concern sessions that it does not know, and ``receive`` costs much less than
         the queue.
         """
-        if self._turns.awaits(event) or self._turns.is_stopped(event.correlation_id):
+        if self._history.turns.awaits(event) or self._history.turns.is_stopped(event.correlation_id):
             return False
-        if self._waiting or not self._is_at_rest or self.is_broken or self._next < 0:
+        if self._waiting or not self._is_at_rest or self.is_broken or self._history.next < 0:
             return False
         if depth_of(event) >= self.max_depth:
             return False  # the queue records the refusal
@@ -330,7 +306,7 @@ class Engine:
             return record
         finally:
             # The record is in the agent's stream, so ``_next`` is outdated; -1 makes the engine read the stream.
-            self._next = -1
+            self._history.next = -1
 
     def _check_owner(self) -> None:
         if not self.is_owned:
@@ -423,7 +399,7 @@ class Engine:
             self._fail(group, AgentFailed(self.name, self.last_error))
             return []
         self._check_owner()
-        if self._next < 0:
+        if self._history.next < 0:
             await self._restore()
         batch: list[StreamEvent] = []
         answers: list[tuple[_Waiting, Handled | Exception, int, int]] = []
@@ -449,7 +425,7 @@ class Engine:
                 if waiting.input.position is not None:
                     letter = self._outbox.dead(waiting.input, error.reason, {})
                     is_known = await self._decider.is_known(letter.idempotency_key)
-                    batch += [] if is_known else self._turns.mark(waiting.input, [letter])
+                    batch += [] if is_known else self._history.turns.mark(waiting.input, [letter])
                     self.last_error = str(error)[:300]
                     result = Handled("duplicate" if is_known else "dead")
             answers.append((waiting, result, first, len(batch)))
@@ -458,7 +434,7 @@ class Engine:
             self._stop("before-commit")
             self._check_owner()
             started = asyncio.get_running_loop().time()
-            records = await self._store.append(batch, expected={agent_stream(self.name): self._next})
+            records = await self._store.append(batch, expected={agent_stream(self.name): self._history.next})
             self._metrics.committed(asyncio.get_running_loop().time() - started, len(batch))
             self._stop("after-commit")
             if records[-1].duplicate:
@@ -469,11 +445,9 @@ class Engine:
                 ]
                 await self._restore_or_break()
             else:
-                self._next = records[-1].offset + 1
-                self._last_own = records[-1].position
-                self._since_snapshot += len(records)
+                self._history.appended(records)
         self._answer(answers, records)
-        if self._since_snapshot >= SNAPSHOT_RECORDS:
+        if self._history.since_snapshot >= SNAPSHOT_RECORDS:
             await self._keep_snapshot()
         return left
 
@@ -495,7 +469,7 @@ class Engine:
                 self._metrics.duplicate(self.name)
                 log.info("agent %s: %s is a duplicate and was not handled again", self.name, waiting.input.key[:80])
             elif result.outcome != "nothing":
-                self.handled += 1
+                self._history.handled += 1
                 self.last_error = ""
                 self._metrics.processed(self.name, asyncio.get_running_loop().time() - waiting.since)
                 self._metrics.emitted(self.name, max(end - first - 1, 0))
@@ -504,68 +478,25 @@ class Engine:
 
     # --- state ---
 
-    @property
-    def _cursor(self) -> str:
-        return f"agent-{self.name}"
-
     async def _restore_or_break(self) -> None:
         try:
             await self._restore()
         except StreamError as error:
-            self._next = -1
+            self._history.next = -1
             self.last_error = str(error)[:300]
 
     async def _restore_with(self, batch: list[StreamEvent]) -> None:
         await self._restore()
-        for event in batch:
-            self._turns.apply(event)
-            if is_applied(event):
-                self.agent.apply(event)
+        self._history.apply(batch)
 
     async def _restore(self) -> None:
-        self.agent.load(None)
-        self._next, position, self._has_begun, self.handled = 0, NOTHING, False, 0
-        self._turns.load(None)
-        snapshot = await self._store.snapshot(self._cursor, SNAPSHOT_VERSION)
-        if snapshot is not None:
-            try:
-                kept = json.loads(snapshot.state)
-                self.agent.load(kept["state"])
-                self._next, position, self._last_own = kept["next"], kept["position"], snapshot.position
-                self._has_begun, self.handled = True, kept.get("handled", 0)
-                self._turns.load(kept.get("turns"))
-            except Exception as error:  # noqa: BLE001 - a snapshot is a hint: without one, the whole stream is read
-                log.warning("agent %s: its snapshot cannot be used (%s)", self.name, type(error).__name__)
-                self.agent.load(None)
-                self._turns.load(None)
-                self._next, position, self.handled = 0, NOTHING, 0
-        async for record in self._store.read(agent_stream(self.name), from_offset=self._next):
-            event = record.event
-            self._next, self._last_own = record.offset + 1, record.position
-            role = event.metadata.get("role")
-            self.handled += role == "input"
-            self._turns.apply(event)
-            if is_applied(event):
-                try:
-                    self.agent.apply(event)
-                except Exception as error:
-                    self.is_broken = True
-                    self.last_error = f"apply raised {type(error).__name__} on its own event at offset {record.offset}"
-                    log.exception("agent %s cannot apply its own history", self.name)
-                    return
-            elif role in PLACED and isinstance(event.payload.get("position"), int):
-                position = max(position, event.payload["position"])
-        self.position = max(self.position, position)
-        self.is_broken = False
+        try:
+            self.position = max(self.position, await self._history.restore())
+        except HistoryBroken as error:
+            self.is_broken, self.last_error = True, str(error)
+        else:
+            self.is_broken = False
 
     async def _keep_snapshot(self) -> None:
-        if self._last_own == NOTHING or self._next < 0 or self.is_broken or self._is_stale or not self._since_snapshot:
-            return
-        with hinted(f"the state of agent {self.name}"):
-            await self._put_snapshot(self._last_own)
-            self._since_snapshot = 0
-
-    async def _put_snapshot(self, position: int) -> None:
-        kept = {"state": self.agent.state(), "next": self._next, "position": self.position, "handled": self.handled}
-        kept["turns"] = self._turns.dump()
-        await self._store.put_snapshot(self._cursor, Snapshot(SNAPSHOT_VERSION, position, canonical(kept)))
+        if not (self.is_broken or self._is_stale):
+            await self._history.keep_snapshot(self.position)

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Agent
 from sidecar.agents.chains import inherited
-from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner
-from sidecar.agents.engine import Engine, Handled
-from sidecar.agents.hints import hinted
+from sidecar.agents.engine import Engine
+from sidecar.agents.history import hinted
 from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, Command, agent_stream, effects_stream
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.metrics import Metrics

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from sidecar.agents.agent import Agent, Output, outputs_of
-from sidecar.agents.engine import SNAPSHOT_VERSION
+from sidecar.agents.history import SNAPSHOT_VERSION
 from sidecar.agents.inputs import APPLIED, RECEIVED, agent_stream, state_hash
 from streams.event import StreamEvent
 from streams.hashing import canonical

@@ -14,9 +14,8 @@ from typing import Any, Final
 from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
-from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.runner import EffectKind
-from sidecar.agents.engine import Handled
 from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.hosts.hosts import Hosts

@@ -14,8 +14,7 @@ from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from sidecar.agents import engine
-from sidecar.agents.deciding import AgentFailed, InputRefused
-from sidecar.agents.engine import Handled
+from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.inputs import Command, agent_stream, state_hash
 from sidecar.agents.runtime import Runtime
 from streams.identity import seeded_identity

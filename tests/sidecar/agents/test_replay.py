@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.agents import engine
 from sidecar.agents.checks.replay import replay
+from sidecar.agents.history import SNAPSHOT_VERSION
 from sidecar.agents.inputs import agent_stream, state_hash
 from streams.hashing import canonical
 from streams.identity import seeded_identity
@@ -138,7 +139,7 @@ async def test_what_differs_is_found_at_its_offset(store: StreamStore, changed: 
 async def test_a_snapshot_that_differs_is_found(store: StreamStore, monkeypatch: Any) -> None:
     monkeypatch.setattr(engine, "SNAPSHOT_RECORDS", 5)
     await a_life(store)
-    kept = await store.snapshot("agent-counter", engine.SNAPSHOT_VERSION)
+    kept = await store.snapshot("agent-counter", SNAPSHOT_VERSION)
     assert kept is not None
     spoiled = json.loads(kept.state)
     spoiled["state"]["total"] += 1
