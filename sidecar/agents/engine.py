@@ -184,9 +184,8 @@ class Engine:
         return True
 
     async def own(self, epoch: int, previous: str | None) -> Record:
-        """Record that this home took the agent; returns the earlier record if it did so in this epoch already.
-
-        What was decided before is decided again, because the record takes its place in the agent's stream.
+        """Record once an epoch that this home took the agent; return the record. What was decided before is decided
+        again, because the record takes its place in the agent's stream.
 
         Raises:
             StreamError: the log cannot be written.
@@ -286,9 +285,8 @@ class Engine:
     async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
         """Record a command as a dead letter. The record is durable when this method returns.
 
-        ``key`` identifies the message, so that each message makes only one letter.
-
-        ``about`` is redacted and recorded with the letter; if it has a ``body``, the letter cannot be redriven.
+        ``key`` identifies the message, which makes only one letter. ``about`` is redacted and recorded with the letter;
+        if it has a ``body``, the letter cannot be redriven.
 
         Raises:
             InputRefused: the command does not match the envelope; bury its body instead.
