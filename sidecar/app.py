@@ -284,7 +284,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         agents_may_answer=config.link.agents_may_answer,
     )
     translator.asked = ingest.host.asked = durable.asked
-    model_tools = ModelTools(store.manifest.log_id, config.worker.tools)
+    model_tools = ModelTools(store.manifest.log_id, config.worker.tools if config.nats.mode != "off" else {})
     durable.more_tools = model_tools.specs()
     worker = sidecar.worker = Worker(
         home,
