@@ -81,6 +81,7 @@ class Worker:
         self.reachable = [*self.users, *(agent.name for agent in built_in if agent.name.startswith("tools-"))]
         """The names of the agents that take messages from the NATS server."""
         agents = [*built_in, *users]
+        self._owner = owner_of(self.reachable)
         self.runtime = Runtime(
             store,
             identity,
@@ -90,7 +91,7 @@ class Worker:
             policy=self._policy(home, config.policy),
             max_depth=config.max_recursion_depth,
             metrics=metrics,
-            owner=owner_of(self.reachable),
+            owner=self._owner,
         )
 
     def _users_agents(self, home: Home, config: WorkerConfig, taken: set[str]) -> list[UserAgent]:
@@ -202,6 +203,7 @@ class Worker:
     async def send(self, args: SendArgs) -> dict[str, Any]:
         """Hand a command to an agent, as a person; answers when its results are durable."""
         key = args.key or self._identity.ulid()
+        await self._owner.until_known()  # a moment after the start, it may not be
         try:
             handled = await self.runtime.command(args.agent, Command(f"cli:{key}", args.type, args.payload))
         except UnknownAgent as error:

@@ -28,6 +28,9 @@ class Owner(Protocol):
     async def until_held(self, agent: str) -> None:
         """Return when this home owns the agent. Cancelling is safe."""
 
+    async def until_known(self) -> None:
+        """Return when it was tried to find out who owns the agents. Cancelling is safe."""
+
     def refusal(self, agent: str) -> str:
         """A sentence that says why this home does not own the agent, and what to do; empty if it does."""
 
@@ -39,6 +42,9 @@ class HomeAlone:
         return True
 
     async def until_held(self, agent: str) -> None:
+        return
+
+    async def until_known(self) -> None:
         return
 
     def refusal(self, agent: str) -> str:

@@ -117,6 +117,7 @@ class Owning:
         self._leases = {agent: _Lease() for agent in agents}
         self._problem = "this home has not reached the NATS server yet"
         self._task: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
 
     def start(self, sessions: Sessions, own: Own, resumed: Callable[[], Awaitable[None]]) -> None:
         """Begin to take the agents, in the background; their runtime must have started.
@@ -160,6 +161,9 @@ class Owning:
             if lease.is_held:  # its time is over, but the loop has not noticed yet
                 self._set_held(lease, False)
             await lease.held.wait()
+
+    async def until_known(self) -> None:
+        await self._looked.wait()
 
     async def until_lost(self, agent: str) -> None:
         """Return when this home does not own the agent any more. Cancelling is safe."""
@@ -242,6 +246,7 @@ class Owning:
                 if lease.is_held and not self.holds(agent):
                     log.warning("agent %s stands still: %s", agent, self._problem)
                     self._set_held(lease, False)
+            self._looked.set()
             await asyncio.sleep(self._lease_s / RENEWALS)
 
     async def _look_after(self, session: JetStream, agent: str, lease: _Lease) -> None:
