@@ -153,7 +153,9 @@ class Engine:
 
     def health(self) -> HealthStatus:
         """The agent's health; ``FAILED`` if its own history cannot be applied, ``DEGRADED`` after an error."""
-        return HealthStatus("FAILED", (self.last_error,)) if self.is_broken else health_of(self.agent, self.last_error)
+        if self.is_broken:
+            return HealthStatus("FAILED", (self.last_error,))
+        return health_of(self.agent, self._owner.refusal(self.name) or self.last_error)
 
     @property
     def handled(self) -> int:

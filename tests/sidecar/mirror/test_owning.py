@@ -152,6 +152,7 @@ async def test_two_homes_with_one_agent_handle_each_command_once(server: RealSer
                 await second.runtime.command("counter", command("one"))
             assert refused.value.code == "not-owner" and "log-a" in str(refused.value)
             (row,) = second.consumers.status()
+            assert "log-a" in second.runtime.status()[0]["reasons"][0]
             assert "log-a" in row["problem"] and not first.consumers.status()[0]["problem"]
             assert await owned(first) == [{"epoch": first.owning.epoch("counter"), "previous": None}]
             entry = await read_as_others_do(server)
