@@ -18,6 +18,7 @@ from typing import Any, Final
 from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
+from sidecar.background.forks.forks import Forks
 from sidecar.background.model_tools import ModelTools
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
@@ -311,6 +312,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms, log_id)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
+    forks = Forks(home, durable.hosts, state, ingest, identity, durable.people.answerers, durable.project)
+    forks.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,
         token=home.ensure_token(outside.nonce),

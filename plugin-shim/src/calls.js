@@ -20,6 +20,12 @@ const METHODS = {
   "session.get": (client, args) => client.session.get(args),
   "session.list": (client, args) => client.session.list(args),
   "session.messages": (client, args) => client.session.messages(args),
+  // Only the ids, because the messages of a long session do not fit into a frame.
+  "session.messageIds": async (client, args) => {
+    const found = await client.session.messages(args);
+    return found?.data ? { ...found, data: found.data.map((/** @type {any} */ message) => message.info.id) } : found;
+  },
+  "session.fork": (client, args) => client.session.fork(args),
   "session.promptAsync": (client, args) => client.session.promptAsync(args),
   "session.abort": (client, args) => client.session.abort(args),
   "session.delete": (client, args) => client.session.delete(args),

@@ -140,6 +140,11 @@ class DurableStream:
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
         return None if intent is None else (intent.title, intent.directory)
 
+    def project(self, session: str) -> str:
+        """The directory of a session's project; empty if it is not known. Background work has a worktree of its own."""
+        known = self._state.sessions.get(session)
+        return (self._work_of(session) or ("", (known.directory if known is not None else "") or ""))[1]
+
     @property
     def always_isolates(self) -> bool:
         """Whether the user wants all background work in worktrees, whatever a model says."""

@@ -78,6 +78,7 @@ COMMANDS = (
     Row("forget", RUN, ("forget ses_1a2b", "forget ses_1a2b --yes")),
     Row("listen", LOOK, ("listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json")),
     Row("spawn", RUN, ("spawn 'Update the changelog' --minutes 10", "spawn 'Run the tests' --parent ses_1a2b")),
+    Row("fork", RUN, ("fork ses_1a2b --at 5F3Q", "fork ses_1a2b --at 5F3Q --prompt 'Use a queue instead' --yes")),
     Row("signal", RUN, ("signal deployed", "signal deployed '{\"version\": 7}'")),
     Row("notify", CHECK, ("notify test",), module="work.notices"),
     Row("send", RUN, ("send counter add '{\"by\": 1}'",), module="check.agents"),

@@ -123,6 +123,38 @@ def test_a_chat(durable: DurableStream, opencode: RealOpenCode, session: str) ->
         assert f"fork of {session}" in durable.cli(verb, fork).replace("\\", ""), verb
 
 
+def test_a_person_forks_at_an_event(
+    durable: DurableStream, opencode: RealOpenCode, session: str, model: ModelServer
+) -> None:
+    for text in ("pong", "and again"):
+        opencode.prompt(session, f"SAY:{text}")
+    records = check(durable, opencode, session)
+    answers = [record["event"]["id"] for record in records if record["event"]["type"] == "execution.output"]
+    prompts = [record["event"]["id"] for record in records if record["event"]["type"] == "human.input"]
+
+    def forked(event: str, *more: str) -> Json:
+        (found,) = durable.lines("fork", session, "--at", event, "--yes", *more)
+        return dict(found)
+
+    quiet = forked(prompts[1])["fork"]
+    assert [said(each) for each in opencode.messages(quiet)] == ["SAY:pong", "pong"]
+    assert model.of(quiet) == [], "nothing runs"
+    fork = forked(answers[0], "--prompt", "SAY:otherwise")["fork"]
+    wait_until(lambda: "otherwise" in durable.cli("read", fork), "the answer in the fork")
+    assert [said(each) for each in opencode.messages(fork)] == ["SAY:pong", "pong", "SAY:otherwise", "otherwise"]
+    assert "and again" not in json.dumps(model.of(fork)[-1].body)
+    log = [record["event"] for record in durable.log(fork)]
+    (named,) = [event for event in log if event["type"] == "lineage.forked" and "event" in event["payload"]["fork"]]
+    assert (named["causation_id"], named["payload"]["fork"]["session"]) == (answers[0], session)
+    assert [event["actor"] for event in log if event["type"] == "human.input"] == ["user"]
+    assert f"fork of {session}" in durable.cli("tree", fork)
+    check(durable, opencode, session)
+
+
+def said(message: Json) -> str:
+    return "".join(part.get("text", "") for part in message["parts"] if part["type"] == "text")
+
+
 def test_two_parallel_calls(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:
     opencode.prompt(session, f"{bash('echo one')} {bash('echo two')} THEN: {bash('exit 3')} THEN: SAY:done")
     steps = payloads(check(durable, opencode, session), "execution.step")

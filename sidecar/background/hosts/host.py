@@ -26,12 +26,14 @@ class HostAbsent(HostError):
 
 class Part(NamedTuple):
     """A text for a session. ``key`` marks the text, so that it can be recognised in the session's history.
-    ``is_prompt`` marks a prompt for background work, whose answer ``Host.look`` looks for.
+    ``is_prompt`` marks a prompt for background work, whose answer ``Host.look`` looks for. ``is_shown``: a person sees
+    it, also in OpenCode 1. Without a ``key``, the words are a person's own, and are sent as a person sends them.
     """
 
     text: str
     key: str
     is_prompt: bool = False
+    is_shown: bool = False
 
 
 State = Literal["busy", "answered", "failed", "aborted", "stopped", "unanswered", "unprompted", "gone"]
@@ -133,6 +135,24 @@ class Host(Protocol):
         Raises:
             HostAbsent: no OpenCode is open that could continue the session.
         """
+        ...
+
+    async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
+        """The ids of a session's messages, oldest first; ``None`` if there is no such session.
+
+        Raises:
+            HostAbsent: no OpenCode of the user's is open that could fork the session in ``directory``.
+        """
+        ...
+
+    async def fork(self, session: str, before: str | None, *, directory: str) -> str:
+        """Make a session of the user's own that has the messages of another one ``before`` one of them, or else all.
+        Nothing runs in it. Returns its id. Raises what ``message_ids`` raises.
+        """
+        ...
+
+    async def begin(self, session: str, title: str, *, directory: str) -> str:
+        """Make an empty session of the user's own, where ``fork`` would make one. Returns its id."""
         ...
 
     async def toast(self, session: str, title: str, text: str) -> bool:

@@ -18,7 +18,7 @@ from bridge.opencode.link.link import CallError
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless, HeadlessError
-from sidecar.background.hosts.host import HostError, Look, Part, Status, about_session
+from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, Status, about_session
 from sidecar.background.hosts.rights import Rights, Rule, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
@@ -114,10 +114,7 @@ class V1Host:
                 {"permission": rule.what, "pattern": rule.pattern, "action": rule.effect}
                 for rule in for_work(own, rights)
             ]
-        made = await _call(link, "session.create", {"body": body, "query": {"directory": directory}})
-        if not isinstance(made, dict) or not isinstance(made.get("id"), str):
-            raise HostError("OpenCode created no session")
-        return str(made["id"])
+        return _made(await _call(link, "session.create", {"body": body, "query": {"directory": directory}}))
 
     @property
     def is_there(self) -> bool:
@@ -152,15 +149,15 @@ class V1Host:
         # The history may lack the prompt, because OpenCode may take seconds to save a prompt that it accepted. A second
         # prompt with the same ids changes nothing.
         known = [str((message.get("info") or {}).get("id")) for message in history]
-        message = message_id(session, known, wanted[-1].key)
+        message = message_id(session, known, wanted[-1].key) if wanted[-1].key else None
         ids = dict(zip(parts, part_ids(message, [part.key for part in parts]), strict=True)) if message else {}
         body: dict[str, Any] = {
             "parts": [
                 {
                     "type": "text",
                     "text": part.text,
-                    "synthetic": not is_phantom,
-                    "metadata": {"durable_stream": {"key": part.key}},
+                    "synthetic": bool(part.key) and not (is_phantom or part.is_shown),
+                    **({"metadata": {"durable_stream": {"key": part.key}}} if part.key else {}),
                     **({"id": ids[part]} if ids else {}),
                 }
                 for part in wanted
@@ -236,6 +233,37 @@ class V1Host:
     async def goes_on(self, session: str) -> bool:
         """See ``Host``. Always false, because OpenCode 1 continues nothing by itself."""
         return False
+
+    # --- forks ---
+
+    async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
+        try:
+            found = await _call(self._forking(session, directory), "session.messageIds", {"path": {"id": session}})
+        except HostError as error:
+            if error.permanent:
+                return None
+            raise
+        return [str(each) for each in found] if isinstance(found, list) else []
+
+    async def fork(self, session: str, before: str | None, *, directory: str) -> str:
+        body = {"messageID": before} if before is not None else {}
+        link = self._forking(session, directory)
+        return _made(await _call(link, "session.fork", {"path": {"id": session}, "body": body}))
+
+    async def begin(self, session: str, title: str, *, directory: str) -> str:
+        return _made(await _call(self._forking(session, directory), "session.create", {"body": {"title": title}}))
+
+    def _forking(self, session: str, directory: str) -> Link:
+        """The user's OpenCode that makes a fork: the one that hosts the session, or else the newest in the directory.
+
+        Unlike a change, a copy needs no particular process. A headless one would end when no background work is left.
+        """
+        hosting, mine = self._hosting(session), self._headless.pids
+        near = [link for link in self._acting() if link.directory == directory]
+        found = [link for link in (*near, hosting) if link is not None and link.pid not in mine]
+        if not found:
+            raise HostAbsent(f"no OpenCode is open in {directory}")
+        return found[-1]
 
     # --- any session ---
 
@@ -330,10 +358,7 @@ class V1Host:
         known = self._state.sessions.get(session)
         if known is None:
             return None
-        opened = [link for link in self._links() if link.is_open]
-        alone = Counter((link.pid, link.directory) for link in opened)
-        # If a process has two plugin instances for a directory, only the one that delivers may be asked to act.
-        links = [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
+        links = self._acting()
         turn = known.turn or known.last_turn
         boots = {turn.boot} if turn is not None else known.boots
         for link in links:
@@ -343,6 +368,13 @@ class V1Host:
             return None
         near = [link for link in links if link.directory == known.directory and link.pid not in self._headless.pids]
         return near[-1] if near and not _still_runs(turn) else None
+
+    def _acting(self) -> list[Link]:
+        """The links that may be asked to act. If a process has two plugin instances for a directory, it is only the one
+        that delivers."""
+        opened = [link for link in self._links() if link.is_open]
+        alone = Counter((link.pid, link.directory) for link in opened)
+        return [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
 
     def _is_cut_off(self, session: str) -> bool:
         """Whether background work may run in a process that is not linked now. Called only if no link hosts the
@@ -375,6 +407,13 @@ class V1Host:
 def _still_runs(turn: Turn | None) -> bool:
     """Whether the process that ran a turn is still running; false if the process is unknown."""
     return turn is not None and turn.pid is not None and still_runs(turn.pid, turn.started_ms)
+
+
+def _made(session: Any) -> str:
+    """The id of a session that OpenCode created."""
+    if not isinstance(session, dict) or not isinstance(session.get("id"), str):
+        raise HostError("OpenCode created no session")
+    return str(session["id"])
 
 
 def _keys(history: list[dict[str, Any]]) -> set[str]:

@@ -128,8 +128,8 @@ class V2Host:
         """
         client = await self._client(session)
         waiting = await self._inbox(client, session)
-        parts = [part for part in parts if not await self._is_saved(client, session, part.key)]
-        is_new = any(message_id(part.key) not in waiting for part in parts)
+        parts = [part for part in parts if not (part.key and await self._is_saved(client, session, part.key))]
+        is_new = any(not part.key or message_id(part.key) not in waiting for part in parts)
         if is_phantom(session) and is_new:
             if agent:
                 await requests.change(client, "POST", f"{path_of(session)}/agent", {"agent": agent})
@@ -141,10 +141,10 @@ class V2Host:
         is_alone = reply and len(parts) == 1 and not waiting and not parts[0].is_prompt
         for count, part in enumerate(parts, 1):
             mark = {"key": part.key} | ({MARK: True} if part.is_prompt else {})
+            ours = {"id": message_id(part.key), "metadata": {"durable_stream": mark}} if part.key else {}
             body = {
-                "id": message_id(part.key),
+                **ours,
                 "text": part.text,
-                "metadata": {"durable_stream": mark},
                 "delivery": "queue" if is_alone else "steer",
                 "resume": reply and count == len(parts),
             }
@@ -215,6 +215,22 @@ class V2Host:
         """
         await asyncio.sleep(SETTLE_SECONDS)
         return (await self.look(session, directory="")).state not in ("unanswered", "unprompted")
+
+    # --- forks ---
+
+    async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
+        client = await self._client(session)
+        if await requests.info(client, session) is None:
+            return None
+        return await requests.message_ids(client, session)
+
+    async def fork(self, session: str, before: str | None, *, directory: str) -> str:
+        body = {"before": before} if before is not None else {}
+        return await requests.make(await self._client(session), f"{path_of(session)}/fork", body)
+
+    async def begin(self, session: str, title: str, *, directory: str) -> str:
+        body = {"title": title, "location": {"directory": directory}}
+        return await requests.make(await self._client(session), "/api/session", body)
 
     # --- any session ---
 

@@ -9,7 +9,7 @@ import asyncio
 from typing import Any, Final
 from urllib.parse import quote
 
-from bridge.opencode.capture.shapes import mapping
+from bridge.opencode.capture.shapes import mapping, text
 from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.background.hosts.host import HostError
 from sidecar.background.hosts.rights import Rule
@@ -110,9 +110,33 @@ async def change(client: ServiceClient, method: str, path: str, body: dict[str, 
             raise refused(method, path, error) from None
 
 
-async def send(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None) -> None:
+async def make(client: ServiceClient, path: str, body: dict[str, Any]) -> str:
+    """Make a session. Returns its id."""
     try:
-        await client.send(method, path, body, outbound_headers())
+        made = text(mapping(mapping(await send(client, "POST", path, body)).get("data")).get("id"))
+    except ServiceError as error:
+        raise refused("POST", path, error) from None
+    if made is None:
+        raise HostError(f"this version of OpenCode 2 does not support POST {path}", permanent=True)
+    return made
+
+
+async def message_ids(client: ServiceClient, session: str) -> list[str]:
+    """The ids of a session's messages, oldest first; without those that only mark the end of a turn."""
+    path, query, found = f"{path_of(session)}/message", f"order=asc&limit={PAGE}", list[str]()
+    while True:
+        page = mapping(await find(client, f"{path}?{query}"))
+        listed = [mapping(each) for each in as_list(page.get("data"))]
+        found += [str(each.get("id")) for each in listed if each.get("type") != "idle"]
+        following = mapping(page.get("cursor")).get("next")
+        if not listed or not following:
+            return found
+        query = f"limit={PAGE}&cursor={quote(str(following), safe='')}"
+
+
+async def send(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    try:
+        return await client.send(method, path, body, outbound_headers())
     except (ServiceGone, UnsafeService) as error:
         raise HostError(f"OpenCode 2 gave no usable answer to {method} {path}: {error}") from None
 

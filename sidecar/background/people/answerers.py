@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from bridge.opencode.link.link import RequestError
-from sidecar.link.caller import PEER, find_caller
+from sidecar.link.caller import PEER, Caller, find_caller
 
 log = logging.getLogger("sidecar.background")
 
@@ -40,10 +40,10 @@ class Answerers:
         Raises:
             RequestError: an OpenCode started the process, and the setting does not allow that.
         """
-        peer = PEER.get()
-        if peer is None:
+        caller = await self._caller()
+        if caller is None:
             return Who("process", {"channel": "command-line"})
-        pid, tty, is_below = await asyncio.to_thread(find_caller, peer, frozenset(self._linked()))
+        pid, tty, is_below = caller
         if proof and hmac.compare_digest(proof, proof_of(self._token(), checkpoint, answer)):
             return Who("user", {"channel": "list", "pid": pid})
         via = {"channel": "command-line", "pid": pid, "tty": tty}
@@ -57,6 +57,23 @@ class Answerers:
             f"{checkpoint} was not answered: an OpenCode started this command, and a model must not answer for a "
             "person; answer in OpenCode or in another terminal, or set `agents_may_answer = true` in [link]",
         )
+
+    async def refuse_agent(self, what: str) -> None:
+        """Refuse a request that only a person may send, if an OpenCode started the process that sent it; ``what`` says
+        what was not done.
+
+        Raises:
+            RequestError: it did, and the setting does not allow that.
+        """
+        caller = await self._caller()
+        if caller is not None and caller.is_below_opencode and not self._may_answer:
+            log.warning("%s: an OpenCode started process %d, which asked for it", what, caller.pid)
+            why = "an OpenCode started this command, and a model must not decide this for a person"
+            raise RequestError("agent-answer", f"{what}: {why}; run it in another terminal")
+
+    async def _caller(self) -> Caller | None:
+        peer = PEER.get()
+        return None if peer is None else await asyncio.to_thread(find_caller, peer, frozenset(self._linked()))
 
 
 def proof_of(token: str, checkpoint: str, answer: Sequence[str]) -> str:

@@ -1,0 +1,249 @@
+"""Makes a new session from a moment of another one: with OpenCode's own fork, or else from the log.
+
+Only a person may ask for it. Nothing runs in the new session unless the person gives a prompt, and files stay as they
+are. The log says which event the person named.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from pydantic import Field
+
+from bridge.opencode.capture.emitter import trace_of
+from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.link.link import RequestError
+from sidecar.background.forks.cut import Cut, Ran, cut_at, kept, ran_at
+from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
+from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.people.answerers import Answerers
+from sidecar.background.people.people import until
+from sidecar.home import Home
+from sidecar.read.fields import as_text, is_forgotten
+from sidecar.read.select import SelectError, family_of, find_event, find_session, open_reader, records_of
+from sidecar.read.transcript.conversation import Conversation
+from sidecar.read.transcript.markdown import markdown_lines
+from sidecar.read.transcript.model import Reading
+from sidecar.read.wording import cut_middle
+from sidecar.record.ingest import Ingest
+from sidecar.registry import Args, Requests
+from streams.event import StreamEvent
+from streams.identity import Identity
+from streams.lineage import FORKED
+from streams.log.reader import LogReader
+from streams.store import Record
+
+MOST: Final = 100_000
+"""How many characters of a conversation a session gets that is made from the log."""
+
+RECORDED_SECONDS: Final = 10.0
+"""How long the creation of a fork may take to reach the log."""
+
+_LOOKED: Final = 500
+"""How many records of a session are searched for a message, from the named event back."""
+
+_BEGINNING: Final = (
+    "This session goes on from an earlier one, which OpenCode cannot fork here. What was said there until then "
+    "follows. Nothing of it runs again, and files are as they are now.\n\n"
+)
+
+
+class ForkArgs(Args):
+    stream: str = Field(min_length=1, max_length=200, description="the stream or session, or a unique part of its id")
+    event: str = Field(min_length=1, max_length=100, description="the event, or a unique part of its id")
+    prompt: str | None = Field(
+        default=None, min_length=1, max_length=100_000, description="the first prompt in the fork"
+    )
+    preview: bool = Field(default=False, description="only tell")
+
+
+class _Plan(NamedTuple):
+    """What a fork will be. ``before`` is the first message that is not in it. ``messages``: how many OpenCode copies;
+    ``None`` if OpenCode cannot, so that the log must do."""
+
+    record: Record
+    session: str
+    cut: Cut
+    ran: Ran
+    title: str
+    directory: str
+    messages: int | None
+    before: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "session": self.session,
+            "title": self.title,
+            "directory": self.directory,
+            "event": self.record.event.id,
+            "message": self.cut.message,
+            "ends": "before" if self.cut.is_prompt else "after",
+            "messages": self.messages,
+            "told": self._told(),
+        }
+
+    def _told(self) -> str:
+        """What will happen, in sentences."""
+        event = self.record.event.id
+        where = f"before the prompt of event {event}" if self.cut.is_prompt else f"after the answer of event {event}"
+        if self.messages is None:
+            how = "OpenCode no longer has this message, so a new session gets the recorded conversation as a text"
+        else:
+            how = f"A new session gets the first {self.messages} messages of {self.session}"
+        return f"{how}; it ends {where}. Files stay as they are now."
+
+
+class Forks:
+    """The request ``fork``. ``project`` returns the directory in which a session's fork belongs."""
+
+    def __init__(
+        self,
+        home: Home,
+        hosts: Hosts,
+        state: CaptureState,
+        ingest: Ingest,
+        identity: Identity,
+        answerers: Answerers,
+        project: Callable[[str], str],
+    ) -> None:
+        self._home, self._hosts, self._state, self._ingest = home, hosts, state, ingest
+        self._identity, self._answerers, self._project = identity, answerers, project
+
+    def register(self, requests: Requests) -> None:
+        told = (
+            "`session`, `title`, `directory`; `event`; `message` and `ends`: `before` it or `after` it; `messages`: "
+            "how many OpenCode copies, or null; `told`: this in words; `fork`: the new session, unless it is a preview"
+        )
+        requests.register("fork", ForkArgs, self.fork, told)
+
+    async def fork(self, args: ForkArgs) -> dict[str, Any]:
+        """Make a fork, or tell what it would be.
+
+        Raises:
+            RequestError: nothing was made, unless the text says so.
+        """
+        await self._answerers.refuse_agent("nothing was forked")
+        reader = open_reader(self._home.store_path)
+        try:
+            plan = await self._plan(reader, args)
+            if args.preview:
+                return plan.as_json()
+            fork = await self._make(reader, plan, args.prompt)
+        except SelectError as error:
+            raise RequestError(error.code, str(error)) from None
+        except HostAbsent as error:
+            raise RequestError("no-opencode", f"{error}; open OpenCode there, then try again") from None
+        except HostError as error:
+            raise RequestError("opencode-failed", f"nothing was forked: {error}") from None
+        return {**plan.as_json(), "fork": fork}
+
+    async def _plan(self, reader: LogReader, args: ForkArgs) -> _Plan:
+        stream, child = await find_session(reader, args.stream)
+        family = await family_of(reader, stream, session=child)
+        record = await find_event(reader, args.event)
+        event = record.event
+        if record not in family:
+            where = f"`durable-stream show {event.id}` shows where"
+            raise RequestError("not-found", f"the event {event.id} is not in {child or stream}; {where}")
+        if is_forgotten(event.payload):
+            raise RequestError("forgotten", f"the content of the event {event.id} was forgotten; name another event")
+        session, catalog = as_text(event.payload.get("session")), family.catalog
+        records, finished = await _around(reader, record, session)
+        cut = cut_at(records, session)
+        if cut is None or session not in catalog.sessions:
+            raise RequestError("no-message", f"nothing was said before the event {event.id}; name a later one")
+        directory = self._project(session) or catalog.directory(catalog.sessions[session].stream)
+        host = self._hosts.of(session)
+        messages = await host.message_ids(session, directory=directory)
+        count = kept(messages or (), cut)
+        known = self._state.sessions.get(session)
+        is_last = count is not None and messages is not None and count == len(messages)
+        if (
+            known is not None
+            and known.turn is not None
+            and not cut.is_prompt
+            and (is_last or cut.message not in finished)
+        ):
+            text = f"{session} still works on the message of the event {event.id}"
+            raise RequestError("still-running", f"{text}; wait for the end of the turn, or name an earlier event")
+        if count == 0:
+            raise RequestError("no-message", f"nothing was said before the event {event.id}; name a later one")
+        before = messages[count] if messages and count is not None and not is_last else None
+        ran, title = ran_at(records, cut), catalog.sessions[session].title
+        return _Plan(record, session, cut, ran, title, directory, count, before)
+
+    async def _make(self, reader: LogReader, plan: _Plan, prompt: str | None) -> str:
+        host, parts = self._hosts.of(plan.session), list[Part]()
+        if plan.messages is not None:
+            fork = await host.fork(plan.session, plan.before, directory=plan.directory)
+        else:
+            text = await _conversation(reader, plan)
+            fork = await host.begin(plan.session, f"{plan.title or plan.session} (fork)", directory=plan.directory)
+            parts.append(Part(text, f"fork:{fork}:conversation", is_shown=True))
+        try:
+            await self._record(plan, fork)
+            if prompt is not None:
+                parts.append(Part(prompt, ""))
+            if parts:
+                await self._say(fork, plan, parts, is_asked=prompt is not None)
+        except HostError as error:
+            raise RequestError("opencode-failed", f"the fork {fork} was made, but got no message: {error}") from None
+        return fork
+
+    async def _say(self, fork: str, plan: _Plan, parts: list[Part], *, is_asked: bool) -> None:
+        host: Host = self._hosts.of(fork)
+        agent, model = plan.ran
+        await host.prompt(fork, parts, directory=plan.directory, agent=agent, model=model, reply=is_asked)
+
+    async def _record(self, plan: _Plan, fork: str) -> None:
+        """Record which event a person named, once the log has the fork itself."""
+        if not await until(lambda: fork in self._state.sessions, RECORDED_SECONDS):
+            text = f"OpenCode made the fork {fork}, but did not report it, so it got no prompt"
+            raise RequestError("not-recorded", f"{text}; `durable-stream doctor` shows why")
+        await self._ingest.flushed()
+        session, named = self._state.sessions[fork], plan.record.event
+        ends = "before" if plan.cut.is_prompt else "after"
+        origin = {"session": plan.session, "message": plan.cut.message, "ends": ends}
+        event: StreamEvent = self._identity.stamp(
+            {
+                "type": FORKED,
+                "stream_id": session.stream,
+                "idempotency_key": f"{FORKED}:{fork}:asked",
+                "causation_id": named.id,
+                "actor": "user",
+                "source": {"agent": "user", "adapter": "durable-stream"},
+                "traceparent": trace_of(session),
+                "payload": {"session": fork, "fork": {**origin, "event": named.id}},
+            }
+        )
+        await self._ingest.add([event])
+
+
+async def _around(reader: LogReader, record: Record, session: str) -> tuple[list[Record], set[str]]:
+    """The records of a session up to a record of it, newest first, and the answers that are finished."""
+    found: deque[Record] = deque(maxlen=_LOOKED)
+    finished: set[str] = set()
+    async for each in reader.read(record.event.stream_id):
+        payload = each.event.payload
+        if payload.get("session") != session:
+            continue
+        if each.position <= record.position:
+            found.append(each)
+        if payload.get("kind") == "inference" or each.event.type == "agent.error":
+            finished.add(as_text(payload.get("message")))
+    return list(reversed(found)), finished
+
+
+async def _conversation(reader: LogReader, plan: _Plan) -> str:
+    """What was said until the fork, as Markdown."""
+    family = await family_of(reader, plan.record.event.stream_id, session=plan.session)
+    told = Conversation()
+    async for record in records_of(reader, family, up_to=plan.cut.position):
+        told.apply(record)
+    own = [root for root in told.roots if root.id == plan.session and root.turns]
+    if not own:
+        raise RequestError("no-message", f"nothing was said before the event {plan.record.event.id}; name a later one")
+    text = "\n".join(markdown_lines(own, Reading(now_ms=plan.record.event.ts)))
+    return _BEGINNING + cut_middle(text, MOST)[0]

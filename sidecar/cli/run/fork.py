@@ -1,0 +1,58 @@
+"""``fork``: make a new session from a moment of another one, after a confirmation."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+
+
+async def fork(
+    context: typer.Context,
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM",
+            help="The id of a stream or child session, or a unique prefix or suffix of it.",
+            autocompletion=complete.sessions,
+        ),
+    ],
+    at: Annotated[
+        str,
+        typer.Option("--at", metavar="EVENT", help="The last event that the fork has.", autocompletion=complete.events),
+    ],
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="The first prompt in the fork; else nothing runs.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Make a new session from a moment of another one, in an open OpenCode.
+
+    The fork has the conversation up to the message of EVENT: after an answer, but before a prompt, so that you can ask
+    something else. Nothing runs unless you give a prompt, and files stay as they are now. If OpenCode no longer has the
+    session or the message, a new session gets the recorded conversation as a text.
+    """
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
+    from sidecar.read.wording import one_line
+
+    out, home = Output(json), home_of(context)
+    if not yes and (json or not sys.stdin.isatty()):
+        raise Failure("not-confirmed", "nothing was forked, because nobody was asked; confirm it with `--yes`")
+    given: dict[str, Any] = {"stream": stream, "event": at, "prompt": prompt}
+    retry = "`durable-stream streams` shows whether the fork exists; running the command again makes another"
+    if not yes:
+        plan = await ask(home, "fork", {**given, "preview": True}, "nothing was forked")
+        runs = "Your prompt runs there, and may do what your OpenCode allows." if prompt else "Nothing runs there."
+        out.prose("", one_line(f"{plan['told']} {runs}"))
+        out.flush()
+        if not typer.confirm("Fork it?"):
+            note("Nothing was forked.")
+            return
+    found = await ask(home, "fork", given, retry)
+    out.object(found) if json else out.text(f"{found['fork']}  fork of {found['session']}")
