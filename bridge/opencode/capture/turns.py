@@ -182,8 +182,17 @@ class Turns(Shells):
             and each.directory == session.directory
             and any(low <= message < high for message in (each.first_message or "", *each.inputs))
         ]
-        if len(found) == 1 and found[0] != session.fork:
+        if len(found) == 1 and found[0] not in self._origins(session):
             self.put(entry, session, FORKED, found[0], {"fork": {"session": found[0]}}, cause=session.event_id)
+
+    def _origins(self, session: SessionState) -> list[str]:
+        """The session that a fork was made from, the origin of that session, and so on."""
+        found: list[str] = []
+        known: SessionState | None = session
+        while known is not None and known.fork and known.fork not in found:
+            found.append(known.fork)
+            known = self.state.sessions.get(known.fork)
+        return found
 
     def start_turn(
         self,

@@ -10,6 +10,7 @@ import pytest
 
 from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.shapes import beginning
+from bridge.opencode.capture.state import SessionState
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
@@ -274,6 +275,18 @@ class TestWhatBecomesOfARun:
         origin, fork = (e.payload["session"] for e in player.of("lifecycle.session.created"))
         [told] = player.of("lineage.forked")
         assert told.payload == {"session": fork, "fork": {"session": origin}}
+
+    def test_a_fork_of_a_fork_keeps_the_origin_that_a_person_named(self) -> None:
+        """The messages that it copied were first those of its origin's own origin."""
+        player = Player()
+        for item in recording("fork"):
+            player.feed([item])
+            if len(player.of("lifecycle.session.created")) == 2 and "ses_mid" not in player.translator.state.sessions:
+                origin, fork = (e.payload["session"] for e in player.of("lifecycle.session.created"))
+                known = player.translator.state.sessions
+                known["ses_mid"] = SessionState("ses_mid", "ses_mid", "ses_mid", None, True, "e", fork=origin)
+                known[fork].fork = "ses_mid"
+        assert player.of("lineage.forked") == []
 
     def test_a_resumed_session_is_said_once_a_boot(self) -> None:
         player = play("kill9_resumed_after")
