@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled
-from sidecar.background.hosts.host import HostAbsent, Part
+from sidecar.background.hosts.host import Host, HostAbsent, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
@@ -156,16 +156,18 @@ class Wake(_Kind):
             model=about.get("model"),
             reply=bool(args.get("wake", True)),
         )
-        return {"status": "sent", "kept": await self._is_kept(session, args["texts"], about.get("directory", ""))}
+        keys = [each["key"] for each in args["texts"]]
+        return {"status": "sent", "kept": await is_kept(host, session, keys, about.get("directory", ""))}
 
-    async def _is_kept(self, session: str, texts: Sequence[Mapping[str, Any]], directory: str) -> bool:
-        """Whether the session's history has every text. OpenCode 1 saves a message a moment after it accepts it."""
-        for pause in KEPT_PAUSES:
-            held = [await self._hosts.of(session).holds(session, each["key"], directory=directory) for each in texts]
-            if all(held):
-                return True
-            await asyncio.sleep(pause)
-        return False
+
+async def is_kept(host: Host, session: str, keys: Sequence[str], directory: str) -> bool:
+    """Whether a session's history has every message. OpenCode 1 saves a message a moment after it accepts it."""
+    for pause in KEPT_PAUSES:
+        held = [await host.holds(session, key, directory=directory) for key in keys]
+        if all(held):
+            return True
+        await asyncio.sleep(pause)
+    return False
 
 
 class Check(_Kind):

@@ -170,6 +170,37 @@ class HostContract:
         assert self.calls(session) == 1
         assert "only a note" in json.dumps(self.model.of(session)[-1].body)
 
+    # --- forks ---
+
+    async def test_a_fork_has_the_messages_before_one_and_runs_nothing_by_itself(self) -> None:
+        session = await self.users()
+        for text in ("one", "two"):
+            assert await self.say(session, f"SAY:{text}", key=text)
+            await until(lambda text=text: self.is_last(session, text))  # type: ignore[misc]
+        ids = await self.ids(session)
+        assert len(ids) == 4
+        whole, fork = [await self.host.fork(session, each, directory=self.directory) for each in (None, ids[2])]
+        assert (len(await self.ids(whole)), len(await self.ids(fork))) == (4, 2)
+        await until(lambda: self.is_status(fork, "idle"))
+        assert self.calls(whole) == self.calls(fork) == 0
+        assert await self.host.prompt(fork, [Part("SAY:three", "")], directory=self.directory, model=MODEL)
+        await until(lambda: self.is_called(fork))
+        await until(lambda: self.is_status(fork, "idle"))
+        said = json.dumps(self.model.of(fork)[-1].body)
+        assert "SAY:one" in said and "SAY:two" not in said
+        assert await self.ids(session) == ids
+
+    async def test_a_session_that_is_gone_has_no_messages_and_a_new_one_can_begin(self) -> None:
+        session = await self.users()
+        assert await self.host.message_ids("ses_0nowhere", directory=self.directory) is None
+        begun = await self.host.begin(session, "t", directory=self.directory)
+        assert await self.ids(begun) == []
+
+    async def ids(self, session: str) -> list[str]:
+        found = await self.host.message_ids(session, directory=self.directory)
+        assert found is not None
+        return found
+
     # --- work ---
 
     async def test_a_session_at_work_is_busy_until_it_is_stopped(self) -> None:

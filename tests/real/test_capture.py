@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streams.lineage import STEP_STARTED
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.events import Event, EventStream
 from tests.real.model_server import ModelServer
@@ -128,27 +129,40 @@ def test_a_person_forks_at_an_event(
 ) -> None:
     for text in ("pong", "and again"):
         opencode.prompt(session, f"SAY:{text}")
-    records = check(durable, opencode, session)
-    answers = [record["event"]["id"] for record in records if record["event"]["type"] == "execution.output"]
-    prompts = [record["event"]["id"] for record in records if record["event"]["type"] == "human.input"]
+    wait_until(lambda: len(payloads(durable.log(session), "turn.ended")) == 2, "the turns in the log")
+    before, records = opencode.messages(session), durable.log(session)
+    answer, prompt = (
+        [record["event"]["id"] for record in records if record["event"]["type"] == type_]
+        for type_ in ("execution.output", "human.input")
+    )
 
-    def forked(event: str, *more: str) -> Json:
+    def forked(event: str, *more: str) -> str:
         (found,) = durable.lines("fork", session, "--at", event, "--yes", *more)
-        return dict(found)
+        return str(found["fork"])
 
-    quiet = forked(prompts[1])["fork"]
+    quiet = forked(prompt[1])
     assert [said(each) for each in opencode.messages(quiet)] == ["SAY:pong", "pong"]
     assert model.of(quiet) == [], "nothing runs"
-    fork = forked(answers[0], "--prompt", "SAY:otherwise")["fork"]
-    wait_until(lambda: "otherwise" in durable.cli("read", fork), "the answer in the fork")
+    fork = forked(answer[0], "--prompt", "SAY:otherwise")
+    wait_until(lambda: payloads(durable.log(fork), "turn.ended"), "the answer in the fork")
     assert [said(each) for each in opencode.messages(fork)] == ["SAY:pong", "pong", "SAY:otherwise", "otherwise"]
     assert "and again" not in json.dumps(model.of(fork)[-1].body)
     log = [record["event"] for record in durable.log(fork)]
     (named,) = [event for event in log if event["type"] == "lineage.forked" and "event" in event["payload"]["fork"]]
-    assert (named["causation_id"], named["payload"]["fork"]["session"]) == (answers[0], session)
+    assert (named["causation_id"], named["payload"]["fork"]["session"]) == (answer[0], session)
     assert [event["actor"] for event in log if event["type"] == "human.input"] == ["user"]
     assert f"fork of {session}" in durable.cli("tree", fork)
-    check(durable, opencode, session)
+    assert (opencode.messages(session), durable.log(session)) == (before, records), "the origin stays as it is"
+    opencode.prompt_async(session, bash("printf waits"))
+    started = wait_until(lambda: [r for r in durable.log(session) if r["event"]["type"] == STEP_STARTED], "a call")
+    with pytest.raises(RuntimeError, match="still-running"):
+        forked(started[0]["event"]["id"])
+    opencode.delete(session)
+    begun = forked(answer[0], "--prompt", "SAY:from the log")
+    wait_until(lambda: payloads(durable.log(begun), "turn.ended"), "the answer in the new session")
+    told = json.dumps(model.of(begun)[-1].body)
+    assert "SAY:pong" in told and "and again" not in told
+    assert f"fork of {session}" in durable.cli("tree", begun)
 
 
 def said(message: Json) -> str:

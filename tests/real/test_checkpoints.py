@@ -98,7 +98,8 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode,
     asked = only(durable, "permission", background=False)
     said = durable.home.parent / "said"
     command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer once > {said} 2>&1"
-    for given in (command, f"setsid --fork {command}"):
+    fork = f"{EXECUTABLE} --home {durable.home} fork {asking} --at any --yes > {said} 2>&1"
+    for given in (command, f"setsid --fork {command}", fork):
         said.unlink(missing_ok=True)
         client.prompt(answering, f"CALL:bash {json.dumps({'command': given, 'description': 'x'})}")
         wait_until(lambda: said.exists() and "[agent-answer]" in said.read_text(), "the refusal")

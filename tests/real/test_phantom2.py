@@ -184,6 +184,21 @@ def test_a_fork_of_a_background_session_is_not_its_work(
         assert f"fork of {session}" in durable.cli(*verb).replace("\\", ""), verb
     model.release("fork")
     assert one(durable, "completed")["result"] == "forty two"
+    (answer,) = (e for e in events(durable, "execution.output") if e["payload"]["session"] == session)
+    (asked,) = durable.lines("fork", session, "--at", answer["id"], "--prompt", "SAY:otherwise", "--yes")
+    wait_until(
+        lambda: [e for e in events(durable, "turn.ended") if e["payload"]["session"] == asked["fork"]], "its end"
+    )
+    said = json.dumps(model.of(asked["fork"])[-1].body)
+    assert "forty two" in said and f"fork of {session}" in durable.cli("tree", asked["fork"])
+    assert [e["actor"] for e in events(durable, "human.input") if e["payload"]["session"] == asked["fork"]] == ["user"]
+    client.api("DELETE", f"/api/session/{session}")
+    (begun,) = durable.lines("fork", session, "--at", answer["id"], "--prompt", "SAY:from the log", "--yes")
+    wait_until(
+        lambda: [e for e in events(durable, "turn.ended") if e["payload"]["session"] == begun["fork"]], "its end"
+    )
+    assert begun["messages"] is None and "forty two" in json.dumps(model.of(begun["fork"])[-1].body)
+    assert f"fork of {session}" in durable.cli("tree", begun["fork"])
 
 
 def test_work_is_over_when_its_own_subagents_have_reported(

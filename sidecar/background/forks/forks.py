@@ -15,8 +15,9 @@ from pydantic import Field
 from bridge.opencode.capture.emitter import trace_of
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.link import RequestError
+from sidecar.background.effects import is_kept
 from sidecar.background.forks.cut import Cut, Ran, cut_at, kept, ran_at
-from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
+from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.people.answerers import Answerers
 from sidecar.background.people.people import until
@@ -175,27 +176,29 @@ class Forks:
         return _Plan(record, session, cut, ran, title, directory, count, before)
 
     async def _make(self, reader: LogReader, plan: _Plan, prompt: str | None) -> str:
-        host, parts = self._hosts.of(plan.session), list[Part]()
+        host, text = self._hosts.of(plan.session), ""
         if plan.messages is not None:
             fork = await host.fork(plan.session, plan.before, directory=plan.directory)
         else:
             text = await _conversation(reader, plan)
             fork = await host.begin(plan.session, f"{plan.title or plan.session} (fork)", directory=plan.directory)
-            parts.append(Part(text, f"fork:{fork}:conversation", is_shown=True))
+        await self._record(plan, fork)
         try:
-            await self._record(plan, fork)
-            if prompt is not None:
-                parts.append(Part(prompt, ""))
-            if parts:
-                await self._say(fork, plan, parts, is_asked=prompt is not None)
+            await self._say(plan, fork, text, prompt)
         except HostError as error:
-            raise RequestError("opencode-failed", f"the fork {fork} was made, but got no message: {error}") from None
+            raise RequestError("opencode-failed", f"{fork} was made, but not every message was sent: {error}") from None
         return fork
 
-    async def _say(self, fork: str, plan: _Plan, parts: list[Part], *, is_asked: bool) -> None:
-        host: Host = self._hosts.of(fork)
-        agent, model = plan.ran
-        await host.prompt(fork, parts, directory=plan.directory, agent=agent, model=model, reply=is_asked)
+    async def _say(self, plan: _Plan, fork: str, text: str, prompt: str | None) -> None:
+        """Give the fork the recorded conversation, if it has no messages, and then the person's prompt."""
+        host, where, (agent, model) = self._hosts.of(fork), plan.directory, plan.ran
+        if text:
+            part = Part(text, f"fork:{fork}", is_shown=True)
+            await host.prompt(fork, [part], directory=where, agent=agent, model=model, reply=False)
+            if not await is_kept(host, fork, [part.key], where):
+                raise HostError("it does not keep the conversation")
+        if prompt is not None:
+            await host.prompt(fork, [Part(prompt, "")], directory=where, agent=agent, model=model)
 
     async def _record(self, plan: _Plan, fork: str) -> None:
         """Record which event a person named, once the log has the fork itself."""
@@ -245,5 +248,7 @@ async def _conversation(reader: LogReader, plan: _Plan) -> str:
     own = [root for root in told.roots if root.id == plan.session and root.turns]
     if not own:
         raise RequestError("no-message", f"nothing was said before the event {plan.record.event.id}; name a later one")
-    text = "\n".join(markdown_lines(own, Reading(now_ms=plan.record.event.ts)))
+    origin = family.catalog.sessions[plan.session].fork
+    notes = (f"It was a fork of {origin}, which holds what was said before.",) if origin else ()
+    text = "\n".join(markdown_lines(own, Reading(now_ms=plan.record.event.ts, notes=notes)))
     return _BEGINNING + cut_middle(text, MOST)[0]

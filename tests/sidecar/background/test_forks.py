@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sidecar.background.forks.cut import Cut, cut_at, kept
+from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.store import Record
+from tests.sidecar.cli.helpers import make_home, run
+from tests.sidecar.life import end_sidecars
 
 S, CHILD = "ses_1", "ses_2"
 
@@ -74,3 +79,35 @@ def test_before_the_first_message_there_is_nothing_to_fork() -> None:
 
 def test_a_message_that_the_session_no_longer_has_is_told_apart() -> None:
     assert kept(MESSAGES, Cut("msg_gone", False, 0)) is None
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two sessions of OpenCode 1, of which none is open."""
+    made = make_home(tmp_path_factory.mktemp("forks") / "home", "chat", "task_parallel")
+    yield made
+    end_sidecars(Home(made))
+
+
+def of_type(home: Path, type_: str) -> list[dict[str, Any]]:
+    return [each["event"] for each in run(home, "query", "--type", type_, "--json").objects()]
+
+
+def test_what_cannot_be_forked_is_refused_with_a_code(home: Path) -> None:
+    chat, task = (each["stream_id"] for each in of_type(home, "human.input"))
+    created, answer = of_type(home, "lifecycle.session.created")[0]["id"], of_type(home, "turn.ended")[0]["id"]
+    assert of_type(home, "turn.ended")[0]["stream_id"] == chat
+    for code, *arguments in (
+        ("not-confirmed", chat, "--at", answer),
+        ("not-confirmed", chat, "--at", answer, "--json"),
+        ("not-found", task, "--at", answer, "--yes"),
+        ("not-found", chat, "--at", "00000000000000000000000000", "--yes"),
+        ("not-found", "ses_nowhere", "--at", answer, "--yes"),
+        ("no-message", chat, "--at", created, "--yes"),
+        ("no-opencode", chat, "--at", answer, "--yes"),
+    ):
+        done = run(home, "fork", *arguments)
+        assert (done.code, done.out, done.err.rstrip().endswith(f"[{code}]")) == (1, "", True), done
+    assert run(home, "forget", chat, "--yes").code == 0
+    assert run(home, "fork", chat, "--at", answer, "--yes").err.rstrip().endswith("[forgotten]")
+    assert of_type(home, "lineage.forked") == []
