@@ -51,6 +51,7 @@ ACTIONS: Final = {
     "answer": "checkpoint_answer",
     "cancel": "intent_cancel",
     "apply": "intent_apply",
+    "fork": "fork",
 }
 """What the page's buttons ask of the sidecar. The sidecar judges the request as it judges one of the command line."""
 

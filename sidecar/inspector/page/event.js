@@ -1,5 +1,6 @@
 // One event: its content, why it happened, and what came of it.
 
+import { forkButton } from "/page/fork.js";
 import { clock, day, diffOf, get, h } from "/page/lib.js";
 
 export async function event(name) {
@@ -39,7 +40,7 @@ export function detailOf(found, { move, whole = false } = {}) {
     whole ? h("h1", {}, row.label) : h("h3", {}, row.label),
     found.parts.map((part) => (part.kind === "diff" ? diffOf(part.text) : h("pre", { class: part.kind === "bad" ? "bad" : "" }, part.kind === "command" ? `$ ${part.text}` : part.text))),
     h("dl", { class: "grid" }, facts.filter(([, value]) => value).map(([label, value]) => [h("dt", {}, label), h("dd", {}, String(value))])),
-    h("div", { class: "buttons" }, back, copy, whole ? null : h("a", { class: "button", href: `/e/${shown.id}` }, "Why?")),
+    h("div", { class: "buttons" }, back, found.number ? forkButton(found.root, shown.id) : null, copy, whole ? null : h("a", { class: "button", href: `/e/${shown.id}` }, "Why?")),
     h("h2", {}, found.causes.length ? "Why it happened, and what came of it" : "What came of it"),
     h("ol", { class: "chain" }, found.causes.map((each) => line(each, false)), line(row, true), found.effects.map((each) => line(each, false))),
   ].flat(2);

@@ -48,6 +48,7 @@ export async function session(name, tab = "conversation") {
         { class: "facts" },
         status(head.status),
         h("span", { title: head.directory }, head.place || "–"),
+        head.fork ? h("a", { href: `/s/${encodeURIComponent(head.fork)}` }, "fork of another session") : null,
         fact("worked", span(head.working_ms)),
         head.waiting_ms ? fact("waited for a person", span(head.waiting_ms)) : null,
         fact("turns", head.turns),

@@ -28,6 +28,7 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "title": own.title if own is not None else "",
         "directory": catalog.directory(past.stream),
         "agent": own.agent if own is not None else "",
+        "fork": own.fork if own is not None else None,
         "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
         "records": len(past.records),
         "at": upto,

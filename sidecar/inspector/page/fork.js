@@ -1,0 +1,50 @@
+// "Fork here": says what a new session from an event will be, and makes it only if a person agrees.
+
+import { act, h } from "/page/lib.js";
+
+/** The button beside an event of a session. */
+export const forkButton = (stream, event) => h("button", { class: "button", onclick: () => open(stream, event) }, "Fork here …");
+
+function open(stream, event) {
+  const said = h("p", { role: "status" }, "Looking what OpenCode has …");
+  const runs = h("p", { class: "quiet" });
+  const prompt = h("textarea", { rows: 3, placeholder: "A first prompt, if you want one", "aria-label": "A first prompt", oninput: draw });
+  const make = h("button", { class: "button main", disabled: true, onclick: fork }, "Fork");
+  const close = h("button", { class: "button", onclick: () => dialog.close() }, "Cancel");
+  const dialog = h("dialog", { class: "fork", "aria-label": "Fork" }, h("h2", {}, "Fork here?"), said, prompt, runs, h("div", { class: "buttons" }, make, close));
+  const given = () => ({ stream, event, prompt: prompt.value.trim() || null });
+
+  function draw() {
+    runs.textContent = prompt.value.trim() ? "Your prompt runs in the fork, and may do what your OpenCode allows." : "Nothing runs in the fork.";
+  }
+
+  async function told(action) {
+    make.disabled = true;
+    try {
+      return await action;
+    } catch (error) {
+      said.textContent = error.message;
+      said.className = "bad";
+      return null;
+    }
+  }
+
+  async function fork() {
+    const made = await told(act("fork", given()));
+    if (!made) return;
+    said.replaceChildren("The fork is made: ", h("a", { href: `/s/${encodeURIComponent(made.fork)}`, onclick: () => dialog.close() }, "open it"), ".");
+    for (const part of [prompt, runs, make]) part.remove();
+    close.textContent = "Close";
+  }
+
+  draw();
+  document.body.append(dialog);
+  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("keydown", (press) => press.stopPropagation()); // Escape closes only the dialog
+  dialog.showModal();
+  told(act("fork", { ...given(), preview: true })).then((plan) => {
+    if (!plan) return;
+    said.textContent = plan.told;
+    make.disabled = false;
+  });
+}
