@@ -85,6 +85,12 @@ def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode
     wait_until(lambda: "went on" in json.dumps(client.messages(parent)), "the second result in the parent")
     said = [message["info"]["role"] for message in client.messages(str(done["session"]))]
     assert said.count("user") == 3, "one session, with a person's prompt between the two"
+    said_last = durable.lines("query", "--type", "execution.output", "--text", "went on")[0]["event"]
+    where = 'CALL:bash {"command": "pwd", "description": "look"}'
+    (fork,) = durable.lines("fork", done["session"], "--at", said_last["id"], "--prompt", where, "--yes")
+    wait_until(lambda: "RESULT" in json.dumps(client.messages(fork["fork"])), "the end of the prompt in the fork")
+    assert f"{client.project}\\n" in json.dumps(client.messages(fork["fork"])[-1]), "in the project, as a person's"
+    assert "went on" in json.dumps(client.messages(fork["fork"])[:-2]) and fork["messages"] is not None
     durable.cli("intents", again["id"], "--apply")
     assert (client.project / "again.txt").read_text() == "one\ntwo\n"
     refs = ["git", "for-each-ref", f"refs/durable-stream/{again['id']}"]

@@ -171,7 +171,7 @@ def test_work_that_ended_while_no_sidecar_ran_is_over(
 def test_a_fork_of_a_background_session_is_not_its_work(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:
-    _, session = spawned(client, durable, "HOLD:fork SAY:forty two")
+    parent, session = spawned(client, durable, "HOLD:fork SAY:forty two")
     model.wait_held("fork")
     fork = client.api("POST", f"/api/session/{session}/fork", {})["data"]["id"]
     message = client.prompt(fork, "SAY:another answer")
@@ -184,21 +184,24 @@ def test_a_fork_of_a_background_session_is_not_its_work(
         assert f"fork of {session}" in durable.cli(*verb).replace("\\", ""), verb
     model.release("fork")
     assert one(durable, "completed")["result"] == "forty two"
-    (answer,) = (e for e in events(durable, "execution.output") if e["payload"]["session"] == session)
-    (asked,) = durable.lines("fork", session, "--at", answer["id"], "--prompt", "SAY:otherwise", "--yes")
-    wait_until(
-        lambda: [e for e in events(durable, "turn.ended") if e["payload"]["session"] == asked["fork"]], "its end"
-    )
-    said = json.dumps(model.of(asked["fork"])[-1].body)
-    assert "forty two" in said and f"fork of {session}" in durable.cli("tree", asked["fork"])
-    assert [e["actor"] for e in events(durable, "human.input") if e["payload"]["session"] == asked["fork"]] == ["user"]
-    client.api("DELETE", f"/api/session/{session}")
-    (begun,) = durable.lines("fork", session, "--at", answer["id"], "--prompt", "SAY:from the log", "--yes")
-    wait_until(
-        lambda: [e for e in events(durable, "turn.ended") if e["payload"]["session"] == begun["fork"]], "its end"
-    )
-    assert begun["messages"] is None and "forty two" in json.dumps(model.of(begun["fork"])[-1].body)
-    assert f"fork of {session}" in durable.cli("tree", begun["fork"])
+    settled(client, durable, parent, session)
+    for origin, text in ((parent, "started"), (session, "forty two")):
+        (made,) = durable.lines("fork", origin, "--at", last_answer(durable, origin), "--prompt", "SAY:on", "--yes")
+        wait_until(
+            lambda fork=made["fork"]: fork in [e["payload"]["session"] for e in events(durable, "turn.ended")],
+            "the answer in the fork",
+        )
+        assert [e["actor"] for e in events(durable, "human.input") if e["payload"]["session"] == made["fork"]] == [
+            "user"
+        ]
+        assert text in json.dumps(model.of(made["fork"])[-1].body)
+        assert f"fork of {origin}" in durable.cli("tree", made["fork"])
+        # The worktree of the work is gone, so OpenCode's own fork could do nothing.
+        assert (made["messages"] is None, made["directory"]) == (origin == session, str(client.project))
+
+
+def last_answer(durable: DurableStream, session: str) -> str:
+    return str([e["id"] for e in events(durable, "execution.output") if e["payload"]["session"] == session][-1])
 
 
 def test_work_is_over_when_its_own_subagents_have_reported(

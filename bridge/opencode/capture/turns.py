@@ -9,6 +9,7 @@ in the state, or in a hook that is not acknowledged yet.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,9 @@ _REMEMBERED_MESSAGES = 4000
 
 _ID_BEFORE_MS = 100
 """At most so long before its message is an id made. The longest time measured was 4 ms."""
+
+_ID_TIME = re.compile("msg_([0-9a-f]{9})")
+"""The ms, modulo 2**36, at which OpenCode made the id of a message."""
 
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a final answer; ``tool-calls`` means that the model wanted to continue."""
@@ -144,8 +148,8 @@ class Turns(Shells):
         answered = info["parentID"]
         completed = info["time"].get("completed") is not None
         expected = message_id in self._messages or answered in session.turns or answered in session.inputs
-        if completed and not expected and not session.misread:
-            # A fork copies finished messages into a new session. Such copies are not recorded again.
+        if not expected and ((completed and not session.misread) or _is_copied(session, message_id, info)):
+            # A fork copies messages into a new session. Such copies are not recorded again.
             self._copied[message_id] = None
             self.drop_shell(session.id, answered)
             return False
@@ -465,6 +469,14 @@ class Turns(Shells):
             correlation=turn.user_message if turn is not None else None,
         )
         return False
+
+
+def _is_copied(session: SessionState, message: str, info: dict[str, Any]) -> bool:
+    """True for an answer that a fork copied before the fork got an input: it keeps its time, but has a newer id."""
+    made, found = shapes.number(mapping(info.get("time")).get("created")), _ID_TIME.match(message)
+    if made is None or found is None or not session.born or session.first_message:
+        return False
+    return 0 < (int(found[1], 16) - made) % 2**36 < 2**35
 
 
 def _is_before(entry: Entry, turn: Turn) -> bool:

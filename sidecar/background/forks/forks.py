@@ -90,7 +90,7 @@ class _Plan(NamedTuple):
         event = self.record.event.id
         where = f"before the prompt of event {event}" if self.cut.is_prompt else f"after the answer of event {event}"
         if self.messages is None:
-            how = "OpenCode no longer has this message, so a new session gets the recorded conversation as a text"
+            how = "OpenCode cannot fork there, so a new session gets the recorded conversation as a text"
         else:
             how = f"A new session gets the first {self.messages} messages of {self.session}"
         return f"{how}; it ends {where}. Files stay as they are now."

@@ -254,16 +254,15 @@ class V1Host:
         return _made(await _call(self._forking(session, directory), "session.create", {"body": {"title": title}}))
 
     def _forking(self, session: str, directory: str) -> Link:
-        """The user's OpenCode that makes a fork: the one that hosts the session, or else the newest in the directory.
+        """The user's OpenCode that makes a fork in a directory: the one that hosts the session, or else the newest.
 
         Unlike a change, a copy needs no particular process. A headless one would end when no background work is left.
         """
-        hosting, mine = self._hosting(session), self._headless.pids
-        near = [link for link in self._acting() if link.directory == directory]
-        found = [link for link in (*near, hosting) if link is not None and link.pid not in mine]
-        if not found:
+        near = [link for link in self._acting() if link.directory == directory and link.pid not in self._headless.pids]
+        if not near:
             raise HostAbsent(f"no OpenCode is open in {directory}")
-        return found[-1]
+        hosting = self._hosting(session)
+        return hosting if hosting is not None and hosting in near else near[-1]
 
     # --- any session ---
 

@@ -51,6 +51,15 @@ def shape(events: list[StreamEvent]) -> list[tuple[Any, ...]]:
     )
 
 
+def cut_off(item: Item) -> Item:
+    """The item, but the answer that the fork copied has no end."""
+    token, hook = item
+    if hook.t != 1795310484402:
+        return item
+    given = json.dumps(hook.input).replace(', "completed": 1795310484338', "")
+    return token, HookItem(hook.hook, hook.t, json.loads(given))
+
+
 class TestWhatBecomesOfARun:
     def test_a_chat(self) -> None:
         player = play("chat")
@@ -275,6 +284,13 @@ class TestWhatBecomesOfARun:
         origin, fork = (e.payload["session"] for e in player.of("lifecycle.session.created"))
         [told] = player.of("lineage.forked")
         assert told.payload == {"session": fork, "fork": {"session": origin}}
+
+    def test_a_fork_does_not_tell_an_answer_again_that_was_cut_off_before_it(self) -> None:
+        player = Player()
+        player.feed(cut_off(item) for item in recording("fork"))
+        player.wait()
+        assert [e.payload["trigger"] for e in player.of("turn.started")] == ["prompt", "prompt"]
+        assert [e.payload["outcome"] for e in player.of("turn.ended")] == ["completed", "completed"]
 
     def test_a_fork_of_a_fork_keeps_the_origin_that_a_person_named(self) -> None:
         """The messages that it copied were first those of its origin's own origin."""
