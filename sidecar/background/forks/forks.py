@@ -6,8 +6,10 @@ are. The log says which event the person named.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydantic import Field
@@ -22,6 +24,7 @@ from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.people.answerers import Answerers
 from sidecar.background.people.people import until
 from sidecar.home import Home
+from sidecar.read.catalog import Catalog
 from sidecar.read.fields import as_text, is_forgotten
 from sidecar.read.select import SelectError, family_of, find_event, find_session, open_reader, records_of
 from sidecar.read.transcript.conversation import Conversation
@@ -61,8 +64,9 @@ class ForkArgs(Args):
 
 
 class _Plan(NamedTuple):
-    """What a fork will be. ``before`` is the first message that is not in it. ``messages``: how many OpenCode copies;
-    ``None`` if OpenCode cannot, so that the log must do."""
+    """What a fork will be. An OpenCode must be open in ``directory``; the fork will be in ``place``. ``messages``: how
+    many OpenCode copies, those ``before`` one of them; ``None`` if OpenCode cannot, so that the log must do.
+    """
 
     record: Record
     session: str
@@ -70,6 +74,7 @@ class _Plan(NamedTuple):
     ran: Ran
     title: str
     directory: str
+    place: str
     messages: int | None
     before: str | None
 
@@ -77,7 +82,7 @@ class _Plan(NamedTuple):
         return {
             "session": self.session,
             "title": self.title,
-            "directory": self.directory,
+            "directory": self.place,
             "event": self.record.event.id,
             "message": self.cut.message,
             "ends": "before" if self.cut.is_prompt else "after",
@@ -141,39 +146,27 @@ class Forks:
         return {**plan.as_json(), "fork": fork}
 
     async def _plan(self, reader: LogReader, args: ForkArgs) -> _Plan:
-        stream, child = await find_session(reader, args.stream)
-        family = await family_of(reader, stream, session=child)
-        record = await find_event(reader, args.event)
-        event = record.event
-        if record not in family:
-            where = f"`durable-stream show {event.id}` shows where"
-            raise RequestError("not-found", f"the event {event.id} is not in {child or stream}; {where}")
-        if is_forgotten(event.payload):
-            raise RequestError("forgotten", f"the content of the event {event.id} was forgotten; name another event")
-        session, catalog = as_text(event.payload.get("session")), family.catalog
+        record, catalog = await _named(reader, args)
+        event, session = record.event, as_text(record.event.payload.get("session"))
         records, finished = await _around(reader, record, session)
         cut = cut_at(records, session)
         if cut is None or session not in catalog.sessions:
-            raise RequestError("no-message", f"nothing was said before the event {event.id}; name a later one")
-        directory = self._project(session) or catalog.directory(catalog.sessions[session].stream)
-        host = self._hosts.of(session)
-        messages = await host.message_ids(session, directory=directory)
-        count = kept(messages or (), cut)
-        known = self._state.sessions.get(session)
-        is_last = count is not None and messages is not None and count == len(messages)
-        if (
-            known is not None
-            and known.turn is not None
-            and not cut.is_prompt
-            and (is_last or cut.message not in finished)
-        ):
+            raise _nothing_before(event)
+        view, known = catalog.sessions[session], self._state.sessions.get(session)
+        place = (known.directory if known is not None else None) or catalog.directory(view.stream)
+        directory = self._project(session) or place
+        messages = await self._hosts.of(session).message_ids(session, directory=directory) or []
+        # OpenCode's own fork stays in the directory of its origin, which may be a worktree that is gone.
+        count = kept(messages, cut) if await asyncio.to_thread(Path(place).is_dir) else None
+        is_at_work = known is not None and known.turn is not None and not cut.is_prompt
+        if is_at_work and (count == len(messages) or cut.message not in finished):
             text = f"{session} still works on the message of the event {event.id}"
             raise RequestError("still-running", f"{text}; wait for the end of the turn, or name an earlier event")
         if count == 0:
-            raise RequestError("no-message", f"nothing was said before the event {event.id}; name a later one")
-        before = messages[count] if messages and count is not None and not is_last else None
-        ran, title = ran_at(records, cut), catalog.sessions[session].title
-        return _Plan(record, session, cut, ran, title, directory, count, before)
+            raise _nothing_before(event)
+        before = messages[count] if count is not None and count < len(messages) else None
+        ran, place = ran_at(records, cut), place if count is not None else directory
+        return _Plan(record, session, cut, ran, view.title, directory, place, count, before)
 
     async def _make(self, reader: LogReader, plan: _Plan, prompt: str | None) -> str:
         host, text = self._hosts.of(plan.session), ""
@@ -224,6 +217,23 @@ class Forks:
         await self._ingest.add([event])
 
 
+async def _named(reader: LogReader, args: ForkArgs) -> tuple[Record, Catalog]:
+    """The event that a person named in a stream, and the catalog."""
+    stream, child = await find_session(reader, args.stream)
+    family = await family_of(reader, stream, session=child)
+    record = await find_event(reader, args.event)
+    name = record.event.id
+    if record not in family:
+        raise RequestError("not-found", f"{name} is not in {child or stream}; `durable-stream show {name}` shows where")
+    if is_forgotten(record.event.payload):
+        raise RequestError("forgotten", f"the content of the event {name} was forgotten; name another event")
+    return record, family.catalog
+
+
+def _nothing_before(event: StreamEvent) -> RequestError:
+    return RequestError("no-message", f"nothing was said before the event {event.id}; name a later one")
+
+
 async def _around(reader: LogReader, record: Record, session: str) -> tuple[list[Record], set[str]]:
     """The records of a session up to a record of it, newest first, and the answers that are finished."""
     found: deque[Record] = deque(maxlen=_LOOKED)
@@ -247,7 +257,7 @@ async def _conversation(reader: LogReader, plan: _Plan) -> str:
         told.apply(record)
     own = [root for root in told.roots if root.id == plan.session and root.turns]
     if not own:
-        raise RequestError("no-message", f"nothing was said before the event {plan.record.event.id}; name a later one")
+        raise _nothing_before(plan.record.event)
     origin = family.catalog.sessions[plan.session].fork
     notes = (f"It was a fork of {origin}, which holds what was said before.",) if origin else ()
     text = "\n".join(markdown_lines(own, Reading(now_ms=plan.record.event.ts, notes=notes)))

@@ -138,7 +138,7 @@ class Host(Protocol):
         ...
 
     async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
-        """The ids of a session's messages, oldest first; ``None`` if there is no such session that can be forked.
+        """The ids of a session's messages, oldest first; ``None`` if there is no such session.
 
         Raises:
             HostAbsent: no OpenCode of the user's is open that could fork the session in ``directory``.

@@ -220,9 +220,7 @@ class V2Host:
 
     async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
         client = await self._client(session)
-        place = mapping(mapping(await requests.info(client, session)).get("location")).get("directory")
-        # A fork stays in the directory of its origin, which may be a worktree that is gone.
-        if not await asyncio.to_thread(Path(str(place or "-")).is_dir):
+        if await requests.info(client, session) is None:
             return None
         return await requests.message_ids(client, session)
 

@@ -22,6 +22,7 @@ from tests.sidecar.inspector.conftest import WAIT_MS, aside, inspecting
 from tests.sidecar.life import end_sidecars
 
 FORK = "ses_0000000000001fork00000000"
+PROJECT = "/home/dev/project"
 NOBODY = 2**22 + 1
 """No process has this id."""
 
@@ -29,8 +30,8 @@ NOBODY = 2**22 + 1
 class OpenCode:
     """An OpenCode 1 in which a directory is open, with one session."""
 
-    def __init__(self, home: Path, directory: str, messages: list[str]) -> None:
-        self._home, self._directory, self._messages = Home(home), directory, messages
+    def __init__(self, home: Path, directory: str, messages: list[str], fork: HookItem) -> None:
+        self._home, self._directory, self._messages, self._fork = Home(home), directory, messages, fork
         self._life = AsyncExitStack()
         self.calls: list[tuple[str, Any]] = []
 
@@ -54,14 +55,14 @@ class OpenCode:
         if method in ("session.fork", "session.promptAsync"):
             self.calls.append((method, args["body"]))
         if method == "session.fork":
-            await self._client.send([created(FORK)])
+            await self._client.send([self._fork])
             return {"id": FORK}
         return [] if method == "session.messages" else {}
 
 
-def created(session: str) -> HookItem:
+def created(recording: Path, session: str) -> HookItem:
     """What OpenCode announces, as it was recorded, with another id."""
-    lines = map(json.loads, (RECORDINGS / "chat.jsonl").read_text().splitlines())
+    lines = map(json.loads, recording.read_text().splitlines())
     found = next(each for each in lines if "session.created" in json.dumps(each["input"]))
     old = found["input"]["event"]["properties"]["info"]["id"]
     return HookItem("event", found["t"], json.loads(json.dumps(found["input"]).replace(old, session)))
@@ -88,12 +89,15 @@ def opened(client: OpenCode) -> Iterator[None]:
 
 
 def test_an_event_is_forked_only_after_a_person_agrees(browser: Browser, tmp_path: Path) -> None:
-    home = aside(make_home, tmp_path / "home", "chat_two_turns")
+    recorded = tmp_path / "here.jsonl"
+    recorded.write_text((RECORDINGS / "chat_two_turns.jsonl").read_text().replace(PROJECT, str(tmp_path)))
+    home = aside(make_home, tmp_path / "home", str(tmp_path / "here"))
     events = [each["event"] for each in run_process(home, "query", "--json").objects()]
     session, directory = events[0]["stream_id"], events[0]["payload"]["directory"]
     spoken = [each["payload"]["message"] for each in events if each["type"] in ("human.input", "execution.output")]
     second = next(each for each in events if each["payload"].get("message") == spoken[2])
-    client = OpenCode(home, directory, spoken)
+    assert directory == str(tmp_path)
+    client = OpenCode(home, directory, spoken, created(recorded, FORK))
     try:
         with opened(client), inspecting(home) as served:
             page = browser.new_page()
