@@ -18,7 +18,10 @@ const client = {
     },
     status: () => new Promise(() => {}),
     promptAsync: async () => ({ data: undefined, response: { status: 204 } }),
-    messages: async () => ({ data: 10n }),
+    /** @param {any} args */
+    messages: async (args) => (args.path ? { data: [{ info: { id: "msg_1" }, parts: [10n] }] } : { data: 10n }),
+    /** @param {any} args */
+    fork: async (args) => ({ data: args }),
     create: async () => ({ data: "x".repeat(16 << 20) }),
   },
   /** @param {any} args */
@@ -45,6 +48,8 @@ const CASES = /** @type {[string, any, any][]} */ ([
   ["session.status", {}, { error: { code: "timeout", message: /60 ms/ } }],
   ["session.promptAsync", {}, { value: null }],
   ["session.messages", {}, { error: { code: "opencode", message: /BigInt/ } }],
+  ["session.messageIds", { path: { id: "ses_1" } }, { value: ["msg_1"] }],
+  ["session.fork", { path: { id: "ses_1" } }, { value: { path: { id: "ses_1" } } }],
   ["session.create", {}, { error: { code: "opencode", message: /too large/ } }],
   [
     "permission.reply",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -12,9 +15,9 @@ from typing import Any
 import pytest
 
 from streams.lineage import STEP_STARTED
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.events import Event, EventStream
-from tests.real.model_server import ModelServer
+from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Expectation, Json, differences, expected, family, other_twin
 
@@ -136,11 +139,14 @@ def test_a_person_forks_at_an_event(
         for type_ in ("execution.output", "human.input")
     )
 
+    count = len(opencode.sessions())
+
     def forked(event: str, *more: str) -> str:
         (found,) = durable.lines("fork", session, "--at", event, "--yes", *more)
         return str(found["fork"])
 
-    quiet = forked(prompt[1])
+    assert asked(durable, "n", session, prompt[1]).endswith("[y/N]: ") and len(opencode.sessions()) == count
+    quiet = asked(durable, "y", session, prompt[1]).split("[y/N]: ")[1].split()[0]
     assert [said(each) for each in opencode.messages(quiet)] == ["SAY:pong", "pong"]
     assert model.of(quiet) == [], "nothing runs"
     fork = forked(answer[0], "--prompt", "SAY:otherwise")
@@ -163,6 +169,20 @@ def test_a_person_forks_at_an_event(
     told = json.dumps(model.of(begun)[-1].body)
     assert "SAY:pong" in told and "and again" not in told
     assert f"fork of {session}" in durable.cli("tree", begun)
+
+
+def asked(durable: DurableStream, answer: str, *arguments: str) -> str:
+    """What ``fork`` prints on the terminal of a person who answers so when it asks."""
+    ours, theirs = pty.openpty()
+    command = [str(EXECUTABLE), "--home", str(durable.home), "fork", arguments[0], "--at", arguments[1]]
+    os.write(ours, f"{answer}\n".encode())
+    try:
+        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=True)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "Nothing runs there." in done.stdout
+    return done.stdout
 
 
 def said(message: Json) -> str:

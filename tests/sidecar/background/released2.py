@@ -108,9 +108,10 @@ class FakeReleased:
     def prompt(self, session: str, body: Json) -> Json:
         """An id that is known is answered with its message, and begins a turn, which is empty if nothing waits."""
         self._session(session)
-        known = next((each for each in self.inbox[session] + self.messages[session] if each["id"] == body["id"]), None)
+        held = self.inbox[session] + self.messages[session]
+        known = next((each for each in held if each["id"] == body.get("id")), None)
         if known is None:
-            self.inbox[session].append(known := {**body, "type": "user"})
+            self.inbox[session].append(known := {"id": f"msg_made{len(held)}", **body, "type": "user"})
         elif known in self.messages[session] and body.get("resume", True):
             self.messages[session].append({"id": "msg_idle", "type": "idle", "outcome": "succeeded"})
         return {"data": known}
@@ -135,14 +136,15 @@ class FakeReleased:
         return {"data": self.inbox[session]}
 
     def list_messages(self, session: str, _: Json) -> Json:
-        """Newest first, in pages; the cursor is the number of messages that were listed before."""
+        """In pages; the cursor says the order, and the number of messages that were listed before."""
         self._session(session)
-        limit, begin = int(self._query["limit"]), int(self._query.get("cursor", 0))
-        if limit > 200:
+        limit, order = int(self._query["limit"]), self._query.get("order", "")
+        if limit > 200 or (order and "cursor" in self._query):
             raise _Refused(400)
-        newest = self.messages[session][::-1]
-        following = {"next": str(begin + limit)} if begin + limit < len(newest) else {}
-        return {"data": newest[begin : begin + limit], "cursor": following}
+        order, _, begun = self._query.get("cursor", f"{order}:0").partition(":")
+        listed, begin = self.messages[session][:: 1 if order == "asc" else -1], int(begun)
+        following = {"next": f"{order}:{begin + limit}"} if begin + limit < len(listed) else {}
+        return {"data": listed[begin : begin + limit], "cursor": following}
 
     def message(self, session: str, message: str, _: Json) -> Json:
         self._session(session)

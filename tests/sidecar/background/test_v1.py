@@ -10,7 +10,7 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from sidecar.background.hosts.borrowed import Borrowed
-from sidecar.background.hosts.host import HostError, Part
+from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.v1 import V1Host
 from streams.identity import system_identity
 
@@ -150,3 +150,19 @@ class FakeHeadless(Borrowed):
 
     async def link(self, directory: str, environment: str) -> FakeLink:
         return self.back
+
+
+async def test_a_fork_is_made_in_the_project_by_an_opencode_of_the_user() -> None:
+    headless = FakeHeadless(alive())
+    headless.pids = frozenset({alive()})
+    near, elsewhere, own = FakeLink("near", NOBODY), FakeLink("x", NOBODY, "/other"), FakeLink("hosting", alive())
+    for links, wanted in (((near, elsewhere), near), ((own, near, elsewhere), near), ((elsewhere, own), None)):
+        one = host(*links, headless=headless)
+        for link in links:
+            link.calls.clear()
+        if wanted is None:
+            with pytest.raises(HostAbsent):
+                await one.message_ids(SESSION, directory="/project")
+        else:
+            await one.message_ids(SESSION, directory="/project")
+            assert [link for link in links if link.calls] == [wanted]

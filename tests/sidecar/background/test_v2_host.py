@@ -101,6 +101,23 @@ async def test_a_prompt_joins_a_turn_and_a_notice_gets_its_own(host: V2Host, fak
     assert (prompt["delivery"], notice["delivery"]) == ("steer", "queue")
 
 
+# --- forks ---
+
+
+async def test_the_messages_of_a_long_session_are_all_read_without_the_ends_of_turns(
+    host: V2Host, fake: FakeReleased
+) -> None:
+    session = await phantom(host, fake, *[user(f"key{number}") for number in range(450)], idle())
+    assert await host.message_ids(session, directory=PROJECT) == [f"msg_{number}" for number in range(450)]
+    assert await host.message_ids("ses_gone", directory=PROJECT) is None
+
+
+async def test_a_person_s_own_words_are_sent_as_a_person_sends_them(host: V2Host, fake: FakeReleased) -> None:
+    assert await host.prompt(USER, [Part("as I said", "")], directory=PROJECT)
+    (sent,) = fake.inbox[USER]
+    assert sent["text"] == "as I said" and "metadata" not in sent
+
+
 # --- what became of a prompt ---
 
 
