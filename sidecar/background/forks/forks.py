@@ -95,7 +95,7 @@ class _Plan(NamedTuple):
         event = self.record.event.id
         where = f"before the prompt of event {event}" if self.cut.is_prompt else f"after the answer of event {event}"
         if self.messages is None:
-            how = "OpenCode cannot fork there, so a new session gets the recorded conversation as a text"
+            how = "OpenCode cannot fork this session there, so a new one gets the recorded conversation as a text"
         else:
             how = f"A new session gets the first {self.messages} messages of {self.session}"
         return f"{how}; it ends {where}. Files stay as they are now."
@@ -140,9 +140,11 @@ class Forks:
         except SelectError as error:
             raise RequestError(error.code, str(error)) from None
         except HostAbsent as error:
-            raise RequestError("no-opencode", f"{error}; open OpenCode there, then try again") from None
+            raise RequestError("no-opencode", f"{error}; open OpenCode in that project, then try again") from None
         except HostError as error:
             raise RequestError("opencode-failed", f"nothing was forked: {error}") from None
+        finally:
+            await reader.close()
         return {**plan.as_json(), "fork": fork}
 
     async def _plan(self, reader: LogReader, args: ForkArgs) -> _Plan:

@@ -23,7 +23,12 @@ async def fork(
     ],
     at: Annotated[
         str,
-        typer.Option("--at", metavar="EVENT", help="The last event that the fork has.", autocompletion=complete.events),
+        typer.Option(
+            "--at",
+            metavar="EVENT",
+            help="The event at which the fork ends: after an answer, or before a prompt.",
+            autocompletion=complete.events,
+        ),
     ],
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="The first prompt in the fork; else nothing runs.")

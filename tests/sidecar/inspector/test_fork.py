@@ -131,7 +131,7 @@ def test_an_event_is_forked_only_after_a_person_agrees(browser: Browser, tmp_pat
             page.goto(served.link)
             page.goto(f"{served.base}/s/{session}?event={second['id']}")
             page.locator(".detail").get_by_text("Fork here").click()
-            expect(page.locator("dialog.fork .bad")).to_contain_text("open OpenCode there")
+            expect(page.locator("dialog.fork .bad")).to_contain_text("open OpenCode in that project")
             expect(page.locator("dialog.fork").get_by_text("Fork", exact=True)).to_be_disabled()
             page.close()
     finally:
