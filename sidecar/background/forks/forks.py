@@ -136,7 +136,7 @@ class Forks:
             plan = await self._plan(reader, args)
             if args.preview:
                 return plan.as_json()
-            fork = await self._make(reader, plan, args.prompt)
+            return await self._make(reader, plan, args.prompt)
         except SelectError as error:
             raise RequestError(error.code, str(error)) from None
         except HostAbsent as error:
@@ -145,7 +145,6 @@ class Forks:
             raise RequestError("opencode-failed", f"nothing was forked: {error}") from None
         finally:
             await reader.close()
-        return {**plan.as_json(), "fork": fork}
 
     async def _plan(self, reader: LogReader, args: ForkArgs) -> _Plan:
         record, catalog = await _named(reader, args)
@@ -170,11 +169,16 @@ class Forks:
         ran, place = ran_at(records, cut), place if count is not None else directory
         return _Plan(record, session, cut, ran, view.title, directory, place, count, before)
 
-    async def _make(self, reader: LogReader, plan: _Plan, prompt: str | None) -> str:
-        host, text = self._hosts.of(plan.session), ""
+    async def _make(self, reader: LogReader, plan: _Plan, prompt: str | None) -> dict[str, Any]:
+        host, text, fork = self._hosts.of(plan.session), "", ""
         if plan.messages is not None:
-            fork = await host.fork(plan.session, plan.before, directory=plan.directory)
-        else:
+            try:
+                fork = await host.fork(plan.session, plan.before, directory=plan.directory)
+            except HostError as error:
+                if not error.permanent:
+                    raise
+                plan = plan._replace(messages=None, place=plan.directory)  # this OpenCode has no such request
+        if not fork:
             text = await _conversation(reader, plan)
             fork = await host.begin(plan.session, f"{plan.title or plan.session} (fork)", directory=plan.directory)
         await self._record(plan, fork)
@@ -182,7 +186,7 @@ class Forks:
             await self._say(plan, fork, text, prompt)
         except HostError as error:
             raise RequestError("opencode-failed", f"{fork} was made, but not every message was sent: {error}") from None
-        return fork
+        return {**plan.as_json(), "fork": fork}
 
     async def _say(self, plan: _Plan, fork: str, text: str, prompt: str | None) -> None:
         """Give the fork the recorded conversation, if it has no messages, and then the person's prompt."""

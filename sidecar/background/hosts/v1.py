@@ -455,4 +455,6 @@ async def _call(link: Link, method: str, args: dict[str, Any]) -> Any:
     try:
         return await link.call(method, args, timeout=CALL_SECONDS)
     except CallError as error:
+        if error.code == "unknown_method":
+            raise HostError("the plugin in the open OpenCode is of an older version; restart that OpenCode") from None
         raise HostError(f"{method}: {error}", permanent=error.status in (400, 404)) from None

@@ -60,4 +60,6 @@ async def fork(
             note("Nothing was forked.")
             return
     found = await ask(home, "fork", given, retry)
+    if found["messages"] is None:
+        note(found["told"])
     out.object(found) if json else out.text(f"{found['fork']}  fork of {found['session']}")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.state import CaptureState, SessionState
 from sidecar.background.forks.cut import Cut, cut_at, kept
+from sidecar.background.forks.forks import ForkArgs, Forks
+from sidecar.background.hosts.host import HostError, Part
+from sidecar.background.people.answerers import Answerers
 from sidecar.home import Home
+from sidecar.read.select import open_reader
+from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.store import Record
-from tests.sidecar.cli.helpers import make_home, run
+from tests.sidecar.background.support import Only
+from tests.sidecar.cli.helpers import RECORDINGS, make_home, run
 from tests.sidecar.life import end_sidecars
 
 S, CHILD = "ses_1", "ses_2"
@@ -79,6 +88,75 @@ def test_before_the_first_message_there_is_nothing_to_fork() -> None:
 
 def test_a_message_that_the_session_no_longer_has_is_told_apart() -> None:
     assert kept(MESSAGES, Cut("msg_gone", False, 0)) is None
+
+
+class Origin:
+    """A host without a fork of its own. It says nothing of a new session until it is asked to act in it."""
+
+    def __init__(self, state: CaptureState) -> None:
+        self._state = state
+        self.said: list[tuple[str, bool]] = []
+        self.kept: set[str] = set()
+
+    async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
+        return self.messages
+
+    async def fork(self, session: str, before: str | None, *, directory: str) -> str:
+        raise HostError("this version does not support it", permanent=True)
+
+    async def begin(self, session: str, title: str, *, directory: str) -> str:
+        self._state.sessions["ses_new"] = SessionState("ses_new", "ses_new", "ses_new", None, True, "e")
+        return "ses_new"
+
+    async def prompt(self, session: str, parts: Sequence[Part], *, reply: bool = True, **about: Any) -> bool:
+        self.said += [(part.text, reply) for part in parts]
+        self.kept |= {part.key for part in parts}
+        return True
+
+    async def holds(self, session: str, key: str, *, directory: str) -> bool:
+        return key in self.kept
+
+    messages: list[str]
+
+
+async def test_without_a_fork_of_the_host_a_new_session_gets_the_conversation_and_then_the_prompt(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "here.jsonl").write_text(
+        (RECORDINGS / "chat_two_turns.jsonl").read_text().replace("/home/dev/project", str(tmp_path))
+    )
+    home = await asyncio.to_thread(make_home, tmp_path / "home", str(tmp_path / "here"))
+    reader = open_reader(home / "store")
+    log = [record async for record in reader.read_all()]
+    state = CaptureState()
+    for record in log:
+        state.apply(record.event)
+    host, told = Origin(state), list[StreamEvent]()
+    host.messages = [
+        str(r.event.payload["message"]) for r in log if r.event.type in ("human.input", "execution.output")
+    ]
+    answer = next(record.event for record in log if record.event.type == "execution.output")
+
+    async def add(events: list[StreamEvent]) -> None:
+        told.extend(events)
+
+    async def flushed() -> None:
+        return None
+
+    ingest = SimpleNamespace(add=add, flushed=flushed)
+    nobody = Answerers(tuple, False, str)
+    forks = Forks(Home(home), Only(host), state, ingest, seeded_identity(2), nobody, lambda _: "")  # type: ignore[arg-type]
+    args = ForkArgs(stream=answer.stream_id, event=answer.id, prompt="on")
+    plan = await forks.fork(args.model_copy(update={"preview": True}))
+    assert plan["messages"] == 2 and told == [] == host.said
+    made = await forks.fork(args)
+    assert (made["fork"], made["messages"], made["directory"]) == ("ses_new", None, str(tmp_path))
+    (conversation, _), prompt = host.said
+    assert "SAY:pong" in conversation and "pong2" not in conversation and prompt == ("on", True)
+    assert [reply for _, reply in host.said] == [False, True]
+    (event,) = told
+    assert (event.type, event.causation_id, event.stream_id) == ("lineage.forked", answer.id, "ses_new")
+    assert event.payload["fork"]["session"] == answer.stream_id
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
+from bridge.opencode.link.link import CallError
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.v1 import V1Host
@@ -166,3 +167,13 @@ async def test_a_fork_is_made_in_the_project_by_an_opencode_of_the_user() -> Non
         else:
             await one.message_ids(SESSION, directory="/project")
             assert [link for link in links if link.calls] == [wanted]
+
+
+async def test_a_plugin_that_is_older_than_the_sidecar_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(method: str, args: dict[str, Any], timeout: float = 0.0) -> Any:
+        raise CallError("unknown_method", f"this shim has no method {method}")
+
+    link = FakeLink("hosting", NOBODY)
+    monkeypatch.setattr(link, "call", refuse)
+    with pytest.raises(HostError, match="restart that OpenCode"):
+        await host(link).message_ids(SESSION, directory="/project")
