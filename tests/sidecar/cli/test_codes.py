@@ -15,6 +15,8 @@ import bridge
 import sidecar
 import streams
 from bridge.opencode.link.link import RequestError
+from sidecar.agents.deciding import AgentFailed
+from sidecar.agents.owner import NotOwner
 from sidecar.care.exported import ExportError
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import Failure, code_of
@@ -36,6 +38,7 @@ INTERNAL = {
     "bridge.nats.headers": "a message on the wire",
     "bridge.nats.jetstream.publishing.PublishStopped": "control flow of the mirror",
     "bridge.nats.jetstream.client_errors": "becomes NatsError",
+    "sidecar.mirror.calling": "a failed effect",
     "sidecar.mirror.server": "shown by `status`",
     "sidecar.mirror.task": "control flow of the mirror",
     "sidecar.mirror.rebuild": "shown by `status`",
@@ -86,7 +89,8 @@ def given(names: set[str]) -> set[str]:
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
     carried = given({"Failure", "RequestError", "ExportError", "InputRefused", "WorktreeError", "SelectError"})
-    return system | carried | {vars(error)["code"] for error in errors()}
+    agents = {AgentFailed.code, NotOwner.code}
+    return system | carried | agents | {vars(error)["code"] for error in errors()}
 
 
 def test_every_class_has_a_code_of_its_own() -> None:
