@@ -23,7 +23,7 @@ from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity
-from streams.store import NOTHING, Record, StreamStore
+from streams.store import Record, StreamStore
 
 log = logging.getLogger("sidecar.agents")
 
@@ -49,8 +49,8 @@ StepStatus = Literal["started", "completed", "failed", "in_doubt"]
 class StepRecord(NamedTuple):
     """The last known state of an effect. ``retry_at`` is in ms UTC; ``None`` if the effect will not be tried again.
 
-    ``request`` is the id of the request that made the attempt; ``ts`` and ``position`` are the time and the position of
-    the record of this state.
+    ``request`` is the id of the request that made the attempt; ``ts`` is the time of the record of
+    this state.
     """
 
     run_id: str
@@ -64,7 +64,8 @@ class StepRecord(NamedTuple):
     final: bool = False
     event_id: str = ""
     ts: int = 0
-    position: int = NOTHING
+    resolved: bool = False
+    """Whether a person decided this."""
 
 
 class Request(NamedTuple):
@@ -111,15 +112,19 @@ class Ledger:
                 return _step(found, run_id, idempotency_key)
         return _step(last, run_id, idempotency_key)
 
-    async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> StreamEvent | None:
-        """Record the beginning of an attempt; returns its event.
+    async def is_resolved(self, request: Request, attempt: int, mark: str) -> bool:
+        """Whether the decision ``mark`` of a person ended the doubt about an attempt."""
+        keys = [_key(_base_of(request), attempt, type_) for type_ in (COMPLETED, FAILED)]
+        return any(
+            found is not None and found.event.payload.get("resolution") == mark
+            for found in await self._store.find_each(keys)
+        )
 
-        Returns ``None`` if the beginning is already recorded, which means that another runner is making the attempt.
-        """
+    async def started(self, request: Request, attempt: int, effect_class: EffectClass, of: int) -> StreamEvent:
+        """Record the beginning of an attempt; returns its event."""
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
-        # A failed write may have become durable. The append then returns that earlier record, which has our id.
-        return stamped if (await self._append(stamped)).event.id == stamped.id else None
+        return (await self._append(stamped)).event
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
         """Record a result.
@@ -136,7 +141,9 @@ class Ledger:
         return await self._settle(request, attempt, FAILED, about)
 
     async def in_doubt(self, request: Request, attempt: int, reason: str) -> Record:
-        return await self._settle(request, attempt, IN_DOUBT, {"reason": reason[:500]})
+        """Record a doubt, with all that a person needs to know of the effect."""
+        about = {"reason": reason[:500], "args": bounded(request.effect.args)}
+        return await self._settle(request, attempt, IN_DOUBT, about)
 
     async def reused(self, request: Request, step: StepRecord) -> Record:
         about = {"result": step.result, "final": True, "reused": step.event_id}
@@ -241,5 +248,5 @@ def _step(record: Record, run_id: str, key: str) -> StepRecord:
         payload.get("final") is True,
         event.id,
         event.ts,
-        record.position,
+        "resolved_by" in payload,
     )

@@ -14,8 +14,8 @@ Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect
 attempt. An *unsafe* effect stays in doubt until a person resolves it. Each request gets one final ``effect.completed``
 or ``effect.failed``, whatever happens.
 
-An attempt that began after this runner was created was made by another live runner over the same store, because the log
-has only one writer process. This runner leaves such an attempt alone.
+The log has only one writer process, and all runners of this process that work on the log share one lock for each key.
+So whoever holds the lock knows that an attempt without an end has died.
 
 So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once if the receiver honours the
 key.
@@ -28,6 +28,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from sidecar.agents.chains import trace_headers
 from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
@@ -48,8 +49,13 @@ MAX_RUNNING: Final = 64
 LONGEST_SLEEP: Final = 30.0
 """Maximum length of one sleep during a back-off, so that the back-off ends soon if the clock is set forward."""
 
+GAVE_UP: Final = "a person gave it up"
+
 Resolution = Literal["done", "retry", "fail"]
 """What a person may decide about an effect in doubt."""
+
+_LOCKS: Final[WeakKeyDictionary[StreamStore, WeakValueDictionary[tuple[str, str], asyncio.Lock]]] = WeakKeyDictionary()
+"""For each log, the lock of each run and key that somebody works on."""
 
 
 class Done(NamedTuple):
@@ -125,10 +131,9 @@ class EffectRunner:
         position are not carried out, because the other home may have done so."""
         self.stopped: dict[str, str] = {}
         """Maps a stopped turn to its agent. No attempt of its effects begins any more."""
-        self._began = store.head
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._keys: dict[tuple[str, str], asyncio.Lock] = {}
+        self._locks = _LOCKS.setdefault(store, WeakValueDictionary())
         self._room = asyncio.Semaphore(MAX_RUNNING)
 
     @property
@@ -153,37 +158,57 @@ class EffectRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def resolve(self, record: Record, how: Resolution, *, by: str = "user", result: Any = None) -> bool:
+    async def resolve(
+        self,
+        record: Record,
+        how: Resolution,
+        *,
+        attempt: int | None = None,
+        by: str = "user",
+        result: Any = None,
+        mark: str = "",
+    ) -> bool:
         """Settle an effect in doubt, and all requests that share its key, as a person has decided.
 
-        ``result``: what the agent gets as the result of an effect that was done. Returns false if the effect is not in
-        doubt.
+        ``attempt`` is the attempt that the person was asked about, if not any. ``result`` is what the agent gets as the
+        result of an effect that was done. ``mark`` names the decision: one that was made before is made again without
+        effect. Returns false if the effect is not in doubt, and another decision, or none, ended that.
         """
         request = request_of(record)
-        if (task := self._tasks.get(request.id)) is not None:
-            await asyncio.wait([task])
-        step = await self.ledger.get_last_by_key(request.effect.run, request.key)
-        if step is None or step.status != "in_doubt":
-            return False
-        waiting = {record.event.id: record} | self._doubtful.pop((request.effect.run, request.key), {})
-        if how == "done":
-            await self.ledger.completed(request, step.attempt, self._clean(result), resolved_by=by)
-        elif how == "fail":
-            for each in waiting.values():
-                error = "resolved as failed"
-                await self.ledger.failed(request_of(each), step.attempt, error, retry_at=None, resolved_by=by)
-            return True
-        else:
-            now = self._identity.now_ms()
-            await self.ledger.failed(request, step.attempt, "resolved as not done", retry_at=now, resolved_by=by)
-        for each in waiting.values():
+        async with self._lock(request):
+            step = await self.ledger.get_last_by_key(request.effect.run, request.key)
+            if step is None or step.status != "in_doubt" or attempt not in (None, step.attempt):
+                return bool(mark) and await self.ledger.is_resolved(request, attempt or 1, mark)
+            others = self._doubtful.pop((request.effect.run, request.key), {})
+            others.pop(request.id, None)
+            about = {"resolved_by": by, "resolution": mark}
+            if how == "done":
+                await self.ledger.completed(request, step.attempt, self._clean(result), **about)
+            elif how == "retry":
+                now = self._identity.now_ms()
+                await self.ledger.failed(request, step.attempt, "it did not happen", retry_at=now, **about)
+            else:
+                # The effect stays in doubt until the last of these records, so a crash between them loses nothing.
+                for each in others.values():
+                    await self.ledger.refused(request_of(each), GAVE_UP, "given-up", step.attempt)
+                await self.ledger.failed(request, step.attempt, GAVE_UP, retry_at=None, error_code="given-up", **about)
+                return True
+        for each in (record, *others.values()):
             self.offer(each)
         return True
 
+    def _lock(self, request: Request) -> asyncio.Lock:
+        """What a request, or a person's decision, holds: another request with the same key waits for its result."""
+        key = (request.effect.run, request.key)
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
     async def _execute(self, request: Request) -> None:
-        lock = self._keys.setdefault((request.effect.run, request.key), asyncio.Lock())
         try:
-            async with lock:  # another request with the same key waits for the result of this one
+            await self._until_owned(request.agent)
+            async with self._lock(request):
                 await self._to_its_end(request)
         except StreamError as error:
             log.error("the ledger cannot be written, so effect %s is waiting: %s", request.id, error)
@@ -192,13 +217,9 @@ class EffectRunner:
             log.exception("effect %s of agent %s failed", request.id, request.agent)
             said = f"{type(error).__name__} while it was being prepared; see sidecar.log"
             await self.ledger.refused(request, said, "internal")
-        finally:
-            if not lock.locked():
-                self._keys.pop((request.effect.run, request.key), None)
 
     async def _to_its_end(self, request: Request) -> None:
         effect, kind = request.effect, self.kinds.get(request.effect.kind)
-        await self._until_owned(request.agent)
         step = await self.ledger.get_last_by_key(effect.run, request.key)
         attempt = step.attempt if step is not None else 0
         if step is not None:
@@ -208,8 +229,6 @@ class EffectRunner:
                 return
             if step.final and step.request == request.id:
                 return
-            if step.status == "started" and step.position > self._began:
-                return
         if request.record.position < self.taken.get(request.agent, NOTHING):
             await self.ledger.refused(request, "another home has owned the agent since", "old-epoch", attempt)
             return
@@ -217,6 +236,8 @@ class EffectRunner:
             await self._without_kind(request, step)
             return
         attempts = max(self._policy.max_attempts(effect), 1)
+        if step is not None and step.resolved:
+            attempts = max(attempts, attempt + 1)  # a person wants another attempt, whatever the policy says
         if step is not None and step.status in ("started", "in_doubt"):
             step = await self._reconcile(request, kind, step, attempts)
             if step is None:
@@ -254,8 +275,6 @@ class EffectRunner:
         effect = request.effect
         async with self._turn(request.agent):
             started = await self.ledger.started(request, attempt, kind.effect_class, attempts)
-            if started is None:
-                return None
             self._stop("effect-started")
             try:
                 own = getattr(kind, "longest_seconds", 0.0)

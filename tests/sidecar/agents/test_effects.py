@@ -214,7 +214,10 @@ class TestReuse:
         await asyncio.gather(*(bench.run(runner) for runner in runners))
         assert sorted(kind.keys) == sorted(f"key-{n}" for n in range(40))
 
-    async def test_a_runner_leaves_an_attempt_of_another_one_alone(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("dies", [False, True])
+    async def test_an_attempt_of_another_runner_is_left_alone_while_that_runner_lives(
+        self, bench: Bench, dies: bool
+    ) -> None:
         goes_on = asyncio.Event()
         kind = Work(goes_on.wait)
         first, second = bench.runner(kind), bench.runner(kind)
@@ -222,10 +225,16 @@ class TestReuse:
         first.offer(asked)
         while await bench.steps() != [("started", 1)]:
             await asyncio.sleep(0.001)
-        await bench.run(second, asked)
+        second.offer(asked)
+        await asyncio.sleep(0.01)
+        assert second.is_busy and await bench.steps() == [("started", 1)]
+        if dies:
+            await first.close()
         goes_on.set()
         await bench.run(first)
-        assert await bench.steps() == [("started", 1), ("completed", 1)]
+        await bench.run(second)
+        again = [("failed", 1), ("started", 2), ("completed", 2)]
+        assert await bench.steps() == [("started", 1), *(again if dies else [("completed", 1)])]
 
 
 class TestTheLedger:

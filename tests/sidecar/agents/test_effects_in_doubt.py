@@ -12,7 +12,7 @@ from sidecar.agents.effects.runner import Done, NotDone, Unknown
 from sidecar.agents.inputs import effects_stream
 from streams.store import Record
 from tests.sidecar.agents.bench import Bench
-from tests.sidecar.agents.kinds import AGENT, Policy, Work, never_ends, request
+from tests.sidecar.agents.kinds import AGENT, Crash, Policy, Work, never_ends, request
 from tests.sidecar.agents.support import records
 
 
@@ -101,7 +101,11 @@ class TestInDoubt:
 
     @pytest.mark.parametrize(
         ("how", "calls", "answer"),
-        [("done", 0, ("completed", "seen")), ("retry", 1, ("completed", {"n": 1})), ("fail", 0, ("failed", None))],
+        [
+            ("done", 0, ("completed", "seen")),
+            ("retry", 1, ("completed", {"n": 1})),
+            ("fail", 0, ("failed", "given-up")),
+        ],
     )
     async def test_a_person_resolves_it(self, bench: Bench, how: Any, calls: int, answer: Any) -> None:
         kind = Work(effect_class="unsafe")
@@ -117,14 +121,69 @@ class TestInDoubt:
         assert await bench.answers() == {asked.event.id: [answer]}
         assert not await runner.resolve(asked, how), "nor is it now"
 
-    async def test_a_person_who_retries_the_last_attempt_gets_an_answer(self, bench: Bench) -> None:
+    async def test_a_person_may_want_more_attempts_than_the_policy(self, bench: Bench) -> None:
         kind = Work(effect_class="unsafe")
         asked = await cut_off(bench, kind)
         runner = bench.runner(kind, Policy(attempts=1))
         await bench.run(runner, asked)
         assert await runner.resolve(asked, "retry")
         await bench.run(runner)
-        assert list(await bench.answers()) == [asked.event.id]
+        assert await bench.answers() == {asked.event.id: [("completed", {"n": 1})]}
+
+    async def test_a_decision_is_about_one_attempt_and_is_made_once(self, bench: Bench) -> None:
+        kind = Work(never_ends, effect_class="unsafe")
+        asked = await cut_off(bench, kind)
+        runner = bench.runner(kind, Policy(deadline=0.01))
+        await bench.run(runner, asked)
+        assert await runner.resolve(asked, "retry", attempt=1, mark="first")
+        await bench.run(runner)
+        assert await bench.steps() == [
+            ("started", 1),
+            ("in_doubt", 1),
+            ("failed", 1),
+            ("started", 2),
+            ("in_doubt", 2),
+        ]
+        assert await runner.resolve(asked, "retry", attempt=1, mark="first"), "it was carried out"
+        assert not await runner.resolve(asked, "done", attempt=1, mark="late"), "nobody was asked about this attempt"
+        assert not await runner.resolve(asked, "done", attempt=1)
+        assert (await bench.last()).status == "in_doubt" and len(kind.keys) == 1
+        assert await runner.resolve(asked, "done", attempt=2, mark="second")
+
+    async def test_a_doubt_says_all_of_the_effect(self, bench: Bench) -> None:
+        asked = await cut_off(bench, kind := Work(effect_class="unsafe"))
+        await bench.run(bench.runner(kind), asked)
+        told = (await records(bench.store, effects_stream(AGENT)))[-1].event.payload
+        assert told["args"] == asked.event.payload["args"] and told["kind"] == "work" and told["reason"]
+
+    async def test_a_crash_while_it_is_given_up_leaves_it_in_doubt(self, bench: Bench) -> None:
+        """And no request of the same key is tried again."""
+        kind = Work(effect_class="unsafe")
+        asked = [await request(bench.store, bench.identity, n=n, key="same") for n in range(3)]
+        await bench.crash(kind, asked[0])
+        runner = bench.runner(kind)
+        await bench.run(runner, *asked)
+        append, left = bench.store.append, 2
+
+        async def dies(events: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Crash
+            return await append(events, **more)
+
+        bench.store.append = dies  # type: ignore[method-assign]
+        with pytest.raises(Crash):
+            await runner.resolve(asked[0], "fail", mark="one")
+        bench.store.append = append  # type: ignore[method-assign]
+        open_ = [one for one in asked if one.event.id not in await bench.answers()]
+        assert asked[0] in open_ and len(open_) == 2
+        runner = bench.runner(kind)
+        await bench.run(runner, *open_)
+        assert (await bench.last("same")).status == "in_doubt"
+        assert await runner.resolve(asked[0], "fail", mark="one")
+        await bench.run(runner)
+        assert await bench.answers() == {one.event.id: [("failed", "given-up")] for one in asked} and kind.keys == []
 
     @pytest.mark.parametrize("how", ["done", "retry", "fail"])
     async def test_a_resolution_answers_every_request_with_the_key(self, bench: Bench, how: Any) -> None:
