@@ -37,8 +37,8 @@ from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.registering import RegisterArgs, differences
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent, Limits
-from sidecar.background.people.card import CardFile, card_text
 from sidecar.background.people.people import People
+from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
 from sidecar.background.said import Said
 from sidecar.background.stream_read import open_reader

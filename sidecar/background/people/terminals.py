@@ -1,19 +1,97 @@
-"""What the terminals of OpenCode tell about their focus. Each terminal's plugin writes one small file in the home."""
+"""The files of a home that OpenCode's terminals read and write: the status card, and each terminal's focus.
+
+The card lists the background work that has not ended, and what is asked. OpenCode 2's terminal also shows the toasts in
+this file, because OpenCode 2's service shows none. The file contains nothing that changes by itself, such as ages, so
+it is written only when something has happened.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from sidecar.background.intents.state import Intent
+from sidecar.background.people import teller
+from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.background.people.rings import Focus
 from sidecar.processes import still_runs
+from sidecar.read.asked import on_one_line
+from sidecar.read.wording import cut_middle, one_line, visible
+from streams.system.files import write_durably
+
+log = logging.getLogger("sidecar.background")
+
+NAME: Final = "background.json"
+MOST: Final = 100
+MAX_ASK: Final = 400
+"""Maximum length of an ask on the screen, in characters; `/background` shows all of it."""
 
 FOLDER: Final = "terminals"
 MOST_FILES: Final = 100
 MOST_BYTES: Final = 4096
 _RANK: Final[tuple[Focus, ...]] = ("unknown", "away", "front")
+
+
+def card_text(
+    unfinished: Iterable[Intent], checkpoints: Iterable[Checkpoint], toasts: Iterable[Mapping[str, str]] = ()
+) -> bytes:
+    """The text of the file: ``agents``, ``asks`` and ``toasts``, oldest first. ``since`` is in ms UTC; ``asks`` of an
+    agent counts what is waiting for a person. ``asks`` has no asks that OpenCode shows by itself.
+    """
+    waiting = [each for each in checkpoints if each.state not in CLOSED]
+    told = [
+        {"id": each.id, "session": each.tell, "text": _ask(each)}
+        for each in waiting
+        if each.tell is not None and (each.intent is not None or each.kind == "ask")
+    ]
+    agents = [
+        {
+            "id": intent.id,
+            "title": one_line(visible(intent.title)),
+            "state": intent.state,
+            "since": intent.started,
+            "cost": round(intent.cost, 2),
+            "asks": len(intent.asks),
+            "parent": intent.parent,
+            "session": intent.session,
+            "root": intent.root,
+        }
+        for intent in unfinished
+    ]
+    return json.dumps({"agents": agents[-MOST:], "asks": told[-MOST:], "toasts": list(toasts)}).encode()
+
+
+def _ask(known: Checkpoint) -> str:
+    """The lines that stay on the screen until the ask is answered."""
+    said = cut_middle(on_one_line(teller.asks(known)), MAX_ASK)[0]
+    return f"{said}\n{teller.how(known)} Waiting {teller.since(known.opened)}."
+
+
+_NOTHING: Final = card_text((), ())
+
+
+class CardFile:
+    """Keeps the file of one home up to date. If the file cannot be written, only the status card is missing."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / NAME
+        self._is_refused = False
+        self.written = b"" if self._path.exists() else _NOTHING
+
+    def write(self, text: bytes) -> None:
+        """Replace the file's content."""
+        try:
+            write_durably(self._path, text)
+        except OSError as error:
+            if not self._is_refused:
+                log.warning("OpenCode cannot show a status card: %s cannot be written (%s)", self._path, error.strerror)
+            self._is_refused = True
+        else:
+            self.written, self._is_refused = text, False
 
 
 def read_focus(home: Path) -> dict[str, Focus]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.background.intents.state import Intent
-from sidecar.background.people.card import NAME, CardFile, card_text
 from sidecar.background.people.checkpoints import Checkpoint
 from sidecar.background.people.teller import IN_LIST, TYPE_IT
+from sidecar.background.people.terminals import NAME, CardFile, card_text
 
 
 def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
