@@ -16,7 +16,7 @@ from sidecar.agents.agent import Agent
 from sidecar.agents.chains import inherited
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
-from sidecar.agents.effects.runner import EffectKind, EffectRunner
+from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
 from sidecar.agents.history import hinted
 from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, Command, agent_stream, effects_stream
@@ -281,6 +281,17 @@ class Runtime:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
+    # --- effects in doubt ---
+
+    async def resolve(self, given: Mapping[str, Any], how: Resolution, *, by: str, mark: str) -> bool:
+        """Settle an effect in doubt; see ``EffectRunner.resolve``. ``given`` says which: ``request``, ``attempt``,
+        ``run`` and ``key`` of its ``effect.in_doubt``."""
+        attempt, open_ = given["attempt"], self.view.effects.get(given["request"])
+        record = None if open_ is None else await self._in(open_.stream, open_.offset)
+        if record is None:  # the effect has ended, perhaps just by this decision
+            return await self.effects.ledger.is_resolved(given["run"], given["key"], attempt, mark)
+        return await self.effects.resolve(record, how, attempt=attempt, by=by, mark=mark)
+
     # --- dead letters ---
 
     async def redrive(self, letter_id: str) -> str:
@@ -295,7 +306,10 @@ class Runtime:
         letter = self.view.dead.get(letter_id)
         if letter is None:
             raise LookupError(letter_id)
-        event = (await self._letter(letter_id)).event
+        kept = await self._in(letter.stream, letter.offset)
+        if kept is None:
+            raise LookupError(letter_id)
+        event = kept.event
         payload = event.payload
         engine = self.engines.get(letter.agent)
         if engine is None:
@@ -337,11 +351,10 @@ class Runtime:
             raise LookupError(letter_id)
         await self._settle(DROPPED, letter_id)
 
-    async def _letter(self, letter_id: str) -> Record:
-        letter = self.view.dead[letter_id]
-        async for record in self._store.read(letter.stream, from_offset=letter.offset):
-            return record
-        raise LookupError(letter_id)
+    async def _in(self, stream: str, offset: int) -> Record | None:
+        async for record in self._store.read(stream, from_offset=offset):
+            return record if record.offset == offset else None
+        return None
 
     async def _at(self, position: int) -> Record | None:
         async for record in self._store.read_all(after=position - 1):
@@ -376,10 +389,8 @@ class Runtime:
             async for record in self._store.read_all(after=self.view.position):
                 self.view.apply(record)
             for request in list(self.view.effects.values()):
-                async for record in self._store.read(request.stream, from_offset=request.offset):
-                    if record.offset == request.offset:
-                        self.effects.offer(record)
-                    break
+                if (asked := await self._in(request.stream, request.offset)) is not None:
+                    self.effects.offer(asked)
             self._level.set()
             at_work = [engine for engine in self.engines.values() if engine.is_owned and not engine.is_broken]
             places = [engine.position for engine in at_work]
@@ -446,9 +457,9 @@ def _concerns_agents(event: StreamEvent) -> bool:
 def wants(agent: Agent, event: StreamEvent) -> bool:
     """Whether an event of the log is for an agent.
 
-    A command goes only to its receiver, and an effect's result only to the agent that asked for it. Every other event
-    goes to each agent that lists its type. An agent never gets its own events, events of imported old sessions, or the
-    pointers with which other agents record their inputs.
+    A command goes only to its receiver. Every other event goes to each agent that lists its type, and the result of an
+    effect always to the agent that asked for it. An agent never gets its own events, events of imported old sessions,
+    or the pointers with which other agents record their inputs.
     """
     if event.metadata.get("history") or event.type == RECEIVED:
         return False
@@ -457,9 +468,8 @@ def wants(agent: Agent, event: StreamEvent) -> bool:
     if event.stream_id == agent_stream(agent.name):
         return False
     if event.stream_id.endswith("/effects") and event.type in _RESULTS:
-        if event.stream_id != effects_stream(agent.name):
-            return False
-        return event.type == IN_DOUBT or event.payload.get("final") is True
+        is_told = event.stream_id == effects_stream(agent.name) or _lists(agent, event.type)
+        return is_told and (event.type == IN_DOUBT or event.payload.get("final") is True)
     return _lists(agent, event.type)
 
 

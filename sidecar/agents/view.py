@@ -83,10 +83,10 @@ class RuntimeView:
             self.effects[event.id] = OpenEffect(event.actor, event.stream_id, record.offset)
         elif event.type in (COMPLETED, FAILED) and event.payload.get("final") is True:
             self.effects.pop(str(event.payload.get("request")), None)
-        elif event.type == IN_DOUBT:
+        elif event.type in (FAILED, IN_DOUBT):
             found = self.effects.get(str(event.payload.get("request")))
             if found is not None:
-                found.in_doubt = True
+                found.in_doubt = event.type == IN_DOUBT
         elif event.type == STOPPED and role == "stopped":
             self.stopped[str(event.correlation_id)] = event.source.agent
             if len(self.stopped) > MAX_STOPPED:

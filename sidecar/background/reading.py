@@ -12,12 +12,14 @@ from sidecar.background.intents.state import Intent, State
 from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent, checkpoint_id
 from sidecar.background.people.consent import asked
+from sidecar.background.people.doubts import whole_text
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog, OpenAsk
 from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of
 from streams.errors import CorruptLog
 from streams.event import StreamEvent
+from streams.hashing import is_digest
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import StreamReader
@@ -88,6 +90,11 @@ async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:
     """The same checkpoint with its whole text and all patterns, as the log has them."""
     if not known.left_out:
         return known
+    if known.effect:
+        requested = await reader.find_event(known.request)
+        if requested is None or is_digest(requested.event.payload):
+            return known
+        return replace(known, text=whole_text(known.effect, requested.event.payload["args"]), left_out=0)
     found: dict[str, Any] = {}
     async for record in reader.query(Filter(types=(CHECKPOINT,))):
         given = record.event.payload

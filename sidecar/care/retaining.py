@@ -173,7 +173,7 @@ async def _words_of(log: Log | LogReader, names: Collection[str], known: set[str
     async for record in log.query(Filter(streams=tuple(names))):
         event = record.event
         # An effect may carry several messages, and a dead letter any.
-        carries = event.type == "effect.requested" or event.stream_id.endswith("/dead")
+        carries = event.type in ("effect.requested", "effect.in_doubt") or event.stream_id.endswith("/dead")
         is_theirs = _named(event.payload) & known or (carries and _mentions(event, known))
         if is_digest(event.payload) or not is_theirs:
             continue

@@ -112,9 +112,9 @@ class Ledger:
                 return _step(found, run_id, idempotency_key)
         return _step(last, run_id, idempotency_key)
 
-    async def is_resolved(self, request: Request, attempt: int, mark: str) -> bool:
+    async def is_resolved(self, run_id: str, idempotency_key: str, attempt: int, mark: str) -> bool:
         """Whether the decision ``mark`` of a person ended the doubt about an attempt."""
-        keys = [_key(_base_of(request), attempt, type_) for type_ in (COMPLETED, FAILED)]
+        keys = [_key(_base(run_id, idempotency_key), attempt, type_) for type_ in (COMPLETED, FAILED)]
         return any(
             found is not None and found.event.payload.get("resolution") == mark
             for found in await self._store.find_each(keys)

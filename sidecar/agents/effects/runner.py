@@ -178,7 +178,8 @@ class EffectRunner:
         async with self._lock(request):
             step = await self.ledger.get_last_by_key(request.effect.run, request.key)
             if step is None or step.status != "in_doubt" or attempt not in (None, step.attempt):
-                return bool(mark) and await self.ledger.is_resolved(request, attempt or 1, mark)
+                run, key = request.effect.run, request.key
+                return bool(mark) and await self.ledger.is_resolved(run, key, attempt or 1, mark)
             others = self._doubtful.pop((request.effect.run, request.key), {})
             others.pop(request.id, None)
             about = {"resolved_by": by, "resolution": mark}

@@ -195,7 +195,7 @@ class AlertAgent(OwnAgent[State]):
                 text = _question(known)
                 # OpenCode itself shows what the user's own session asks, so send no toast; the other channels follow
                 # after the escalation delay.
-                shown = given.get("intent") is None and given["kind"] != "ask"
+                shown = given.get("intent") is None and given["kind"] in ("permission", "question")
                 session = None if shown else given.get("tell")
                 how = teller.how(known)
                 identifier = f"alr_{identifier[4:]}"

@@ -120,6 +120,8 @@ def _forms(known: Checkpoint) -> str:
         always = _form("", "always", covers) if known.always else ""
         return _form("", "once", "Allow once") + always + _reject(known)
     chosen = "".join(_form("", option, option) for option in known.options)
+    if known.kind == "effect":
+        return chosen
     number = known.questions if known.kind == "question" else 1
     fields = "<input name=answer required placeholder='Your answer'>" * number
     own = f"<form method=post>{fields}<button>Send</button></form>"

@@ -1,7 +1,8 @@
 """The built-in agent ``checkpoints``: what is waiting for a person's answer, and how each checkpoint ended. Pure.
 
-There are three kinds: a ``permission`` and a ``question`` come from OpenCode and are captured as
-``workflow.checkpoint``; an ``ask`` comes from the tool ``checkpoint_ask``. Permissions and questions of background
+There are four kinds: a ``permission`` and a ``question`` come from OpenCode and are captured as
+``workflow.checkpoint``; an ``ask`` comes from the tool ``checkpoint_ask``, and an ``effect`` from ``effect.in_doubt``:
+nobody but a person knows whether an agent's effect happened. Permissions and questions of background
 sessions always become checkpoints, because nobody would see them otherwise. Those of the user's own sessions become
 checkpoints if a channel to a person is configured, or else when somebody answers one through the sidecar. So a log
 without background work gets no events of this agent.
@@ -21,6 +22,7 @@ from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.messages import message, quoted
 from sidecar.background.own_agent import OwnAgent
+from sidecar.background.people import doubts
 from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.read.telling.describe import input_text
@@ -69,7 +71,9 @@ class Checkpoint:
     opened: int
     state: str = "open"
     request: str = ""
-    """OpenCode's id of the request; empty for an ``ask``."""
+    """OpenCode's id of the request; for an ``effect``, the event that requested it; empty for an ``ask``."""
+    effect: dict[str, Any] = field(default_factory=dict)
+    """Which attempt of which effect is in doubt: ``agent``, ``kind``, ``run``, ``key``, ``attempt``, ``reason``."""
     questions: int = 1
     options: list[str] = field(default_factory=list)
     always: list[str] = field(default_factory=list)
@@ -145,6 +149,9 @@ class CheckpointAgent(OwnAgent[State]):
             "intent.completed",
             "intent.failed",
             "intent.cancelled",
+            "effect.in_doubt",
+            "effect.completed",
+            "effect.failed",
         )
 
     def deadline(self) -> int | None:
@@ -164,8 +171,11 @@ class CheckpointAgent(OwnAgent[State]):
                 return self._no_longer_waits(given, told=event.type == "checkpoint.told")
             case "tick":
                 return self._tick(given["now"])
+            case "effect.in_doubt":
+                return self._doubted(event)
             case "effect.completed" | "effect.failed":
-                return self._effect_ended(event)
+                is_own, known = event.actor == NAME, self.data.checkpoints.values()
+                return self._effect_ended(event) if is_own else doubts.overtaken(event, known)
             case "workflow.checkpoint":
                 return self._captured(given, event.ts)
             case "human.input":
@@ -245,7 +255,9 @@ class CheckpointAgent(OwnAgent[State]):
             ]
         args = {"session": known.session, "request": known.request, "kind": known.kind, "answer": given["answer"]}
         args |= {"said": known.said} if known.said else {}
-        return [*outputs, Output("checkpoint.answering", about), _effect(known.id, args)]
+        args |= {"effect": known.effect, "by": given["by"]} if known.effect else {}
+        act = Output("effect.requested", args, effect=doubts.RESOLVE if known.effect else ANSWER, node=known.id)
+        return [*outputs, Output("checkpoint.answering", about), act]
 
     def _no_longer_waits(self, given: dict[str, Any], *, told: bool) -> list[Output]:
         outputs = []
@@ -282,9 +294,17 @@ class CheckpointAgent(OwnAgent[State]):
         if status == "answered":
             return [Output("checkpoint.answered", {**about, "answer": known.answer, **_who(known)})]
         if status == "gone":
-            return [Output("checkpoint.withdrawn", {**about, "why": "it was answered elsewhere, or its turn ended"})]
+            over = "the effect ended by itself" if known.effect else "it was answered elsewhere, or its turn ended"
+            return [Output("checkpoint.withdrawn", {**about, "why": over})]
         why = str(event.payload.get("error") or status)
         return [Output("checkpoint.unanswered", {**about, "why": why[:500]})]
+
+    def _doubted(self, event: StreamEvent) -> list[Output]:
+        """Ask about an effect in doubt. All requests that share its key share the question."""
+        asks, known = doubts.doubted(event.actor, event.payload), self.data.checkpoints
+        identifier = checkpoint_id(str(asks["effect"]["run"]), "{key} {attempt}".format_map(asks["effect"]))
+        opened = Output("checkpoint.opened", {**asks, "checkpoint": identifier, "ts": event.ts})
+        return [] if identifier in known else [*doubts.overtaken(event, known.values()), opened]
 
     # --- what capture saw ---
 
@@ -450,6 +470,7 @@ def opened_as(given: dict[str, Any]) -> Checkpoint:
         text=given["text"],
         opened=given["ts"],
         request=given.get("request", ""),
+        effect=given.get("effect") or {},
         questions=given.get("questions", 1),
         options=list(given.get("options") or ()),
         always=list(given.get("always") or ()),
@@ -478,7 +499,3 @@ def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = 
 def _is_asker(known: Checkpoint, given: dict[str, Any]) -> bool:
     """Whether a command is about the session that asked; the sidecar's own commands name no session."""
     return bool(given.get("session", known.session) == known.session)
-
-
-def _effect(node: str, args: dict[str, Any]) -> Output:
-    return Output("effect.requested", args, effect=ANSWER, node=node)

@@ -7,7 +7,7 @@ first answer to a request and refuses later ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from sidecar.agents.effects.policy import Effect, EffectClass
@@ -17,6 +17,7 @@ from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.messages import for_person
 from sidecar.background.people import teller
 from sidecar.background.people.channels import Channels
+from sidecar.background.people.doubts import DECISIONS
 from sidecar.background.said import Said
 
 
@@ -57,6 +58,22 @@ class Answer(Repeatable):
         answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
         session = args["session"]
         return {"status": await self._hosts.of(session).answer(session, args["request"], args["kind"], answer)}
+
+
+class Resolve(Repeatable):
+    """``effect.resolve``: carries out what a person decided about an effect in doubt. Result: as ``opencode.answer``.
+
+    The decision is in the log in one batch with this request, so it survives every process. The ledger knows each
+    decision by its mark, so it is carried out once.
+    """
+
+    def __init__(self, resolve: Callable[..., Awaitable[bool]]) -> None:
+        self._resolve = resolve
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        args = effect.args
+        which, how = {**args["effect"], "request": args["request"]}, DECISIONS[args["answer"][0]]
+        return {"status": "answered" if await self._resolve(which, how, by=args["by"], mark=key) else "gone"}
 
 
 class Send:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from bridge.opencode.link.link import RequestError
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
-from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.effects.runner import EffectKind, Resolution
 from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.hosts.hosts import Hosts
@@ -33,7 +33,8 @@ from sidecar.background.people.checkpoints import (
     checkpoint_id,
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
-from sidecar.background.people.notify_effects import Answer, Look, Send, Toast
+from sidecar.background.people.doubts import DECISIONS, RESOLVE
+from sidecar.background.people.notify_effects import Answer, Look, Resolve, Send, Toast
 from sidecar.background.people.rings import Rules
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
@@ -122,6 +123,7 @@ class People:
             alerts.TOAST: Toast(hosts, self.toasts.append),
             alerts.SEND: Send(self.channels, self.page.link),
             checkpoints.ANSWER: Answer(hosts, said),
+            RESOLVE: Resolve(self._resolve),
         }
         self._runtime: Runtime | None = None
         self._waited: Counter[str] = Counter()
@@ -162,6 +164,10 @@ class People:
         if not any(a.is_turn and a.due is not None for a in alerted):
             return {}
         return {"focus": await asyncio.to_thread(read_focus, self._home.path)}
+
+    async def _resolve(self, given: Mapping[str, Any], how: Resolution, *, by: str, mark: str) -> bool:
+        assert self._runtime is not None
+        return await self._runtime.resolve(given, how, by=by, mark=mark)
 
     # --- tools ---
 
@@ -433,6 +439,9 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
         if answer != ["reject"] and len(answer) != known.questions:
             wanted = "1 answer" if known.questions == 1 else f"{known.questions} answers, one for each question"
             raise RequestError("unfit-answer", f"give {wanted}, or `reject`")
+    elif known.kind == "effect":
+        if len(answer) != 1 or answer[0] not in DECISIONS:
+            raise RequestError("unfit-answer", f"give one of these answers: {', '.join(map(repr, DECISIONS))}")
     elif len(answer) != 1 or not answer[0]:
         raise RequestError("unfit-answer", "give one answer, which must not be empty")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.people.consent import PERMISSION, always_text
+from sidecar.background.people.doubts import DECISIONS
 from sidecar.read.asked import on_one_line
 from sidecar.read.wording import amount, cut_middle, moment, money, rough_span, visible
 
@@ -42,7 +43,11 @@ def who(work: str, directory: str) -> str:
 
 def heading(known: Checkpoint) -> str:
     """Which work in which project asks for what kind of answer."""
-    what = {"permission": "asks for permission", "ask": "asks"}.get(known.kind, "asks a question")
+    what = {
+        "permission": "asks for permission",
+        "ask": "asks",
+        "effect": "does not know whether its effect happened",
+    }.get(known.kind, "asks a question")
     return f"{who(known.work, known.directory)} {what}"
 
 
@@ -65,7 +70,8 @@ def asks(known: Checkpoint) -> str:
 
 def sentence(known: Checkpoint) -> str:
     """What is asked, since when, and what answers it, on one line."""
-    given = "|".join(PERMISSION) if known.kind == "permission" else "TEXT"
+    fixed = {"permission": PERMISSION, "effect": map(repr, DECISIONS)}
+    given = "|".join(fixed.get(known.kind, ("TEXT",)))
     answers = f"`durable-stream checkpoints {known.id} --answer {given}` answers it"
     return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.opened)} · {answers}")
 

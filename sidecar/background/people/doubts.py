@@ -1,0 +1,50 @@
+"""Effects in doubt as questions to a person: nobody else knows whether an agent's effect happened. Pure.
+
+Each attempt that is in doubt is one checkpoint, whichever agent asked for the effect. The checkpoint is withdrawn if
+the effect goes on without an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from sidecar.agents.agent import Output
+from sidecar.background.people.consent import MAX_TEXT
+from sidecar.read.wording import cut_middle, visible
+from streams.event import StreamEvent
+
+if TYPE_CHECKING:
+    from sidecar.agents.effects.runner import Resolution
+    from sidecar.background.people.checkpoints import Checkpoint
+
+RESOLVE: Final = "effect.resolve"
+
+DECISIONS: Final[dict[str, Resolution]] = {"it happened": "done", "try again": "retry", "give up": "fail"}
+"""The answers, and what each does with the effect."""
+
+
+def doubted(agent: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What an ``effect.in_doubt`` of an agent asks, in the form that ``checkpoint.opened`` keeps."""
+    effect = {name: given.get(name) for name in ("kind", "run", "attempt", "reason")}
+    effect |= {"agent": agent, "key": given.get("idempotency_key")}
+    text, left_out = cut_middle(whole_text(effect, given.get("args")), MAX_TEXT)
+    request, work = str(given.get("request")), f"the agent {agent}"
+    about = {"kind": "effect", "session": "", "request": request, "work": work, "effect": effect}
+    return {**about, "text": text, "left_out": left_out, "options": list(DECISIONS)}
+
+
+def whole_text(effect: dict[str, Any], args: Any) -> str:
+    """What the effect was, all of it; ``effect`` as in ``Checkpoint``."""
+    return visible(f"{effect['kind']} {json.dumps(args, ensure_ascii=False)} ({effect['reason']})")
+
+
+def overtaken(event: StreamEvent, known: Iterable[Checkpoint]) -> list[Output]:
+    """Withdraw what was asked about an effect that has gone on without an answer."""
+    effect = (event.payload.get("run"), event.payload.get("idempotency_key"))
+    return [
+        Output("checkpoint.withdrawn", {"checkpoint": each.id, "why": "the effect went on by itself", "ts": event.ts})
+        for each in known
+        if each.state == "open" and each.effect and (each.effect["run"], each.effect["key"]) == effect
+    ]
