@@ -177,7 +177,8 @@ export class List {
   /** A person must not allow what they do not see. @param {any} each */
   #cut(each) {
     const rejected = () => void this.#do("Rejected", "checkpoints", each.id, "--answer", "reject");
-    const options = each.kind === "ask" ? [] : [{ title: "Reject", value: "reject", onSelect: rejected }];
+    const canReject = each.kind === "permission" || each.kind === "question";
+    const options = canReject ? [{ title: "Reject", value: "reject", onSelect: rejected }] : [];
     const seen = `Too long to be shown whole: \`durable-stream checkpoints ${each.id}\` shows and answers it`;
     this.#screen.select(cutMiddle(onOneLine(each.text), MAX_ASK), [this.#back(), ...options], seen);
   }

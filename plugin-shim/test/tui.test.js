@@ -123,6 +123,21 @@ test("a permission is answered by a choice, a question by a text; a refusal is s
   assert.deepEqual(last(ran), ["checkpoints", "chk_2", "--answer", "on Monday"]);
 });
 
+test("an effect in doubt is decided by a choice, and not where it is cut", async () => {
+  const options = ["it happened", "try again", "give up"];
+  const doubt = { id: "chk_4", kind: "effect", text: 'pay {"sum": 7}', session: "", options };
+  const { list, shown, ran } = newBench({ agents: [], waiting: [doubt] });
+  await list.open();
+  await choose(last(shown.dialogs), "chk_4");
+  assert.deepEqual(last(shown.dialogs).options.map((/** @type {any} */ each) => each.value), options);
+  await choose(last(shown.dialogs), "try again");
+  assert.deepEqual(last(ran), ["checkpoints", "chk_4", "--answer", "try again"]);
+  const cut = newBench({ agents: [], waiting: [doubt] }, { left_out: 3 });
+  await cut.list.open();
+  await choose(last(cut.shown.dialogs), "chk_4");
+  assert.deepEqual(last(cut.shown.dialogs).options.map((/** @type {any} */ each) => each.value), ["back"]);
+});
+
 test("a question of several parts has a prompt for each, and all answers are sent at once", async () => {
   const { list, shown, ran } = newBench(
     { agents: [], waiting: [PARTS] },

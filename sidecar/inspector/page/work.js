@@ -50,7 +50,7 @@ function ask(each, now, press) {
   return h(
     "article",
     { class: "card waits", "data-row": true },
-    h("header", {}, h("span", { class: "title" }, each.heading), h("span", { class: "faint" }, each.session.slice(-10)), h("span", { class: "wait" }, ago(each.opened, now))),
+    h("header", {}, h("span", { class: "title" }, each.heading), h("span", { class: "faint" }, each.session.slice(-10) || each.id), h("span", { class: "wait" }, ago(each.opened, now))),
     h("p", {}, each.text),
     each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
     h(
@@ -62,11 +62,12 @@ function ask(each, now, press) {
             each.always?.length && !each.left_out ? h("button", { class: "button", onclick: () => answer("always"), title: each.always.join(", ") }, `Always allow ${each.always.join(", ")}`) : null,
             h("button", { class: "button", onclick: () => answer("reject") }, "Reject"),
           ]
-        : [
-            options.map((text) => h("button", { class: "button", onclick: () => answer(text) }, text)),
-            field,
-            h("button", { class: "button main", onclick: () => field.value && answer(field.value) }, "Send"),
-          ],
+        : each.left_out
+          ? []
+          : [
+              options.map((text) => h("button", { class: "button", onclick: () => answer(text) }, text)),
+              ...(each.kind === "effect" ? [] : [field, h("button", { class: "button main", onclick: () => field.value && answer(field.value) }, "Send")]),
+            ],
     ),
   );
 }
