@@ -300,7 +300,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         owner_of=lambda agents: nats.owner(agents, config.worker),
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
-    durable.attach(worker.runtime)
+    durable.attach(worker.runtime, worker.status)
     model_tools.attach(worker.runtime)
     upkeep.removed = worker.runtime.reload
     sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents, model_tools)

@@ -212,7 +212,9 @@ class Worker:
             raise RequestError(error.code, str(error)) from None
         except AgentFailed as error:
             raise RequestError(error.code, str(error)) from None
-        return {"outcome": handled.outcome, "key": key, "records": [record.as_json() for record in handled.records]}
+        # Only the command itself was recorded, so the agent has nothing to do for it.
+        outcome = "ignored" if handled.outcome == "done" and len(handled.records) == 1 else handled.outcome
+        return {"outcome": outcome, "key": key, "records": [record.as_json() for record in handled.records]}
 
 
 def _no_letter(letter: str) -> RequestError:

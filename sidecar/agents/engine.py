@@ -162,6 +162,11 @@ class Engine:
         """How many inputs this agent has handled in its life, as far as they are in the log."""
         return self._history.handled
 
+    def settled(self, reason: str) -> None:
+        """Forget the last error, if it is the one that made a dead letter which a person has settled."""
+        if self.last_error in (reason, str(AgentFailed(self.name, reason))[:300]):
+            self.last_error = ""
+
     @property
     def is_owned(self) -> bool:
         """Whether this home owns the agent. While it does not, the agent takes no input."""

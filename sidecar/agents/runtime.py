@@ -381,6 +381,8 @@ class Runtime:
         )
         await self._store.append([event], on_known="keep_first")
         self.view.dead.pop(letter_id, None)
+        if (engine := self.engines.get(letter.agent)) is not None:
+            engine.settled(letter.reason)
 
     # --- the log ---
 

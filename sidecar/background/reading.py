@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.agents.inputs import agent_stream, is_applied
+from sidecar.agents.letters import letters_of
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.people import alerts, checkpoints
@@ -119,6 +120,24 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
         if event.type.startswith("alert."):
             _alert(rows, event)
     return sorted(rows.values(), key=lambda row: row["queued"])
+
+
+async def read_agents(reader: LogReader) -> list[dict[str, Any]]:
+    """What the log says of agents, in the form of ``Runtime.status``: their dead letters and their effects in doubt."""
+    rows: dict[str, dict[str, Any]] = {}
+
+    def row(name: str) -> dict[str, Any]:
+        new = {"name": name, "health": "READY", "reasons": [], "dead": 0, "last_error": "", "in_doubt": 0}
+        return rows.setdefault(name, new)
+
+    for letter in await letters_of(reader):
+        if letter.state == "open":
+            row(letter.agent)["dead"] += 1
+            row(letter.agent)["last_error"] = letter.reason
+    for each in await read_checkpoints(reader):
+        if each.effect and each.state not in CLOSED:
+            row(each.effect["agent"])["in_doubt"] += 1
+    return list(rows.values())
 
 
 async def read_failing(reader: StreamReader) -> dict[str, str]:

@@ -168,10 +168,11 @@ class DurableStream:
 
     # --- life ---
 
-    def attach(self, runtime: Runtime) -> None:
-        """Use this runtime, which runs ``agent``. Call once, before ``start``."""
+    def attach(self, runtime: Runtime, worker: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """Use this runtime, which runs ``agent``; ``worker`` returns the status of all agents. Call once, before
+        ``start``."""
         self._runtime = runtime
-        self.people.attach(runtime)
+        self.people.attach(runtime, worker)
 
     async def start(self, stack: AsyncExitStack) -> None:
         await asyncio.to_thread(write_tools, self._home, self._config.tools, self.more_tools)

@@ -51,6 +51,7 @@ FACTS: Final = (
         "Captured events that had already been recorded",
     ),
     Fact("durable_stream_capture_gaps_total", ("gaps",), "Gaps in the capture, where hooks were lost"),
+    Fact("durable_stream_agents_not_loaded", ("worker", "problems"), "Agents and effects that cannot be loaded"),
     Fact("durable_stream_nats_connected", ("nats", "connected"), "1 while NATS is connected"),
     Fact("durable_stream_mirror_lag", ("nats", "mirror", "lag"), "Records that the mirror has not published yet"),
     Fact("durable_stream_traces_lag", ("otel", "lag"), "Records whose ended spans have not been sent yet"),
@@ -64,6 +65,7 @@ FACTS: Final = (
     ),
 )
 AGENT_FACTS: Final = (
+    Fact("durable_stream_agent_health", ("health",), "0 if the agent is ready, 1 if it is degraded, 2 if it failed"),
     Fact("durable_stream_agent_waiting", ("waiting",), "Commands and events waiting for the agent"),
     Fact("durable_stream_agent_lag", ("lag",), "Records in the log that the agent has not seen"),
     Fact("durable_stream_agent_dead_letters", ("dead",), "Dead letters that are open"),
@@ -71,6 +73,8 @@ AGENT_FACTS: Final = (
     Fact("durable_stream_agent_effects_in_doubt", ("in_doubt",), "Effects that may or may not have happened"),
 )
 """The metrics that are read from each agent's entry in ``status``."""
+
+HEALTH: Final[Mapping[Any, int]] = {"READY": 0, "DEGRADED": 1, "FAILED": 2}
 
 MIRROR_STATE: Final = "durable_stream_mirror_state"
 
@@ -189,13 +193,13 @@ class _StatusCollector(Collector):
 
 
 def _at(status: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """The value at a path, or the length of that value if it is a list; ``None`` if there is no value."""
+    """The value at a path as a number, or the length of that value if it is a list; ``None`` if there is no value."""
     found: Any = status
     for name in path:
         if not isinstance(found, Mapping):
             return None
         found = found.get(name)
-    return len(found) if isinstance(found, list | tuple) else found
+    return len(found) if isinstance(found, list | tuple) else HEALTH.get(found, found)
 
 
 class _WithoutCreationTimes(Collector):

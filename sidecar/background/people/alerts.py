@@ -2,7 +2,8 @@
 Pure.
 
 An alert is one fact that a person should know: background work ended or has nearly used up a budget, something is
-waiting for an answer, the model called ``notify_user``, or an ordinary turn ended (see ``rings``). The stages
+waiting for an answer, the model called ``notify_user``, an agent is in trouble (see ``telling/agents``), or an ordinary
+turn ended (see ``rings``). The stages
 of an alert are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a
 stage that reached a screen, the next stage begins after ``escalate_after_seconds``; after a stage that reached nobody,
 the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: a terminal shows the parent
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -26,9 +28,10 @@ from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import teller
-from sidecar.background.people.checkpoints import Checkpoint, opened_as
+from sidecar.background.people.checkpoints import opened_as
 from sidecar.background.people.rings import QUIET, Focus, Rules, turn_text, why_not_raised, why_not_sent
 from sidecar.read.asked import on_one_line
+from sidecar.read.telling.agents import TROUBLE
 from sidecar.read.wording import cut_middle, visible
 from streams.event import StreamEvent
 
@@ -52,9 +55,6 @@ MOST_ALONE: Final = 3
 
 MOST_JOINED: Final = 20
 """Maximum number of alerts in one message."""
-
-MAX_LINE: Final = 120
-"""Maximum length of one alert in a message about several alerts, in characters."""
 
 ALERT: Final[dict[str, dict[str, str]]] = {
     "raised": {"alert.toasting": "toasting", "alert.sending": "sending", "alert.seen": "seen"},
@@ -119,6 +119,8 @@ class State:
     turns: dict[str, int] = field(default_factory=dict)
     """By session and user message, when a person began a turn that has not ended. A turn that continues after a
     compaction answers another message, so it is kept by its session alone."""
+    troubles: dict[str, str] = field(default_factory=dict)
+    """The troubles that last, each with its alert: a trouble rings once, until it is over."""
 
 
 class AlertAgent(OwnAgent[State]):
@@ -179,6 +181,8 @@ class AlertAgent(OwnAgent[State]):
         match event.type:
             case "alert.raise":
                 return self._raise(given["alert"], given.get("session"), given["title"], given["text"], "", event.ts)
+            case "alert.troubles":
+                return self._troubled(given["troubles"], event.ts)
             case "intent.started":
                 return _glance(given, "started", f"{_worker(given)} started")
             case "intent.completed" | "intent.failed":
@@ -192,7 +196,7 @@ class AlertAgent(OwnAgent[State]):
                 title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
                 identifier = given["checkpoint"]
                 known = opened_as({"session": "", **given, "ts": event.ts})
-                text = _question(known)
+                text = teller.in_message(known, MAX_TEXT)
                 # OpenCode itself shows what the user's own session asks, so send no toast; the other channels follow
                 # after the escalation delay.
                 shown = given.get("intent") is None and given["kind"] in ("permission", "question")
@@ -248,6 +252,18 @@ class AlertAgent(OwnAgent[State]):
         }
         toast = [] if wait or session is None or is_turn else self._advance(_alert(raised), ts)
         return [Output("alert.raised", raised), *toast]
+
+    def _troubled(self, troubles: Sequence[Mapping[str, Any]], ts: int) -> list[Output]:
+        """Handle a change among the troubles of agents."""
+        known, outputs = self.data.troubles, list[Output]()
+        for about in known.keys() - {each["about"] for each in troubles}:
+            outputs += [Output("alert.over", {"about": about}), *self._closed(about, "it is over", ts)]
+        for each in troubles:
+            if (about := each["about"]) not in known:
+                identifier = f"alr_{sha256(f'{about} {ts}'.encode()).hexdigest()[:12]}"
+                text = f"{each['text']}. {each['hint']}"
+                outputs += self._raise(identifier, None, "Durable Stream", text, about, ts)
+        return outputs[:90]
 
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
         reason = "" if type_ == "intent.completed" else str(given.get("reason") or "unknown")
@@ -331,7 +347,10 @@ class AlertAgent(OwnAgent[State]):
         later = self._quiet_until(now) or self._gathering(alert, now, asked)
         if later is not None:
             return [Output("alert.held", {"alert": alert.id, "due": later})]
-        said = _message([alert, *joined])
+        said: dict[str, Any] = {"title": alert.title, "text": alert.text}
+        if joined:
+            text = teller.joined(each.text for each in (alert, *joined))
+            said = {"title": f"OpenCode: {len(joined) + 1} messages", "text": text}
         if alert.is_question:
             # The answer links are made while sending, so the log never contains them.
             said["checkpoints"] = [each.about for each in (alert, *joined)]
@@ -406,8 +425,12 @@ class AlertAgent(OwnAgent[State]):
         given = event.payload
         if event.type == "alert.raised":
             self.data.alerts[given["alert"]] = _alert(given)
+            if given["about"].startswith(TROUBLE):
+                self.data.troubles[given["about"]] = given["alert"]
             self._tidy()
             return
+        if event.type == "alert.over":
+            self.data.troubles.pop(given["about"], None)
         if event.type == "ring.began":
             self.data.turns[given["turn"]] = given["ts"]
             for old in list(self.data.turns)[:-KEPT]:
@@ -446,21 +469,6 @@ class AlertAgent(OwnAgent[State]):
         ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
         for old in ended[: max(len(ended) - KEPT, 0)]:
             del self.data.alerts[old]
-
-
-def _message(alerts: Sequence[Alert]) -> dict[str, Any]:
-    """The title and the text of one message about all of these alerts."""
-    if len(alerts) == 1:
-        return {"title": alerts[0].title, "text": alerts[0].text}
-    lines = [cut_middle(on_one_line(each.text), MAX_LINE)[0] for each in alerts]
-    return {"title": f"OpenCode: {len(alerts)} messages", "text": "\n".join(lines)}
-
-
-def _question(known: Checkpoint) -> str:
-    """A question in a message. The id stays whole, and a text that is cut says where it can be read whole."""
-    shown, left = cut_middle(teller.asks(known), MAX_TEXT - 150)
-    where = f"\n`durable-stream checkpoints {known.id}` shows all of it." if left or known.left_out else ""
-    return f"{shown} ({known.id}){where}"
 
 
 def _worker(given: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ from sidecar.background.stream_read import open_reader, read_lines
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.read.telling.agents import agent_troubles
 from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
 from streams.identity import Identity
@@ -126,6 +127,10 @@ class People:
             RESOLVE: Resolve(self._resolve),
         }
         self._runtime: Runtime | None = None
+        self._worker: Callable[[], Mapping[str, Any]] = dict
+        self._since: dict[str, float] = {}
+        """Since when each trouble of an agent has lasted. One that may pass is told only if it lasts long enough."""
+        self._lasts_seconds = config.escalate_after_seconds
         self._waited: Counter[str] = Counter()
         """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
         self._asking: dict[str, str] = {}
@@ -135,9 +140,9 @@ class People:
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
         return self.checkpoints, self.alerts, self.signals
 
-    def attach(self, runtime: Runtime) -> None:
-        """Use this runtime, which runs ``agents``."""
-        self._runtime = runtime
+    def attach(self, runtime: Runtime, worker: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """Use this runtime, which runs ``agents``; ``worker`` returns the status of all agents."""
+        self._runtime, self._worker = runtime, worker
 
     async def start(self, stack: AsyncExitStack) -> None:
         await self.page.start(stack)
@@ -148,7 +153,8 @@ class People:
         return waits or self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
-        """Send a tick to the agents whose deadline has passed, and note which calls are no longer waiting."""
+        """Send a tick to the agents whose deadline has passed, and note which calls are no longer waiting, and which
+        agents are in trouble."""
         for agent in (self.checkpoints, self.alerts):
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
@@ -157,6 +163,21 @@ class People:
         if left := [identifier for identifier in waiting if not self._waited[identifier]]:
             payload = {"checkpoints": left}
             await self._command(checkpoints.NAME, f"later:{self._identity.ulid()}", "checkpoint.later", payload)
+
+        await self._note_troubles()
+
+    async def _note_troubles(self) -> None:
+        """Tell the agent ``alerts`` which troubles of agents have begun or are over, if somebody can be told."""
+        if self._runtime is None or not self._runtime.is_known or not self.channels.names:
+            return
+        found, known = [each for each in agent_troubles(self._worker()) if not each.is_asked], self.alerts.data.troubles
+        now = asyncio.get_running_loop().time()
+        self._since = {each.about: self._since.get(each.about, now) for each in found}
+        lasted = {about for about, since in self._since.items() if now - since >= self._lasts_seconds}
+        found = [each for each in found if not each.may_pass or each.about in known or each.about in lasted]
+        if {each.about for each in found} != known.keys():
+            payload = {"troubles": [each._asdict() for each in found]}
+            await self._command(alerts.NAME, f"troubles:{self._identity.ulid()}", "alert.troubles", payload)
 
     async def _focus(self) -> dict[str, Any]:
         """The focus of the terminals, for a tick; empty unless a turn waits for it."""

@@ -29,6 +29,9 @@ MAX_OPTIONS: Final = 300
 MAX_ASK: Final = 500
 """Maximum length of an ask within a line, in characters; ``checkpoints`` has all of it."""
 
+MAX_LINE: Final = 120
+"""Maximum length of one message in a message that joins several, in characters."""
+
 TYPE_IT: Final = "Type your answer here, or use /background."
 IN_LIST: Final = "Answer it in /background."
 
@@ -66,6 +69,18 @@ def asks(known: Checkpoint) -> str:
     if known.always:
         parts.append(f"(always allows: {visible(always_text(known))})")
     return " ".join(parts)
+
+
+def in_message(known: Checkpoint, most: int) -> str:
+    """What is asked, in a message. The id stays whole, and a text that is cut says where it can be read whole."""
+    shown, left = cut_middle(asks(known), most - 150)
+    where = f"\n`durable-stream checkpoints {known.id}` shows all of it." if left or known.left_out else ""
+    return f"{shown} ({known.id}){where}"
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Several messages as one, each on a line."""
+    return "\n".join(cut_middle(on_one_line(each), MAX_LINE)[0] for each in texts)
 
 
 def sentence(known: Checkpoint) -> str:

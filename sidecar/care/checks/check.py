@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -68,6 +68,8 @@ class Survey(NamedTuple):
     """What was lost, a sentence each."""
     worktrees: tuple[str, ...] = ()
     """The worktrees that ended background work left behind."""
+    agents: Sequence[Mapping[str, Any]] = ()
+    """What the log says of agents, as in the status of a sidecar."""
     saved: int = 0
     """How many ended intents have changes that are saved in a repository."""
 

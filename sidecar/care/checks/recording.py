@@ -36,7 +36,7 @@ async def survey(home: Home) -> Survey:
     """Read what the checks need from the log: the newest records in full, the gaps, the sessions' directories, and the
     failing channels."""
     from sidecar.background.intents.afterwards import worktree_of
-    from sidecar.background.reading import read_failing, read_intents
+    from sidecar.background.reading import read_agents, read_failing, read_intents
 
     newest, last_ts = 0, None
     try:
@@ -50,7 +50,7 @@ async def survey(home: Home) -> Survey:
         if damage is not None:
             raise damage
         failing = await read_failing(reader)
-        work = await read_intents(reader)
+        work, agents = await read_intents(reader), await read_agents(reader)
         fault, torn = await _quick_findings(home)
     except CorruptLog as error:
         return Survey(fault=str(error), hint=_with_kept(home, EVERY_FAULT))
@@ -66,7 +66,7 @@ async def survey(home: Home) -> Survey:
     newest_first = sorted(catalog.streams.values(), key=lambda stream: stream.last_position, reverse=True)
     directories = tuple(dict.fromkeys(stream.directory for stream in newest_first if stream.directory))
     found = Survey(head, newest, last_ts, directories, fault, hint, torn, backend, pruned, failing)
-    return found._replace(losses=tuple(catalog.loss_texts()), worktrees=kept, saved=saved)
+    return found._replace(losses=tuple(catalog.loss_texts()), worktrees=kept, agents=agents, saved=saved)
 
 
 def _with_kept(home: Home, hint: str) -> str:

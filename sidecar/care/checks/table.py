@@ -37,13 +37,13 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     unlinked.check_unlinked,
     nats.check_nats,
     tracing.check_tracing,
-    agents.check_agents,
     channels.check_urls,
     channels.check_turns,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_log,
+    agents.check_agents,
     recording.check_leftovers,
     recording.check_worktrees,
     recording.check_torn,

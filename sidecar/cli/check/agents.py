@@ -42,7 +42,7 @@ async def agents(
     ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """List the agents that run in the sidecar, with health, lag and last error.
+    """List the agents that run in the sidecar, with health, lag, and why one is not ready.
 
     Agents run only while a sidecar is running; this command starts none. Exits with 1 if an agent failed or could
     not be loaded.
@@ -80,13 +80,13 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
     names = ("agent", "health", "handled", "lag", "effects", "in doubt", "dead")
     columns = [Column(name, right=number > 1) for number, name in enumerate(names)]
     out.table(
-        (*columns, Column("last error")),
+        (*columns, Column("why")),
         [
             (
                 row["name"],
                 row["health"],
                 *(amount(row[name]) for name in ("handled", "lag", "effects", "in_doubt", "dead")),
-                row["last_error"] or "-",
+                "; ".join(row["reasons"]) or row["last_error"] or "-",
             )
             for row in rows
         ],
@@ -198,5 +198,7 @@ async def send(
     from sidecar.cli.shared.removing import records_text
 
     out.text(f"{found['outcome']}: {records_text(len(found['records']))}")
+    if found["outcome"] == "ignored":
+        note(f"The command was recorded, but the agent {agent} did nothing. Does it know the type {type_}?")
     for record in found["records"]:
         out.text(f"  {record['offset']:>4} {record['event']['type']}")

@@ -20,7 +20,7 @@ from sidecar.care.checks import (
     spool_size,
     torn_files,
 )
-from sidecar.care.checks.agents import agent_notes, letters_note
+from sidecar.care.checks.agents import agent_notes
 from sidecar.care.checks.asking import CONFIG_CHANGED
 from sidecar.care.checks.check import has_defaults
 from sidecar.care.checks.nats import reserved_keys
@@ -95,7 +95,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is not None and found.get("otel") and (found["otel"]["problem"] or found["otel"]["refused"]):
         notes.append(f"traces: {traces_words(found['otel'])}")
     if found is not None:
-        notes += ["; ".join(each) for each in agent_notes(found)]
+        notes += _agent_notes(found)
     if found is None:
         found = {"sidecar": None, "links": [], "counts": {}, "held": 0, "otel": None}
         read, catalog = await _read_stopped(home, reader, problems, notes)
@@ -133,6 +133,11 @@ async def gather_status(home: Home) -> dict[str, Any]:
     )
     found["cut"] = catalog.cut if catalog is not None else 0
     return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
+
+
+def _agent_notes(status: Mapping[str, Any]) -> list[str]:
+    """The troubles of the agents, except those that ``asks`` has."""
+    return [f"{each.text}; {each.hint}" for each in agent_notes(status) if not each.is_asked]
 
 
 async def _work(reader: LogReader) -> list[str]:
@@ -195,10 +200,9 @@ async def _read_stopped(
             "damaged": fault is not None,
         }
         if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
-            from sidecar.agents.letters import letters_of  # this import is slow, and not needed if no agent has run
+            from sidecar.background.reading import read_agents  # slow to import
 
-            open_ = [(each.agent, each.reason) for each in await letters_of(reader) if each.state == "open"]
-            notes += ["; ".join(letters_note(len(open_), open_))] if open_ else []
+            notes += _agent_notes({"worker": {"agents": await read_agents(reader)}})
         if (cut_off := await reader.cut_off()) is not None:
             notes.append(cut_off)
         if fault is not None:

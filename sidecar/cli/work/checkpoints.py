@@ -124,6 +124,7 @@ def _show(out: Output, each: Checkpoint) -> None:
         return
     out.text(f"{each.id}  {each.kind}  {each.state}")
     for name, value in (
+        ("agent", each.effect.get("agent")),
         ("session", each.session),
         ("intent", each.intent),
         ("asked", local_time(each.opened)),

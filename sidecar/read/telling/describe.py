@@ -385,6 +385,7 @@ KINDS: dict[str, Kind] = {
     "alert.toasted": Kind(_said("toast", "quiet", "alert")),
     "alert.sent_to": Kind(_said("told", "good", "alert", "channel")),
     "alert.failed_to": Kind(_said("failed", "bad", "alert", "channel", "error")),
+    "alert.over": Kind(_said("over", "good", "about")),
     "alert.seen": Kind(_said("seen", "good", "alert", "why")),
     "agent.correction": Kind(_correction, is_news=True),
     "gardener.watched": Kind(_said("watches", "quiet", "session")),

@@ -1,0 +1,110 @@
+"""What is wrong with agents is seen everywhere, and a person settles it: real sidecars, one of them killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+from sidecar.home import Home
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.support import running, start, wait_for
+
+AGENTS = """
+import asyncio
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+class Payer:
+    events = ("lifecycle.*",)
+
+    def receive(self, event):
+        if event["type"] == "pay":
+            return [{"effect": "pay", "payload": event["payload"]}]
+        if event["type"].startswith("effect."):
+            return [{"type": "payer.told", "payload": {"type": event["type"]}}]
+        if event["type"] == "fail":
+            raise RuntimeError("as asked")
+
+    def health(self):
+        return ("DEGRADED", ["the bank is slow"])
+
+async def pay(args, key):
+    with (HERE / "paid").open("a") as file:
+        file.write("x")
+    await asyncio.Event().wait()
+"""
+
+
+def told(rows: list[dict[str, Any]], name: str) -> str:
+    return "\n".join(f"{row['text']} {row['hint']}" for row in rows if row["name"] == name)
+
+
+def test_a_payment_in_doubt_and_an_agent_that_is_not_well(home: Home, tmp_path: Path) -> None:
+    place, sent = home.path, tmp_path / "sent"
+    (place / "shop.py").write_text(AGENTS)
+    home.config_path.write_text(
+        '[worker]\nagents = ["shop.py:Payer", "no.py:Agent"]\neffects = { pay = "shop.py:pay" }\n'
+        f'[notify]\nescalate_after_seconds = 0\ncommand = ["sh", "-c", "cat >> {sent}; echo >> {sent}"]\n'
+    )
+    first = start(home)
+    info = running(home)
+    assert run(place, "send", "payer", "pay", '{"sum": 7, "to": "ada"}').code == 0
+    wait_for((place / "paid").exists, "the payment begins")
+    os.kill(info.pid, SIGKILL)
+    first.wait()
+
+    second = start(home)
+    running(home)
+    (asked,) = wait_for(lambda: run(place, "checkpoints", "--json").objects(), "the doubt is asked about")
+    assert (asked["kind"], asked["state"], asked["effect"]["agent"]) == ("effect", "open", "payer")
+    for said in (run(place, "checkpoints").out, run(place, "checkpoints", asked["id"]).out):
+        assert 'pay {"sum": 7, "to": "ada"}' in said and "payer" in said and "it happened" in said
+
+    listed = run(place, "agents")
+    assert listed.code == 1 and "the bank is slow" in listed.out and "no.py:Agent" in listed.err
+    status = run(place, "status", "--json").objects()[0]
+    assert "the bank is slow" in str(status["notes"]) and "no.py:Agent" in str(status["notes"])
+    assert asked["id"] in "".join(status["asks"]) and "'try again'" in "".join(status["asks"])
+    checks = told(run(place, "doctor", "--json").objects(), "agents")
+    for said in ("the bank is slow", "no.py:Agent", "may or may not have happened", "durable-stream checkpoints"):
+        assert said in checks
+    metrics = run(place, "metrics").out
+    for line in ('health{agent="payer"} 1.0', 'effects_in_doubt{agent="payer"} 1.0', "agents_not_loaded 1.0"):
+        assert line in metrics
+    rung = wait_for(lambda: sent.exists() and asked["id"] in (text := sent.read_text()) and text, "it rings")
+    wait_for(lambda: "no.py:Agent" in sent.read_text(), "the trouble rings")
+    assert "the bank is slow" in sent.read_text() and "it happened" in rung
+
+    assert "[unfit-answer]" in run(place, "checkpoints", asked["id"], "--answer", "yes").err
+    assert run(place, "checkpoints", asked["id"], "--answer", "it happened").code == 0
+    assert "[already-answered]" in run(place, "checkpoints", asked["id"], "--answer", "try again").err
+
+    def ended() -> list[str]:
+        found = run(place, "query", "--type", "payer.told", "--json").objects()
+        types = [each["event"]["payload"]["type"] for each in found]
+        return types if len(types) > 1 else []
+
+    assert wait_for(ended, "the agent is told") == ["effect.in_doubt", "effect.completed"]
+    assert (place / "paid").read_text() == "x"
+    assert run(place, "checkpoints").out == ""
+
+    ignored = run(place, "send", "payer", "refund")
+    assert ignored.out.startswith("ignored: 1 record") and "payer" in ignored.err
+    assert run(place, "send", "payer", "refund", "--json").objects()[0]["outcome"] == "ignored"
+    assert run(place, "stop").code == 0
+    second.wait()
+
+
+def test_a_doubt_is_seen_while_no_sidecar_runs(home: Home) -> None:
+    """Nothing that a person must know waits for the next start."""
+    place = home.path
+    (place / "shop.py").write_text(AGENTS.replace("await asyncio.Event().wait()", "raise TimeoutError"))
+    home.config_path.write_text('[worker]\nagents = ["shop.py:Payer"]\neffects = { pay = "shop.py:pay" }\n')
+    assert run(place, "send", "payer", "pay", '{"sum": 7}').code == 0
+    wait_for(lambda: run(place, "checkpoints", "--json").objects(), "the doubt is asked about")
+    assert run(place, "stop").code == 0
+    assert "may or may not have happened" in told(run(place, "doctor", "--json").objects(), "agents")
+    assert "try again" in str(run(place, "status", "--json").objects()[0]["asks"])
