@@ -130,7 +130,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         text = f"{given!r} matches {len(fitting)} streams, all pruned: {_some(fitting)}; type more of the id"
         raise SelectError("ambiguous", text)
     if not seen:
-        raise SelectError("no-log", empty_text(reader))
+        raise SelectError("no-log", await empty_text(reader))
     near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
     hint = f"did you mean {_some(near)}?" if near else "`durable-stream streams` lists all streams"
     raise SelectError("not-found", f"no stream or session matches {given!r}; {hint}")
@@ -168,7 +168,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
         count = "several" if len(found) > _SHOWN else str(len(found))
         raise SelectError("ambiguous", f"{given!r} matches {count} events: {_some(found)}; type more of the id")
     if reader.head == NOTHING:
-        raise SelectError("no-log", empty_text(reader))
+        raise SelectError("no-log", await empty_text(reader))
     near = await _ids(reader, "", lambda each: _is_near(each, wanted))
     hint = f"did you mean {_some(near[:_SHOWN])}?" if near else "`durable-stream log STREAM` and `query` show ids"
     raise SelectError("not-found", f"no event matches {given!r}; {hint}")
@@ -277,7 +277,7 @@ async def newest(
     return list(kept), None
 
 
-def empty_text(reader: LogReader) -> str:
+async def empty_text(reader: LogReader) -> str:
     """Why there is nothing to show: which home is empty, and what the user can do."""
     home = reader.store.parent
     if not home.is_dir():
@@ -285,11 +285,10 @@ def empty_text(reader: LogReader) -> str:
             f"the home {home} does not exist yet; OpenCode creates it at its next start after "
             "`durable-stream install`. If it should exist, check `--home` and `DURABLE_STREAM_HOME`"
         )
-    catalog = _CATALOGS.get(reader)
-    if catalog is not None and catalog.streams:
-        return f"only agents have recorded in {home} so far; `durable-stream streams --all` lists them"
-    if reader.head != NOTHING:
+    if await reader.removed():  # no stream of an agent is ever removed
         return f"what was recorded in {home} has been pruned; `durable-stream verify` shows how much"
+    if reader.head != NOTHING:
+        return f"only agents have recorded in {home} so far; `durable-stream streams --all` lists them"
     return f"nothing was recorded in {home} yet; check `--home`, or run `durable-stream doctor` to see why"
 
 

@@ -74,7 +74,7 @@ async def changes(
         nothing = (
             NOTHING_THERE.format(project) if not chosen and chosen is not None else f"No agent changed a file{when}."
         )
-        note(nothing if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
+        note(nothing if reader.head >= 0 else f"The log is empty: {await empty_text(reader)}.")
 
 
 async def _records(

@@ -65,4 +65,8 @@ async def costs(
     if fault is not None:
         raise fault
     if not sums:
-        note("No step was recorded in that time." if since and reader.head >= 0 else f"No costs: {empty_text(reader)}.")
+        note(
+            "No step was recorded in that time."
+            if since and reader.head >= 0
+            else f"No costs: {await empty_text(reader)}."
+        )

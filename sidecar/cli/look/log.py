@@ -192,7 +192,7 @@ async def _follow_all(
             raise fault
     await lines.print_waiting(reader)
     if head == NOTHING:
-        note(f"{empty_text(reader)}. Waiting for the first record.")
+        note(f"{await empty_text(reader)}. Waiting for the first record.")
     which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"
     note(f"Following {which}. Press Ctrl-C to stop.")
     out.flush()

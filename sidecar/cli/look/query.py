@@ -90,7 +90,7 @@ async def query(
     if hidden:
         note(f"{hidden} more in records that repeat others; `--internal` shows them.")
     if not lines.printed:
-        note("No event matches." if reader.head >= 0 else f"The log is empty: {empty_text(reader)}.")
+        note("No event matches." if reader.head >= 0 else f"The log is empty: {await empty_text(reader)}.")
 
 
 def _trace_id(given: str) -> str:

@@ -74,7 +74,7 @@ async def streams(
         note(f"{cut_off}.")
     if not found:
         elsewhere = chosen is not None and catalog.streams
-        note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {empty_text(reader)}.")
+        note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {await empty_text(reader)}.")
 
 
 def _last(catalog: Catalog, stream: dict[str, Any]) -> int:

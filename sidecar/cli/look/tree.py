@@ -31,6 +31,7 @@ async def tree(
     """Show sessions and turns, with their results."""
     from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
+    from sidecar.read.catalog import is_agents
     from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader
 
     out = Output(json)
@@ -53,10 +54,10 @@ async def tree(
         note(f"{stream} holds no session.")
     elif chosen is not None:
         note(NOTHING_THERE.format(project))
-    elif catalog.streams:
+    elif not all(map(is_agents, catalog.streams)):
         note("No session was recorded, or all were forgotten; `durable-stream streams --all` lists every stream.")
     else:
-        note(f"No sessions: {empty_text(reader)}.")
+        note(f"No sessions: {await empty_text(reader)}.")
 
 
 async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[SessionView]) -> CorruptLog | None:

@@ -107,10 +107,8 @@ async def newest_stream(reader: LogReader, given: str | None, *, tell: bool = Tr
         if tell:
             note(f"The newest session{where}: {newest}{title}")
         return newest
-    if streams is None and catalog.streams:
-        text = "there is no session yet, only streams of agents; `durable-stream streams --all` lists them"
-        raise SelectError("no-log", text)
-    raise SelectError("no-log", empty_text(reader) if streams is None else NOTHING_THERE.format(given).rstrip("."))
+    nothing = await empty_text(reader) if streams is None else NOTHING_THERE.format(given).rstrip(".")
+    raise SelectError("no-log", nothing)
 
 
 async def waiting_lines(reader: LogReader, streams: Collection[str] | None = None) -> list[str]:

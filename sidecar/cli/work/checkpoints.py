@@ -82,7 +82,9 @@ async def checkpoints(
     else:
         empty = reader.head == NOTHING
         note(
-            f"Nothing is waiting for an answer: {empty_text(reader)}." if empty else "Nothing is waiting for an answer."
+            f"Nothing is waiting for an answer: {await empty_text(reader)}."
+            if empty
+            else "Nothing is waiting for an answer."
         )
 
 

@@ -98,7 +98,7 @@ async def intents(
         return
     if not listed and not hosts:
         started = "the tool agent_spawn or `durable-stream spawn` starts some"
-        note(f"No background work yet: {started if reader.head > NOTHING else empty_text(reader)}.")
+        note(f"No background work yet: {started if reader.head > NOTHING else await empty_text(reader)}.")
         return
     _table(out, listed, hosts)
 

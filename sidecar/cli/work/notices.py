@@ -34,7 +34,7 @@ async def notices(
     elif rows:
         _table(out, rows)
     else:
-        note(f"No notices yet: {empty_text(reader)}." if reader.head == NOTHING else "No notices yet.")
+        note(f"No notices yet: {await empty_text(reader)}." if reader.head == NOTHING else "No notices yet.")
 
 
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:

@@ -61,7 +61,7 @@ async def top(
     now_ms = own_identity().now_ms
     is_live = out.terminal and not once
     if after == NOTHING and not is_live:
-        note(f"Nothing is running: {empty_text(reader)}.")
+        note(f"Nothing is running: {await empty_text(reader)}.")
     elif json:
         out.object(board.state(now_ms()) | {"sidecar": home.running() is not None})
     elif not is_live:

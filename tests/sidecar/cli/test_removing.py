@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.agents.inputs import Command
 from sidecar.care.checks import counted
 from sidecar.home import Home
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable
-from streams.identity import system_identity
+from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
 from streams.projection import fold
 from streams.store import Snapshot
+from tests.sidecar.agents.agents import Counter
+from tests.sidecar.agents.support import running as runtime_of
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run
 from tests.sidecar.life import end_sidecars
 from tests.sidecar.test_spools import dead_pid, spool
@@ -173,11 +176,28 @@ class TestPrune:
         assert f" {held}" in told.out and "interrupted" not in told.out and run(marked_home, "streams").err == ""
 
 
-def test_a_log_without_records_is_not_called_unused(marked_home: Path) -> None:
+@pytest.mark.parametrize("has_agents", [False, True])
+def test_a_log_without_records_is_not_called_unused(marked_home: Path, has_agents: bool) -> None:
+    if has_agents:
+        asyncio.run(_only_agents(Home(marked_home)))
     for stream in streams(marked_home):
         assert run(marked_home, "prune", "--stream", stream, "--yes").code == 0
     for command in (["streams"], ["tree"], ["log"], ["read"]):
         assert "has been pruned" in run(marked_home, *command).err, command
+
+
+def test_what_only_agents_recorded_is_not_called_pruned(home: Home) -> None:
+    asyncio.run(_only_agents(home))
+    for command in (["streams"], ["tree"], ["log"], ["read"], ["costs"]):
+        told = run(home.path, *command).err
+        assert told and "pruned" not in told, command
+
+
+async def _only_agents(home: Home) -> None:
+    log = await Log.open(home.store_path, seeded_identity(1))
+    async with runtime_of(log, Counter) as runtime:
+        await runtime.command("counter", Command("k", "add", {"by": 1}))
+    await log.close()
 
 
 class TestForget:
