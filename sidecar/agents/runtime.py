@@ -95,8 +95,9 @@ class Runtime:
                 clean=clean,
                 policy=policy,
                 is_local=names.__contains__,
-                # A low limit must end the loops of the user's agents, not the steps of background work.
-                max_depth=max_depth if isinstance(agent, UserAgent) else max(max_depth, MAX_DEPTH),
+                # The limit must end the loops of the user's agents, not the steps of background work, nor a question to a
+                # person at the end of a chain.
+                max_depth=max_depth if isinstance(agent, UserAgent) else max_depth + MAX_DEPTH,
                 metrics=metrics,
                 owner=owner,
                 stop=stop,

@@ -16,7 +16,7 @@ import pytest
 from bridge.opencode.link.link import RequestError
 from sidecar.agents.agent import Agent
 from sidecar.agents.effects.runner import Done
-from sidecar.agents.inputs import Command, effects_stream
+from sidecar.agents.inputs import MAX_DEPTH, Command, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point
 from sidecar.background.people import answer_link, doubts
@@ -63,7 +63,7 @@ def made_people(path: Path, clock: Clock) -> tuple[People, list[Agent]]:
 
 @asynccontextmanager
 async def doubting(
-    path: Path, kind: Work, *, cut_off: bool = True, **payload: Any
+    path: Path, kind: Work, *, cut_off: bool = True, depth: int = 0, **payload: Any
 ) -> AsyncIterator[tuple[People, Bench]]:
     """A home whose last process ended while it did an unsafe effect."""
     clock = Clock()
@@ -71,7 +71,7 @@ async def doubting(
     store = await Log.open(made._home.store_path, seeded_identity(1))
     if cut_off:
         async with bench(store, agents(Wordy), {"work": Work(never_ends, effect_class="unsafe")}, clock, seed=5) as run:
-            await run.runtime.command("wordy", Command("a", "call", payload or {"n": 7}))
+            await run.runtime.command("wordy", Command("a", "call", payload or {"n": 7}, depth=depth))
             await until(lambda: run.runtime.effects.is_busy)
             while not await ledger(store):
                 await asyncio.sleep(0.002)
@@ -193,6 +193,15 @@ async def test_a_text_that_is_cut_is_whole_in_the_terminal_and_answered_only_the
         shown = await whole(open_reader(made._home.store_path), known)
         assert text in shown.text and shown.left_out == 0
         assert await answered(made, "give up") == "answered"
+
+
+async def test_a_doubt_at_the_end_of_a_chain_rings_too(tmp_path: Path) -> None:
+    async with doubting(tmp_path, unsafe(), depth=MAX_DEPTH - 2) as (made, run):
+        (known,) = await made.waiting()
+        assert [a.about for a in made.alerts.data.alerts.values()] == [known.id]
+        assert await answered(made, "it happened") == "answered"
+        await run.settled()
+        assert state(run.runtime, "wordy")["results"][-1]["type"] == "effect.completed"
 
 
 async def test_an_effect_of_the_same_name_as_a_checkpoint_answers_nothing(tmp_path: Path) -> None:
