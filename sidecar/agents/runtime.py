@@ -95,8 +95,8 @@ class Runtime:
                 clean=clean,
                 policy=policy,
                 is_local=names.__contains__,
-                # The limit must end the loops of the user's agents, not the steps of background work, nor a question to a
-                # person at the end of a chain.
+                # The limit must end the loops of the user's agents, not the steps of background work, nor a question
+                # to a person at the end of a chain.
                 max_depth=max_depth if isinstance(agent, UserAgent) else max_depth + MAX_DEPTH,
                 metrics=metrics,
                 owner=owner,

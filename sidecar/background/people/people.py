@@ -404,7 +404,10 @@ class People:
                 raise RequestError(
                     "not-delivered", f"OpenCode did not accept the answer to {known.id}: {known.why}"[:500]
                 )
-            raise RequestError("not-delivered", f"the OpenCode that asked {known.id} cannot be reached; try again")
+            late = f"the OpenCode that asked {known.id} cannot be reached; try again"
+            if known.effect:  # perhaps its kind is just being asked what happened
+                late = f"the decision about {known.id} is recorded, but not carried out yet; `checkpoints` shows when"
+            raise RequestError("not-delivered", late)
         return as_row(known)
 
     async def signal(self, args: SignalArgs) -> dict[str, Any]:

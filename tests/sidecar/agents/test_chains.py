@@ -107,7 +107,7 @@ async def test_a_low_limit_leaves_the_built_in_agents_their_steps(store: StreamS
     (own,) = agents(Counter)
     runtime = Runtime(store, seeded_identity(7), [IntentAgent(), own], max_depth=2)
     limits = {name: engine.max_depth for name, engine in runtime.engines.items()}
-    assert limits == {"intents": MAX_DEPTH, "counter": 2}
+    assert limits == {"intents": 2 + MAX_DEPTH, "counter": 2}
 
 
 async def test_a_dead_letter_that_is_redriven_stays_in_its_chain(store: StreamStore) -> None:

@@ -98,13 +98,19 @@ def test_a_payment_in_doubt_and_an_agent_that_is_not_well(home: Home, tmp_path: 
     second.wait()
 
 
+def doubting(home: Home) -> str:
+    """Let an agent ask for a payment whose end nobody knows; the id of the checkpoint."""
+    (home.path / "shop.py").write_text(AGENTS.replace("await asyncio.Event().wait()", "raise TimeoutError"))
+    home.config_path.write_text('[worker]\nagents = ["shop.py:Payer"]\neffects = { pay = "shop.py:pay" }\n')
+    assert run(home.path, "send", "payer", "pay", '{"sum": 7}').code == 0
+    (asked,) = wait_for(lambda: run(home.path, "checkpoints", "--json").objects(), "the doubt is asked about")
+    return str(asked["id"])
+
+
 def test_a_doubt_is_seen_while_no_sidecar_runs(home: Home) -> None:
     """Nothing that a person must know waits for the next start."""
     place = home.path
-    (place / "shop.py").write_text(AGENTS.replace("await asyncio.Event().wait()", "raise TimeoutError"))
-    home.config_path.write_text('[worker]\nagents = ["shop.py:Payer"]\neffects = { pay = "shop.py:pay" }\n')
-    assert run(place, "send", "payer", "pay", '{"sum": 7}').code == 0
-    wait_for(lambda: run(place, "checkpoints", "--json").objects(), "the doubt is asked about")
+    doubting(home)
     assert run(place, "stop").code == 0
     assert "may or may not have happened" in told(run(place, "doctor", "--json").objects(), "agents")
     assert "try again" in str(run(place, "status", "--json").objects()[0]["asks"])

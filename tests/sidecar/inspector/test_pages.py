@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from sidecar.home import Home
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import append, make_home, run_process
+from tests.sidecar.cli.test_troubles import doubting
 from tests.sidecar.inspector.conftest import DEMO, WAIT_MS, Served, aside, inspecting
 
 ROOT = "ses_dff0a5b68ffegK4yUQGH09hey7"
@@ -111,6 +113,24 @@ def test_costs_work_and_health_answer_their_questions(page: Page, served: Served
     expect(page.locator(".page")).to_contain_text("No background work yet")
     page.goto(f"{served.base}/health")
     expect(page.locator("#main dl")).to_contain_text("records")
+
+
+def test_an_effect_in_doubt_is_decided_with_a_click(browser: Browser, home: Home) -> None:
+    asked = aside(doubting, home)
+    with inspecting(home.path) as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        page.goto(f"{served.base}/work")
+        card = page.locator(".card.waits")
+        expect(card).to_contain_text('pay {"sum": 7}')
+        expect(card.get_by_role("button")).to_have_text(["it happened", "try again", "give up"])
+        expect(card.locator("input")).to_have_count(0)
+        card.get_by_text("give up").click()
+        expect(card).to_have_count(0)
+        page.close()
+    assert run_process(home.path, "checkpoints", asked, "--json").objects()[0]["answer"] == ["give up"]
+    assert aside(run_process, home.path, "stop").code == 0
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (1024, "light"), (390, "light"), (390, "dark")])
