@@ -15,7 +15,7 @@ from sidecar.background.people.checkpoints import CLOSED, Checkpoint, Checkpoint
 from sidecar.background.people.consent import asked
 from sidecar.background.people.doubts import whole_text
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.catalog import Catalog, OpenAsk
+from sidecar.read.catalog import Catalog, OpenAsk, is_agents
 from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of
 from streams.errors import CorruptLog
@@ -125,6 +125,8 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
 async def read_agents(reader: LogReader) -> list[dict[str, Any]]:
     """What the log says of agents, in the form of ``Runtime.status``: their dead letters and their effects in doubt."""
     rows: dict[str, dict[str, Any]] = {}
+    if not any(map(is_agents, (await catalog_of(reader))[0].streams)):
+        return []
 
     def row(name: str) -> dict[str, Any]:
         new = {"name": name, "health": "READY", "reasons": [], "dead": 0, "last_error": "", "in_doubt": 0}

@@ -193,13 +193,14 @@ class AlertAgent(OwnAgent[State]):
                 session = None if root.startswith("int_") else root
                 return self._raise(f"alr_{root}_{what}", session, "OpenCode: background work", text, "", event.ts)
             case "checkpoint.opened":
-                title = "OpenCode asks" if given["kind"] == "ask" else f"OpenCode waits: {given['kind']}"
+                kind = str(given["kind"])
+                title = {"ask": "OpenCode asks", "effect": "An agent asks"}.get(kind, f"OpenCode waits: {kind}")
                 identifier = given["checkpoint"]
                 known = opened_as({"session": "", **given, "ts": event.ts})
                 text = teller.in_message(known, MAX_TEXT)
                 # OpenCode itself shows what the user's own session asks, so send no toast; the other channels follow
                 # after the escalation delay.
-                shown = given.get("intent") is None and given["kind"] in ("permission", "question")
+                shown = given.get("intent") is None and kind in ("permission", "question")
                 session = None if shown else given.get("tell")
                 how = teller.how(known)
                 identifier = f"alr_{identifier[4:]}"

@@ -77,6 +77,24 @@ async def test_two_agents_that_ask_for_the_same_each_get_it_done(store: StreamSt
     assert len(set(kind.keys)) == 2
 
 
+async def test_an_agent_gets_the_results_of_others_only_if_it_lists_them(store: StreamStore) -> None:
+    class Nosy(Counter):
+        name = "nosy"
+        events = ("effect.completed",)
+
+    class Quiet(Counter):
+        name = "quiet"
+
+    kinds = {"work": Work(), "fails": Work(PermissionError("no"))}
+    async with running(store, Counter, Nosy, Quiet, kinds=kinds, policy=Policy(attempts=1)) as runtime:
+        for kind in kinds:
+            await runtime.command("counter", command(kind, "call", kind=kind))
+        await settled(runtime, store)
+        got = {name: [one["type"] for one in state(runtime, name)["results"]] for name in runtime.engines}
+    assert sorted(got["counter"]) == ["effect.completed", "effect.failed"]
+    assert got["nosy"] == ["effect.completed"] and got["quiet"] == []
+
+
 async def test_a_host_overrides_the_policy_by_the_constructor(store: StreamStore) -> None:
     kind = Work()
     async with running(store, Counter, kinds={"work": kind}, policy=Policy(key="mine")) as runtime:
