@@ -144,10 +144,11 @@ class EffectRunner:
     def offer(self, record: Record) -> None:
         """Execute a requested effect in the background. Does nothing if the effect is already in progress."""
         request = request_of(record)
-        if request.id not in self._tasks:
+        last = self._tasks.get(request.id)
+        if last is None or last.done():
             task = asyncio.create_task(self._execute(request))
             self._tasks[request.id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
+            task.add_done_callback(lambda ended: self._tasks.get(request.id) is ended and self._tasks.pop(request.id))
 
     async def close(self) -> None:
         """Cancel running effects. The next process finds these effects in doubt, and effects that are waiting continue
