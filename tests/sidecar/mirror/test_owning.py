@@ -148,6 +148,7 @@ async def test_two_homes_with_one_agent_handle_each_command_once(server: RealSer
             await until(lambda: len(first.work.keys) == 10 and len(state(first.runtime)["results"]) == 10)
             assert state(first.runtime)["total"] == 50 and state(second.runtime)["total"] == 0
             assert not second.work.keys and len(set(first.work.keys)) == 10
+            await second.owning.until_known()
             with pytest.raises(NotOwner) as refused:
                 await second.runtime.command("counter", command("one"))
             assert refused.value.code == "not-owner" and "log-a" in str(refused.value)
