@@ -34,6 +34,12 @@ async def read_intents(reader: StreamReader, up_to: int | None = None) -> State:
     return agent.data
 
 
+def background_of(state: State, session: str, now: int) -> list[Intent]:
+    """The background work that a session had started by then, and that has a session of its own, oldest first."""
+    own = (each for each in state.intents.values() if session in (each.root, each.parent))
+    return [each for each in own if each.session is not None and (each.started or now) < now]
+
+
 async def running_at(reader: StreamReader, root: str, position: int) -> list[dict[str, Any]]:
     """The background work that a root session had not got back at a position: ``id, title, session, state``."""
     state = await read_intents(reader, position)

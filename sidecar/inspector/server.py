@@ -19,6 +19,7 @@ from bridge.opencode.link.link import RequestError
 from sidecar.inspector.access import Access
 from sidecar.inspector.data import Data
 from sidecar.link.client import ClientError
+from sidecar.read.past.drawing import STYLE
 from sidecar.read.select import SelectError
 from sidecar.web.serving import body_of, listen, serving
 from streams.errors import StreamError
@@ -73,6 +74,9 @@ def build(data: Data) -> Starlette:
     async def page(request: Request) -> Response:
         return FileResponse(PAGE / "index.html")
 
+    async def style(request: Request) -> Response:
+        return Response(STYLE, media_type="text/css")
+
     async def sessions(request: Request) -> Response:
         return _answer(await data.sessions())
 
@@ -88,7 +92,8 @@ def build(data: Data) -> Starlette:
             case "conversation":
                 return _answer(await data.conversation(name, at, _number(request, "first")))
             case "timeline":
-                return _answer(await data.timeline(name, at))
+                width, begin, end = (_number(request, each) for each in ("width", "from", "to"))
+                return _answer(await data.timeline(name, at, width or 0, begin, end))
             case "files":
                 return _answer(await data.files(name, at, _number(request, "since") or 0))
             case "events":
@@ -140,6 +145,7 @@ def build(data: Data) -> Starlette:
             Route("/api/health", _guarded(health)),
             Route("/api/live", live),
             Route("/api/do/{action}", _guarded(act), methods=["POST"]),
+            Route("/page/timeline.css", style),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
     )

@@ -14,6 +14,7 @@ export async function session(name, tab = "conversation") {
   let head = await get(`${path}/head`, { at });
   let shown = TABS.includes(tab) ? tab : TABS[0];
   let drawing = 0;
+  const kept = {};
 
   const side = h("aside", { class: "side", "aria-label": "Sessions of this tree" });
   const top = h("div", { class: "head" });
@@ -72,10 +73,10 @@ export async function session(name, tab = "conversation") {
 
   async function drawBody({ keep = false } = {}) {
     const mine = ++drawing;
-    const made = await VIEWS[shown]({ path, at, head, select, keep, since: bar.since() });
+    const made = await VIEWS[shown]({ path, at, head, select, kept, since: bar.since() });
     if (mine !== drawing) return;
     const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
-    body.replaceChildren(made);
+    if (body.firstElementChild !== made) body.replaceChildren(made);
     if (keep && isAtEnd && shown === "conversation") scrollTo(0, document.documentElement.scrollHeight);
   }
 
@@ -131,7 +132,7 @@ export async function session(name, tab = "conversation") {
     shown: () => bar.draw(),
     leave: () => bar.leave(),
     key(key) {
-      if (key === "Escape") return unselect(), true;
+      if (key === "Escape") return panel.hidden ? kept.timeline?.out() : unselect(), true;
       if (TABS[Number(key) - 1]) return pick(TABS[Number(key) - 1]), true;
       return bar.key(key);
     },
@@ -185,9 +186,7 @@ const VIEWS = {
     return h("div", {}, more, talk);
   },
 
-  async timeline({ path, at, select }) {
-    return timeline(await get(`${path}/timeline`, { at }), select);
-  },
+  timeline,
 
   async files({ path, at, since, head }) {
     const found = await get(`${path}/files`, { at, since });

@@ -1,125 +1,166 @@
-// Where the time went: a lane for each session, with its turns, model calls, tools and waits. Idle time is folded.
+// Where the time went: the drawing that the server makes, what it amounts to, and the ways into it.
 
-import { clock, h, span as lasted } from "/page/lib.js";
+import { get, h, span as lasted } from "/page/lib.js";
 
-const ROW = 18;
-const LABEL = 170;
-const FOLD = 26; // the width of a folded gap
+const LEGEND = [["turn", "turn"], ["model", "model call"], ["tool", "tool"], ["ask", "a person was asked"], ["error", "failed"], ["aside", "pale: nothing waited for it"]];
 
-const NS = "http://www.w3.org/2000/svg";
-function s(tag, given = {}, ...children) {
-  const made = document.createElementNS(NS, tag);
-  for (const [name, value] of Object.entries(given)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value);
-  }
-  made.append(...children.flat().filter(Boolean));
-  return made;
+/** The view, made once for a page; `kept` remembers it. */
+export async function timeline({ path, at, select, kept }) {
+  kept.timeline ??= view(path, select);
+  await kept.timeline.show(at);
+  return kept.timeline.element;
 }
 
-/** A scale from time to pixels in which stretches without any work take `FOLD` pixels. */
-function scaleOf(spans, now, width) {
-  const busy = spans
-    .filter((each) => each.kind !== "session")
-    .map((each) => [each.start, Math.max(each.end ?? now, each.start)])
-    .sort((a, b) => a[0] - b[0]);
-  const parts = [];
-  for (const [start, end] of busy) {
-    const last = parts.at(-1);
-    if (last && start <= last[1]) last[1] = Math.max(last[1], end);
-    else parts.push([start, end]);
+function view(path, select) {
+  const facts = h("p", { class: "facts" });
+  const chain = h("p", { class: "quiet chain-of" });
+  const told = h("p", { class: "told faint", "aria-live": "polite" });
+  const picture = h("div", { class: "picture" });
+  const pick = h("select", { "aria-label": "Turn", onchange: () => zoom(JSON.parse(pick.value)) });
+  const out = h("button", { class: "button", onclick: () => zoom(null) }, "Show all");
+  const legend = h("p", { class: "legend" }, LEGEND.map(([kind, label]) => h("span", {}, h("i", { class: kind }), label)));
+  const empty = h("p", { class: "empty" }, "Nothing ran until then.");
+  const whole = h("div", {}, h("div", { class: "filters" }, pick, out), facts, chain, picture, told, legend);
+  const element = h("div", { class: "timeline" }, empty, whole);
+  const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to.";
+  let moment = null;
+  let found = null;
+  let range = null;
+  let asked = 0;
+
+  async function draw() {
+    const width = Math.floor(picture.clientWidth);
+    if (!width) return;
+    const mine = ++asked;
+    const answer = await get(`${path}/timeline`, { at: moment, width, from: range?.[0], to: range?.[1] });
+    if (mine !== asked) return;
+    found = answer;
+    empty.hidden = Boolean(found.svg);
+    whole.hidden = !found.svg;
+    if (!found.svg) return;
+    const tone = (label) => (label === "failed" ? "bad" : label.startsWith("waiting") ? "wait" : "");
+    facts.replaceChildren(...found.facts.map(([label, value]) => h("span", { class: tone(label) }, `${label} `, h("b", {}, value))));
+    chain.hidden = !found.chain;
+    chain.textContent = `Where the time went: ${found.chain}`;
+    const chosen = JSON.stringify(range);
+    const turns = found.turns.map(([start, end, state], index) => [JSON.stringify([start, end]), `turn ${index + 1} · ${lasted(end - start)}${state === "error" ? " · failed" : ""}`]);
+    const options = [["null", found.earlier ? "The newest turns" : "All turns"], ...turns.slice(-500)];
+    if (!options.some(([value]) => value === chosen)) options.push([chosen, "the chosen stretch"]);
+    pick.replaceChildren(...options.map(([value, label]) => h("option", { value, selected: value === chosen }, label)));
+    out.hidden = !range;
+    const focused = picture.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    picture.innerHTML = found.svg; // made by the server, which escapes every text
+    const bars = [...picture.querySelectorAll("a")];
+    for (const bar of bars) bar.setAttribute("tabindex", "-1");
+    const first = bars.find((bar) => bar.getAttribute("href") === focused) ?? bars[0];
+    first?.setAttribute("tabindex", "0");
+    if (focused) first?.focus();
+    told.textContent = hint;
   }
-  const whole = parts.reduce((sum, [start, end]) => sum + (end - start), 0) || 1;
-  // A gap that is short beside the work stays as long as it was.
-  const joined = [];
-  for (const part of parts) {
-    const last = joined.at(-1);
-    if (last && part[0] - last[1] < whole / 50) last[1] = part[1];
-    else joined.push([...part]);
+
+  function zoom(wanted) {
+    range = wanted;
+    draw();
   }
-  const length = joined.reduce((sum, [start, end]) => sum + (end - start), 0) || 1;
-  const room = Math.max(width - FOLD * (joined.length - 1), width / 3);
-  let x = 0;
-  const pieces = joined.map(([start, end]) => {
-    const piece = { start, end, x, width: ((end - start) / length) * room };
-    x += piece.width + FOLD;
-    return piece;
+
+  function focus(bar) {
+    picture.querySelector('a[tabindex="0"]')?.setAttribute("tabindex", "-1");
+    bar.setAttribute("tabindex", "0");
+    bar.focus();
+  }
+
+  const title = (target) => target.closest?.("a, g")?.querySelector("title")?.textContent;
+  const tell = (event) => (told.textContent = title(event.target) ?? hint);
+  picture.addEventListener("pointerover", tell);
+  picture.addEventListener("focusin", tell);
+
+  picture.addEventListener("keydown", (press) => {
+    const bar = press.target.closest("a");
+    const bars = [...picture.querySelectorAll("a")];
+    const next = { ArrowRight: 1, ArrowLeft: -1 }[press.key];
+    if (bar && next) focus(bars[Math.max(0, Math.min(bars.length - 1, bars.indexOf(bar) + next))]);
+    else if (bar && (press.key === "ArrowDown" || press.key === "ArrowUp")) focus(beside(bar, bars, press.key === "ArrowDown" ? 1 : -1));
+    else if (bar && press.key === "z") zoom([Number(bar.dataset.from), Number(bar.dataset.to)]);
+    else return;
+    press.preventDefault();
+    press.stopPropagation();
   });
-  const at = (time) => {
-    const piece = pieces.findLast((each) => each.start <= time) ?? pieces[0];
-    if (!piece) return 0;
-    const share = piece.end > piece.start ? (Math.min(time, piece.end) - piece.start) / (piece.end - piece.start) : 0;
-    return piece.x + Math.max(share, 0) * piece.width;
+
+  // A click selects a bar; a drag selects a stretch.
+  let begun = null;
+  let cover = null;
+  const place = (event) => event.clientX - picture.firstElementChild.getBoundingClientRect().left;
+  picture.addEventListener("pointerdown", (event) => {
+    if (event.button === 0 && picture.firstElementChild) begun = place(event);
+  });
+  picture.addEventListener("dragstart", (event) => event.preventDefault());
+  picture.addEventListener("pointermove", (event) => {
+    if (begun === null) return;
+    const here = place(event);
+    if (!cover && Math.abs(here - begun) < 6) return;
+    if (!cover) {
+      cover = picture.appendChild(h("div", { class: "chosen" }));
+      picture.setPointerCapture(event.pointerId);
+    }
+    Object.assign(cover.style, { left: `${Math.min(begun, here)}px`, width: `${Math.abs(here - begun)}px` });
+    told.textContent = `${lasted(Math.abs(timeAt(here) - timeAt(begun)))} chosen`;
+  });
+  const end = (event) => {
+    const from = begun;
+    begun = null;
+    if (!cover) return;
+    cover.remove();
+    cover = null;
+    if (event.type === "pointerup") zoom([timeAt(from), timeAt(place(event))].sort((a, b) => a - b));
   };
-  return { at, pieces, width: x - FOLD };
-}
-
-export function timeline({ spans, now, left_out: left }, select) {
-  if (!spans.some((each) => each.kind !== "session")) return h("p", { class: "empty" }, "Nothing ran until then.");
-  const width = Math.max(Math.min(document.getElementById("main").clientWidth - 320, 1400), 320);
-  const { at, pieces } = scaleOf(spans, now, width - LABEL - 16);
-  const lanes = spans.filter((each) => each.kind === "session");
-  const marks = [];
-  let y = 8;
-  for (const lane of lanes) {
-    const mine = spans.filter((each) => each.session === lane.session && each.kind !== "session");
-    const turns = mine.filter((each) => each.kind === "turn");
-    const rest = mine.filter((each) => each.kind !== "turn").sort((a, b) => a.start - b.start);
-    const rows = [];
-    const placed = rest.map((each) => {
-      const from = at(each.start);
-      const to = Math.max(at(each.end ?? now), from + 3);
-      let row = rows.findIndex((end) => end <= from + 0.5);
-      if (row < 0) row = rows.push(0) - 1;
-      rows[row] = to;
-      return { each, from, to, row };
-    });
-    const height = Math.max(rows.length, 1) * ROW + 6;
-    for (const turn of turns) {
-      const from = at(turn.start);
-      marks.push(bar(turn, from, y, Math.max(at(turn.end ?? now) - from, 3), height, "turn", select, now));
-    }
-    for (const { each, from, to, row } of placed) {
-      const kind = each.state === "error" ? "error" : each.kind === "wait" ? "wait-bar" : each.kind;
-      marks.push(bar(each, from, y + 3 + row * ROW, to - from, ROW - 4, kind, select, now));
-      if (to - from > 46) marks.push(s("text", { class: "bar-text", x: LABEL + from + 4, y: y + 14 + row * ROW }, cut(each.name, (to - from) / 6.4)));
-    }
-    marks.push(s("text", { x: 0, y: y + 14 }, cut(lane.name || lane.session.slice(-10), 26), s("title", {}, lane.name)));
-    y += height + 8;
-    marks.push(s("line", { class: "lane", x1: 0, x2: width, y1: y - 4, y2: y - 4 }));
-  }
-  const gaps = pieces.slice(1).map((piece, index) => {
-    const before = pieces[index];
-    const x = LABEL + piece.x - FOLD / 2;
-    return [
-      s("line", { class: "gap", x1: x, x2: x, y1: 0, y2: y }),
-      s("text", { x, y: y + 12, "text-anchor": "middle" }, lasted(piece.start - before.end), s("title", {}, `nothing ran for ${lasted(piece.start - before.end)}`)),
-    ];
+  picture.addEventListener("pointerup", end);
+  picture.addEventListener("pointercancel", end);
+  picture.addEventListener("click", (click) => {
+    const bar = click.target.closest?.("a");
+    if (!bar) return;
+    click.preventDefault();
+    click.stopPropagation();
+    focus(bar);
+    select(bar.getAttribute("href").slice(1));
   });
-  const ends = pieces.length
-    ? [
-        s("text", { x: LABEL, y: y + 26 }, clock(pieces[0].start)),
-        s("text", { x: width - 8, y: y + 26, "text-anchor": "end" }, clock(pieces.at(-1).end)),
-      ]
-    : [];
-  const hatch = s(
-    "defs",
-    {},
-    s("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("rect", { width: 2.5, height: 6, fill: "var(--wait-bar)" })),
-  );
-  const picture = s("svg", { class: "lanes", viewBox: `0 0 ${width} ${y + 34}`, preserveAspectRatio: "xMinYMin", height: y + 34, width, role: "img", "aria-label": "Timeline" }, hatch, gaps, marks, ends);
-  const names = [["turn", "turn"], ["model", "model call"], ["tool", "tool"], ["wait-bar", "waits for a person"], ["error", "failed"]];
-  return h("div", {}, left ? h("p", { class: "faint" }, `${left} earlier spans are left out; the slider shows them.`) : null, h("div", { class: "legend" }, names.map(([kind, label]) => h("span", {}, h("i", { class: kind }), label))), picture);
+
+  function timeAt(x) {
+    const piece = found.pieces.findLast((each) => each.x <= x) ?? found.pieces[0];
+    const share = piece.width ? Math.max(0, Math.min((x - piece.x) / piece.width, 1)) : 0;
+    return Math.round(piece.start + share * (piece.end - piece.start));
+  }
+
+  // Drawn once it is in the page, and again at another width, for example when the detail opens.
+  let wide = 0;
+  new ResizeObserver(() => {
+    if (picture.clientWidth === wide) return;
+    wide = picture.clientWidth;
+    draw();
+  }).observe(picture);
+  return {
+    element,
+    out: () => range && zoom(null),
+    show(at) {
+      moment = at;
+      return draw();
+    },
+  };
 }
 
-function bar(each, x, y, width, height, kind, select, now) {
-  const took = lasted((each.end ?? now) - each.start);
-  const title = [each.name, each.facts?.title, took, each.state === "running" ? "running" : "", each.facts?.reply].filter(Boolean).join(" · ");
-  return s(
-    "rect",
-    { class: `span ${kind}`, x: LABEL + x, y, width, height, rx: 2, onclick: () => each.event && select(each.event) },
-    s("title", {}, title),
-  );
+/** The nearest bar in the next row above or below. */
+function beside(bar, bars, way) {
+  const middle = (each) => {
+    const box = each.getBoundingClientRect();
+    return [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+  };
+  const [x, y] = middle(bar);
+  let best = bar;
+  let least = Infinity;
+  for (const each of bars) {
+    const [left, top] = middle(each);
+    const down = (top - y) * way;
+    const far = down * 4 + Math.abs(left - x);
+    if (down > 4 && far < least) [best, least] = [each, far];
+  }
+  return best;
 }
-
-const cut = (text, most) => (text.length > most ? `${text.slice(0, Math.max(Math.floor(most) - 1, 1))}…` : text);

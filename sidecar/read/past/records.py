@@ -125,6 +125,11 @@ class Past:
         """How many records count: all without ``at``, never more than there are."""
         return len(self.records) if at is None else max(0, min(at, len(self.records)))
 
+    def last_ts(self, at: int | None = None) -> int:
+        """When the last of these records was made; 0 if there is none."""
+        upto = self.upto(at)
+        return self.records[upto - 1].event.ts if upto else 0
+
     # What these methods return is the caller's until the next call of the same method.
 
     def conversation(self, at: int | None = None) -> Conversation:

@@ -196,6 +196,7 @@ class Spans:
             parent = lane.turn.id if lane.turn is not None else lane.span.id
             span = self._open(f"wait:{event.id}", "wait", what_is_asked(payload), event.ts, lane.span.session, parent)
             span.event, span.state = event.id, "waiting"
+            span.facts["call"] = as_text(payload.get("call"))
             lane.waits[request] = span
         elif (known := lane.waits.pop(request, None)) is not None:
             known.end, known.state = max(event.ts, known.start), "completed"

@@ -88,11 +88,48 @@ def test_the_slider_shows_every_tab_as_it_was(page: Page, served: Served) -> Non
 def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served: Served) -> None:
     page.goto(f"{served.base}/s/{ROOT}/timeline")
     expect(page.locator(".lanes .turn")).to_have_count(4)
-    expect(page.locator(".lanes .wait-bar")).to_have_count(1)
+    expect(page.locator(".lanes .name")).to_contain_text(["Fix the failing", "Look at login.py", "Look at the test"])
+    page.locator(".lanes .ask").hover()
+    expect(page.locator(".told")).to_contain_text("waited for a person")
     page.locator(".lanes .tool").first.click()
     expect(page.locator(".detail")).to_contain_text("python3 test_login.py")
     page.keyboard.press("Escape")
     expect(page.locator(".detail")).to_be_hidden()
+
+
+def test_the_timeline_is_used_with_the_keyboard(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/timeline")
+    expect(page.locator('.lanes a[tabindex="0"]')).to_have_count(1)
+    page.locator('.lanes a[tabindex="0"]').focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".told")).to_contain_text("turn 2")
+    page.keyboard.press("z")
+    expect(page.locator(".timeline select")).to_contain_text("turn 2")
+    expect(page.locator(".lanes .turn")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator(".detail")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    expect(page.locator(".lanes .turn")).to_have_count(4)
+
+
+def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/timeline")
+    tools = page.locator(".timeline .facts span", has_text="tools")
+    expect(tools).to_have_text("tools 8")
+    page.locator(".timeline select").select_option(label=page.locator(".timeline option").nth(2).inner_text())
+    expect(tools).to_have_text("tools 1")
+    expect(page.locator(".timeline .facts .wait")).to_contain_text("waiting for a person")
+    page.get_by_text("Show all").click()
+    expect(tools).to_have_text("tools 8")
+    box = page.locator(".lanes").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 4, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 60, steps=4)
+    page.mouse.up()
+    expect(tools).to_have_text("tools 1")
 
 
 def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None:

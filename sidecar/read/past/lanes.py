@@ -1,0 +1,316 @@
+"""What a timeline of spans says: when somebody worked, waited or was idle, and what the end of a turn waited for. Pure.
+
+Times are ms since 1970. A stretch is a pair of its start and its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from bridge.opencode.capture.tokens import add_tokens
+from sidecar.read.past.spans import Span
+from sidecar.read.wording import amount, lasted, money, one_line
+
+Stretch = tuple[int, int]
+
+SHORT: Final = 0.02
+"""A pause is folded if it is longer than this share of the work that is shown, and than ``SHORTEST_MS``."""
+
+SHORTEST_MS: Final = 1000
+
+STEPS: Final = 6
+"""How many kinds of steps the line about the critical path names."""
+
+
+def until(spans: Iterable[Span], now: int) -> list[Span]:
+    """The spans as they were at ``now``: of a session that was recorded beside the one that is shown."""
+    known = (span for span in spans if span.start <= now)
+    return [span if (span.end or now) <= now else replace(span, end=None, state="running") for span in known]
+
+
+def as_background(spans: Iterable[Span], root: str) -> list[Span]:
+    """The spans of background work, with its first session below the session ``root`` that started it."""
+    found = list(spans)
+    first = next((number for number, span in enumerate(found) if span.kind == "session"), None)
+    if first is not None:
+        found[first] = replace(found[first], parent=f"session:{root}", facts={"background": True})
+    return found
+
+
+def joined(stretches: Iterable[Stretch], near: float = 0) -> list[Stretch]:
+    """The stretches in order, those that overlap or are at most ``near`` apart as one."""
+    found: list[Stretch] = []
+    for start, end in sorted(stretches):
+        if found and start - found[-1][1] <= near:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, max(start, end)))
+    return found
+
+
+def without(stretches: Iterable[Stretch], away: Iterable[Stretch]) -> list[Stretch]:
+    """What is left of the stretches outside of those of ``away``."""
+    left, gone = [], joined(away)
+    number = 0
+    for start, end in joined(stretches):
+        while number < len(gone) and gone[number][1] <= start:
+            number += 1
+        for begin, until_ in gone[number:]:
+            if begin >= end:
+                break
+            if begin > start:
+                left.append((start, begin))
+            start = max(start, until_)
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def length(stretches: Iterable[Stretch]) -> int:
+    """How long all stretches take."""
+    return sum(end - start for start, end in stretches)
+
+
+class Lane(NamedTuple):
+    """One session of a timeline: its own span, how deep it is below the first, and the spans in it by their start."""
+
+    session: Span
+    depth: int
+    spans: list[Span]
+
+
+class Lanes:
+    """The lanes of a timeline, each below the one that started it, with what happened between ``begin`` and ``end``.
+
+    ``now`` ends what has not ended. ``earlier`` is how many turns of the first session are before ``begin``.
+    """
+
+    def __init__(self, spans: Iterable[Span], now: int, begin: int = 0, end: int | None = None) -> None:
+        self.now, self.begin, self.end, self.earlier = now, begin, now if end is None else end, 0
+        self._inside: dict[str, list[Span]] = {}
+        self._turns: dict[str, list[Span]] = {}
+        sessions: dict[str, Span] = {}
+        by_id: dict[str, Span] = {}
+        own: dict[str, list[Span]] = {}
+        spans = list(spans)
+        starting = {span.parent for span in spans if span.kind == "session"}
+        for span in spans:
+            if span.kind == "session":
+                sessions[span.session] = span
+            if span.kind == "session" or span.id in starting:
+                by_id[span.id] = span
+            if span.kind == "session":
+                continue
+            if not self.is_in(span, self.begin, self.end):
+                is_turn = span.kind == "turn" and next(iter(sessions), "") == span.session
+                self.earlier += is_turn and span.start < self.begin
+                continue
+            own.setdefault(span.session, []).append(span)
+            if span.kind == "turn":
+                self._turns.setdefault(span.session, []).append(span)
+            else:
+                self._inside.setdefault(span.parent, []).append(span)
+        self._below: dict[str, list[Span]] = {}
+        self._calls: dict[str, Span] = {}
+        """The call that started a session, by the session."""
+        for session in sessions.values():
+            above = by_id.get(session.parent) or sessions.get(session.parent)
+            if above is not None and above.session != session.session:
+                self._below.setdefault(above.session, []).append(session)
+                if above.kind == "tool":
+                    self._calls[session.session] = above
+        below = {each.session for some in self._below.values() for each in some}
+        self.lanes: list[Lane] = []
+        placed: set[str] = set()
+
+        def place(session: Span, depth: int) -> None:
+            if session.session in placed:
+                return
+            placed.add(session.session)
+            self.lanes.append(Lane(session, depth, sorted(own.get(session.session, ()), key=lambda each: each.start)))
+            for each in self._below.get(session.session, ()):
+                place(each, depth + 1)
+
+        # Sessions that wrongly descend from each other have no root, so all of them follow the roots.
+        for session in sorted(sessions.values(), key=lambda each: each.session in below):
+            place(session, 0)
+        self.working = joined(stretch for lane in self.lanes for stretch in self._working(lane))
+        waits = (self.stretch(each) for lane in self.lanes for each in lane.spans if each.kind == "wait")
+        self.waiting = without(waits, self.working)
+
+    def stretch(self, span: Span) -> Stretch:
+        """The time that a span takes."""
+        return span.start, max(span.end if span.end is not None else self.now, span.start)
+
+    def is_in(self, span: Span, begin: int, end: int) -> bool:
+        """Whether a span takes some of the time between two moments, or takes none and lies there."""
+        start, until_ = self.stretch(span)
+        return (start < end and until_ > begin) or begin <= start == until_ <= end
+
+    def _working(self, lane: Lane) -> list[Stretch]:
+        """When a session did something itself: neither a person nor a child session was waited for."""
+        calls = {call.id for call in self._calls.values()}
+        waits: dict[str, list[Stretch]] = {}
+        for each in lane.spans:
+            if each.kind == "wait":
+                waits.setdefault(str(each.facts.get("call", "")), []).append(self.stretch(each))
+        found: list[Stretch] = []
+        for each in lane.spans:
+            if each.kind in ("model", "tool") and each.id not in calls:
+                # A call goes on while another one waits for a person.
+                own = [*waits.get(str(each.facts.get("call", "")), ()), *waits.get("", ())] if waits else ()
+                found += without([self.stretch(each)], own) if own else [self.stretch(each)]
+        turns = (self.stretch(each) for each in lane.spans if each.kind == "turn")
+        below = (self.stretch(each) for each in lane.spans if each.id in calls)
+        return found + without(turns, [*below, *(each for some in waits.values() for each in some)])
+
+    def turns(self) -> Iterator[Span]:
+        """The turns of the first session, oldest first."""
+        return iter(self._turns.get(self.lanes[0].session.session, ()) if self.lanes else ())
+
+    def critical(self) -> set[str]:
+        """The ids of the spans without which a turn would have ended earlier."""
+        found: set[str] = set()
+        for name, turns in self._turns.items():
+            if name not in self._calls:
+                for turn in turns:
+                    found.update(each.id for each in self.chain(turn, deep=True))
+        return found
+
+    def chain(self, turn: Span, *, deep: bool = False) -> list[Span]:
+        """The turn and the steps in it that its end waited for, one before the other, the last first; with ``deep``,
+        those of child sessions, too."""
+        found = [turn]
+        steps = sorted(self._inside.get(turn.id, ()), key=lambda each: (self.stretch(each)[1], each.kind != "wait"))
+        cursor = self.stretch(turn)[1]
+        for step in reversed(steps):
+            start, end = self.stretch(step)
+            # A call that asked a person is on the way, so its ask is, too.
+            is_inside = step.kind == "wait" and any(each.facts.get("call") == step.facts.get("call") for each in found)
+            # Tools begin, and asks are put, while the model still speaks.
+            is_before = end <= cursor or (step.kind == "model" and start < cursor)
+            if not is_before and not is_inside:
+                continue
+            found.append(step)
+            cursor = min(cursor, start)
+            for child in self._below.get(turn.session, ()) if deep else ():
+                if self._calls.get(child.session) is step:
+                    for below in self._turns.get(child.session, ()):
+                        if start <= below.start <= end:
+                            found += self.chain(below, deep=True)
+        return found
+
+    def sums(self) -> dict[str, Any]:
+        """What happened: ``working_ms, waiting_ms, idle_ms``, which add up to ``ms``, then
+        ``turns, models, tools, errors, tokens, cost``, and in ``chain`` how long the turns of the first session waited
+        for what, the longest first."""
+        begin, end = self.begin, self.end
+        working, waiting = (
+            sum(max(min(until_, end) - max(start, begin), 0) for start, until_ in stretches)
+            for stretches in (self.working, self.waiting)
+        )
+        counts = {"turn": 0, "model": 0, "tool": 0, "wait": 0}
+        errors, cost, tokens = 0, 0.0, dict[str, int | float]()
+        for lane in self.lanes:
+            for span in lane.spans:
+                counts[span.kind] += 1
+                errors += span.state == "error"
+                if span.kind == "model" and self.stretch(span)[1] <= end:
+                    cost += span.facts["cost"]
+                    add_tokens(tokens, span.facts["tokens"])
+        chain: dict[str, int] = {}
+        for turn in self.turns():
+            steps = self.chain(turn)[1:]
+            waits = joined(self.stretch(each) for each in steps if each.kind == "wait")
+            for step in steps:
+                own = [self.stretch(step)] if step.kind == "wait" else without([self.stretch(step)], waits)
+                took = sum(max(min(last, end) - max(first, begin), 0) for first, last in own)
+                name = "a person" if step.kind == "wait" else one_line(step.name)[:40] or step.kind
+                chain[name] = chain.get(name, 0) + took
+        return {
+            "from": begin,
+            "to": end,
+            "ms": max(end - begin, 0),
+            "working_ms": working,
+            "waiting_ms": waiting,
+            "idle_ms": max(end - begin - working - waiting, 0),
+            "turns": counts["turn"],
+            "models": counts["model"],
+            "tools": counts["tool"],
+            "errors": errors,
+            "tokens": tokens.get("total") or sum(tokens.values()),
+            "cost": round(cost, 9),
+            "chain": sorted(
+                ([name, ms] for name, ms in chain.items() if ms), key=lambda each: (-int(each[1]), str(each[0]))
+            ),
+        }
+
+
+def facts_of(sums: dict[str, Any]) -> list[tuple[str, str]]:
+    """The sums in words: a label and a value each."""
+    found = [("took", lasted(sums["ms"])), ("working", lasted(sums["working_ms"]))]
+    found += [("waiting for a person", lasted(sums["waiting_ms"]))] if sums["waiting_ms"] else []
+    found += [("idle", lasted(sums["idle_ms"]))] if sums["idle_ms"] else []
+    found += [(label, amount(sums[name])) for label, name in _COUNTS]
+    found += [
+        ("tokens", amount(sums["tokens"]) if sums["tokens"] else "–"),
+        ("cost", money(sums["cost"]).replace("-", "–")),
+    ]
+    return found + ([("failed", str(sums["errors"]))] if sums["errors"] else [])
+
+
+def chain_of(sums: dict[str, Any]) -> str:
+    """What the turns waited for, in words; empty if nothing is known."""
+    shown = [f"{name} {lasted(ms)}" for name, ms in sums["chain"][:STEPS]]
+    return ", ".join(shown)
+
+
+_COUNTS: Final = (("turns", "turns"), ("model calls", "models"), ("tools", "tools"))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a scale: from ``start`` to ``end``, drawn from ``x`` on, ``width`` wide. ``what`` is ``work``, or for
+    a folded pause ``wait`` or ``idle``."""
+
+    start: int
+    end: int
+    x: float
+    width: float
+    what: str
+
+
+class Scale:
+    """From time to places between 0 and ``width``. Pauses in which nobody works are folded to at most ``fold``."""
+
+    def __init__(self, lanes: Lanes, width: float, fold: float) -> None:
+        begin, end = lanes.begin, max(lanes.end, lanes.begin + 1)
+        inside = [(max(a, begin), min(b, end)) for a, b in lanes.working if b > begin and a < end]
+        inside = [*inside, (begin, begin), (end, end)]
+        work = joined(inside, max(length(joined(inside)) * SHORT, SHORTEST_MS))
+        worked = max(length(work), 1)
+        gaps = len(work) - 1
+        fold = min(fold, width / 2 / gaps) if gaps else 0.0
+        room, x = width - fold * gaps, 0.0
+        self.pieces: list[Piece] = []
+        for number, (start, stop) in enumerate(work):
+            if number:
+                before = work[number - 1][1]
+                waited = sum(max(min(b, start) - max(a, before), 0) for a, b in lanes.waiting)
+                what = "wait" if waited * 2 > start - before else "idle"
+                self.pieces.append(Piece(before, start, x, fold, what))
+                x += fold
+            self.pieces.append(Piece(start, stop, x, room * (stop - start) / worked, "work"))
+            x += self.pieces[-1].width
+
+    def at(self, time: int) -> float:
+        """Where a moment is."""
+        low, high = 0, len(self.pieces) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.pieces[middle].start <= time else (low, middle - 1)
+        piece = self.pieces[low]
+        share = (time - piece.start) / (piece.end - piece.start) if piece.end > piece.start else 0.0
+        return piece.x + piece.width * min(max(share, 0.0), 1.0)

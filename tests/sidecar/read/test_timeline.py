@@ -1,0 +1,149 @@
+"""The timeline of a session: what it says about the time, and the drawing of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+from sidecar.read.past.drawing import svg
+from sidecar.read.past.lanes import Lanes, Scale, as_background, chain_of, facts_of, until
+from sidecar.read.past.spans import Span, SpanKind
+
+ROOT, CHILD = "ses_a", "ses_b"
+MINUTE = 60_000
+
+
+def span(kind: SpanKind, name: str, start: int, end: int | None, session: str = ROOT, **more: Any) -> Span:
+    parent = more.pop("parent", "" if kind == "session" else "turn" if kind != "turn" else f"session:{session}")
+    state = more.pop("state", "completed")
+    facts = {"tokens": {"input": 10}, "cost": 0.5} if kind == "model" else {}
+    identifier = f"session:{session}" if kind == "session" else "turn" if name == "turn" else name
+    return Span(identifier, kind, name, start, session, parent, end, state, f"event of {name}", facts=facts | more)
+
+
+def told() -> list[Span]:
+    """A turn: a model, then two tools side by side, one with a child session; an ask; a model. Then idle, and more."""
+    return [
+        span("session", "The root", 0, 200 * MINUTE),
+        span("turn", "turn", 0, 10 * MINUTE + 40_000),
+        span("model", "m1", 0, 10_000),
+        span("tool", "quick", 10_000, 12_000),
+        span("tool", "task", 10_000, 30_000),
+        span("session", "The child", 10_000, 30_000, CHILD, parent="task"),
+        span("turn", "below", 10_000, 30_000, CHILD),
+        span("model", "m2", 11_000, 29_000, CHILD, parent="below"),
+        span("tool", "push", 30_000, 10 * MINUTE + 30_000, call="c1"),
+        span("wait", "bash git push", 30_000, 10 * MINUTE + 30_000, call="c1", reply="once"),
+        span("model", "m3", 10 * MINUTE + 30_000, 10 * MINUTE + 40_000),
+        span("turn", "second", 190 * MINUTE, 191 * MINUTE, state="error"),
+    ]
+
+
+def test_working_waiting_and_idle_time_add_up() -> None:
+    lanes = Lanes(told(), 191 * MINUTE)
+    sums = lanes.sums()
+    assert sums["working_ms"] == 40_000 + MINUTE
+    assert sums["waiting_ms"] == 10 * MINUTE
+    assert sums["working_ms"] + sums["waiting_ms"] + sums["idle_ms"] == sums["ms"]
+    assert [sums[each] for each in ("turns", "models", "tools", "errors", "tokens", "cost")] == [3, 3, 3, 1, 30, 1.5]
+
+
+def test_a_call_goes_on_while_another_one_waits() -> None:
+    spans = [*told(), span("tool", "long", 30_000, 5 * MINUTE + 30_000, call="c2")]
+    assert Lanes(spans, 200 * MINUTE, 0, 10 * MINUTE).sums()["working_ms"] == 30_000 + 5 * MINUTE
+
+
+def test_the_sums_of_a_stretch_are_of_that_stretch() -> None:
+    sums = Lanes(told(), 200 * MINUTE, 30_000, 60_000).sums()
+    assert (sums["working_ms"], sums["waiting_ms"], sums["idle_ms"]) == (0, 30_000, 0)
+    assert (sums["models"], sums["tools"], sums["cost"]) == (0, 1, 0), "what only touches its edges does not count"
+
+
+def test_turns_keep_their_numbers_in_a_stretch() -> None:
+    lanes = Lanes(told(), 200 * MINUTE, 100 * MINUTE, 200 * MINUTE)
+    assert (lanes.earlier, [turn.name for turn in lanes.turns()]) == (1, ["second"])
+
+
+def test_the_critical_path_is_the_chain_that_the_end_waited_for() -> None:
+    lanes = Lanes(told(), 200 * MINUTE)
+    assert lanes.critical() == {"turn", "m1", "task", "below", "m2", "push", "bash git push", "m3", "second"}
+    assert Lanes(told(), 200 * MINUTE, 0, 11 * MINUTE).sums()["chain"] == [
+        ["a person", 10 * MINUTE],
+        ["task", 20_000],
+        ["m1", 10_000],
+        ["m3", 10_000],
+    ]
+
+
+def test_a_model_that_still_speaks_when_its_tool_begins_is_on_the_path() -> None:
+    spans = [span("turn", "turn", 0, 100), span("model", "m", 0, 60), span("tool", "t", 50, 100)]
+    assert Lanes([span("session", "", 0, 100), *spans], 100).critical() == {"turn", "m", "t"}
+
+
+def test_waits_and_idle_time_are_folded_and_keep_their_order() -> None:
+    scale = Scale(Lanes(told(), 191 * MINUTE), 1000, 50)
+    assert [(each.what, each.width) for each in scale.pieces if each.what != "work"] == [("wait", 50), ("idle", 50)]
+    places = [scale.at(time) for time in range(0, 191 * MINUTE, 10_000)]
+    assert places == sorted(places) and places[0] == 0 and scale.at(191 * MINUTE) == 1000
+
+
+def test_lanes_are_nested_and_sessions_that_descend_from_each_other_end() -> None:
+    assert [(lane.session.session, lane.depth) for lane in Lanes(told(), 0).lanes] == [(ROOT, 0), (CHILD, 1)]
+    circle = [span("session", "a", 0, 1, "a", parent="b"), span("session", "b", 0, 1, "b", parent="a")]
+    assert sorted(lane.session.session for lane in Lanes(circle, 1).lanes) == ["a", "b"]
+
+
+def test_background_work_is_below_the_session_that_started_it_and_ends_where_the_moment_does() -> None:
+    work = [span("session", "Work", 50_000, 90_000, "ses_w"), span("turn", "w", 50_000, 90_000, "ses_w")]
+    later = span("turn", "later", 80_000, 90_000, "ses_w")
+    lanes = Lanes([*told(), *as_background(until([*work, later], 60_000), ROOT)], 60_000)
+    assert [(lane.session.session, lane.depth) for lane in lanes.lanes][-1] == ("ses_w", 1)
+    assert [each.end for each in lanes.lanes[-1].spans] == [None]
+
+
+def drawn(spans: list[Span], end: int, width: int = 800) -> ElementTree.Element:
+    lanes = Lanes(spans, end)
+    text, _ = svg(lanes, width, lambda each: f"#{each.event}")
+    return ElementTree.fromstring(text)
+
+
+def test_each_bar_says_what_it_is_and_leads_to_its_event() -> None:
+    page = drawn(told(), 191 * MINUTE)
+    links = {each.get("href"): each for each in page.iter() if each.tag.endswith("}a")}
+    push = links["#event of bash git push"]
+    told_ = "".join(push.itertext())
+    assert "waited for a person" in told_ and "10m" in told_ and "once" in told_
+    assert "turn 2" in "".join(links["#event of second"].itertext())
+    classes = " ".join(each.get("class", "") for each in page.iter())
+    assert classes.split().count("aside") == 1, "only the quick tool was waited for by nothing"
+
+
+def test_hostile_names_are_texts() -> None:
+    evil = "<script>alert(1)</script>\x00\x1b[31m\"'&"
+    spans = [span("session", evil, 0, 9000), span("turn", "turn", 0, 9000), span("tool", evil, 0, 9000, title=evil)]
+    spans[2].event = '"><script>'
+    page = drawn(spans, 9000)
+    assert not [each for each in page.iter() if each.tag.endswith("script")]
+    assert "<script>alert(1)</script>" in "".join(page.itertext())
+
+
+def test_many_short_bars_become_one() -> None:
+    spans = [span("session", "s", 0, 10**6), span("turn", "turn", 0, 10**6)]
+    spans += [span("tool", f"t{number}", number * 100, number * 100 + 50) for number in range(9000)]
+    page = drawn(spans, 10**6)
+    assert sum(1 for each in page.iter()) < 3000
+    assert any(re.match(r"\d+ short tool steps", text) for text in page.itertext())
+
+
+def test_nothing_is_drawn_outside_of_the_width() -> None:
+    for width in (280, 800, 3000):
+        for each in drawn(told(), 191 * MINUTE, width).iter():
+            if each.tag.endswith("rect") and "x" in each.attrib:
+                assert 0 <= float(each.get("x", 0)) <= float(each.get("x", 0)) + float(each.get("width", 0)) <= width
+
+
+def test_numbers_that_are_not_known_are_dashes() -> None:
+    facts = dict(facts_of(Lanes([span("session", "s", 0, 5)], 5).sums()))
+    assert facts["tokens"] == facts["cost"] == "–" and "failed" not in facts
+    assert chain_of(Lanes([], 0).sums()) == ""
