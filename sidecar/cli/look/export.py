@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -13,8 +14,17 @@ from sidecar.cli.shared.arguments import RedactOption
 from sidecar.cli.shared.command import JsonFlag, home_of, note
 
 if TYPE_CHECKING:
+    from sidecar.read.past.spans import Spans
+    from sidecar.read.redacted import Redaction
     from sidecar.read.select import Family
     from streams.log.reader import LogReader
+
+
+WIDTH: Final = 832
+"""How wide the timeline of a page is, in pixels: as wide as the text."""
+
+LINKED: Final = ("tool", "wait")
+"""The bars of a timeline that have a place in the conversation."""
 
 
 class Form(StrEnum):
@@ -93,17 +103,49 @@ async def export(
         note(f"Wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}.")
 
 
-async def _write_conversation(reader: LogReader, family: Family, form: str, file: IO[bytes], *, redact: bool) -> None:
-    from sidecar.cli.printing.transcript import conversation_of, notes_of, transcript_bytes
+async def _write_conversation(reader: LogReader, family: Family, form: Form, file: IO[bytes], *, redact: bool) -> None:
+    from sidecar.cli.printing.transcript import conversation_of, notes_of, redaction_of, transcript_bytes
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.changes.changes import Changes
+    from sidecar.read.past.drawing import STYLE
+    from sidecar.read.past.spans import Spans
+    from sidecar.read.transcript.html import files_html
     from sidecar.read.transcript.model import Reading
 
-    roots, proof, fault = await conversation_of(reader, family, redact=redact)
+    redaction, spans, changes = redaction_of(wanted=redact), Spans(), Changes()
+    roots, proof, fault = await conversation_of(reader, family, redaction, (spans, changes))
     if fault is not None:
         raise fault
     notes = await notes_of(reader, family.stream)
     reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
+    if form is Form.html:
+        drawn = await _timeline(reader, family, spans, redaction, reading.now_ms)
+        reading = replace(reading, top=drawn + files_html(changes.turns()), style=STYLE)
     file.writelines(transcript_bytes(roots, reading, form))
+
+
+async def _timeline(reader: LogReader, family: Family, spans: Spans, redaction: Redaction | None, now: int) -> str:
+    """The timeline that the page of a session shows, whose bars lead to the conversation."""
+    from sidecar.background.reading import background_of, read_intents
+    from sidecar.read.past.drawing import figure
+    from sidecar.read.past.lanes import Lanes, as_background, until
+    from sidecar.read.past.spans import Spans
+    from sidecar.read.select import family_of, records_of
+
+    found, shown = list(spans.found), {span.id for span in spans.found if span.kind in LINKED}
+    is_open = any(span.state == "waiting" for span in found)
+    last = now if is_open else max((span.end or span.start for span in found), default=0)
+    own = family.catalog.own_session(family.stream)
+    known = family.catalog.sessions
+    for intent in background_of(await read_intents(reader), own.id, last) if own is not None else ():
+        if intent.session in known and own is not None:
+            work = Spans()
+            below = await family_of(reader, known[intent.session].stream, session=intent.session)
+            async for record in records_of(reader, below):
+                work.apply(record if redaction is None else redaction.record(record))
+            found += as_background(until(work.found, last), own.id)
+    begin = min((span.start for span in found if span.kind != "session"), default=0)
+    return figure(Lanes(found, last, begin), WIDTH, lambda span: f"#{span.event}" * (span.id in shown))
 
 
 async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[bytes]) -> int:

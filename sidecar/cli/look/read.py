@@ -60,6 +60,7 @@ async def read(
         format_of,
         is_ending,
         notes_of,
+        redaction_of,
         transcript_bytes,
         written_to,
     )
@@ -79,7 +80,7 @@ async def read(
     else:
         stream, session = await find_session(reader, stream)
     family = await family_of(reader, stream, session=session)
-    roots, proof, fault = await conversation_of(reader, family, redact=redact)
+    roots, proof, fault = await conversation_of(reader, family, redaction_of(wanted=redact))
     notes = await notes_of(reader, stream)
     reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if shown:

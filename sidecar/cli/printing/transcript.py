@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
 from sidecar.cli.shared.command import Failure
 from sidecar.read.wording import printable
 
 if TYPE_CHECKING:
+    from sidecar.read.redacted import Redaction
     from sidecar.read.select import Family
     from sidecar.read.transcript.model import Reading, Session
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
+    from streams.store import Record
 
 FORMATS = ("markdown", "html", "json")
 _ENDINGS = {
@@ -38,6 +40,13 @@ def is_ending(output: Path) -> bool:
     return output.suffix.lower() in _ENDINGS
 
 
+class Fold(Protocol):
+    """Something that is made of records."""
+
+    def apply(self, record: Record) -> None:
+        """Apply one record."""
+
+
 class Told(NamedTuple):
     """The top-level sessions of a transcript, its ``proof``, and the fault that ended reading early, if any."""
 
@@ -46,19 +55,28 @@ class Told(NamedTuple):
     fault: CorruptLog | None
 
 
-async def conversation_of(reader: LogReader, family: Family, *, redact: bool = False) -> Told:
-    """The conversation in the streams of ``family``; with ``redact``, without the names of directories."""
+def redaction_of(*, wanted: bool) -> Redaction | None:
+    """What leaves out the names of directories, if that is wanted."""
     from sidecar.read.redacted import Redaction
+
+    return Redaction(str(Path.home())) if wanted else None
+
+
+async def conversation_of(
+    reader: LogReader, family: Family, redaction: Redaction | None = None, beside: Sequence[Fold] = ()
+) -> Told:
+    """The conversation in the streams of ``family``. The folds ``beside`` get the same records, redacted or not."""
     from sidecar.read.select import records_of
     from sidecar.read.transcript.conversation import Conversation
     from streams.errors import CorruptLog
 
     conversation, proof = Conversation(), ""
-    redaction = Redaction(str(Path.home())) if redact else None
     fault: CorruptLog | None = None
     try:
         async for record in records_of(reader, family):
-            conversation.apply(record if redaction is None else redaction.record(record))
+            shown = record if redaction is None else redaction.record(record)
+            for fold in (conversation, *beside):
+                fold.apply(shown)
             if record.event.stream_id == family.stream:
                 proof = f"{family.stream} up to position {record.position} of its log, with the hash {record.hash}"
     except CorruptLog as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 from typing import Final, NamedTuple
 
-from sidecar.read.past.lanes import Lane, Lanes, Piece, Scale
+from sidecar.read.past.lanes import Lane, Lanes, Piece, Scale, chain_of, facts_of
 from sidecar.read.past.spans import Span
 from sidecar.read.wording import lasted, local_time, one_line, rough_span
 
@@ -20,7 +20,7 @@ STYLE: Final = """
   --hatch: #c08f32; --failed: #d9484d; --label: #9aa1ae; --ink: #e6e9ee; --ring: #8ea4ff; --wait: #e2b153; } }
 .lanes { display: block; max-width: none; user-select: none; }
 .lanes text { font: 11px system-ui, sans-serif; fill: var(--label); pointer-events: none; }
-.lanes .name { font-size: 12px; fill: var(--ink); } .lanes .more { fill: var(--label); }
+.lanes .name { font-size: 12px; fill: var(--ink); } .lanes .kin { fill: var(--label); }
 .lanes .in { fill: var(--ink); } .lanes .on { fill: #fff; } .lanes .bad { fill: var(--failed); font-weight: 600; }
 .lanes .turn { fill: var(--turn); } .lanes .model { fill: var(--model); } .lanes .tool { fill: var(--tool); }
 .lanes .ask { fill: url(#hatch); stroke: var(--hatch); } .lanes .error { fill: var(--failed); }
@@ -52,6 +52,17 @@ class Bar(NamedTuple):
     x: float
     end: float
     merged: int = 1
+
+
+def figure(lanes: Lanes, width: int, link: Link) -> str:
+    """The drawing with its sums, for a page without scripts; empty if nothing ran."""
+    if not any(lane.spans for lane in lanes.lanes):
+        return ""
+    sums = lanes.sums()
+    facts = " · ".join(f"{label} {value}" for label, value in facts_of(sums))
+    went = f"<br>Where the time went: {escape(chain)}" if (chain := chain_of(sums)) else ""
+    drawn, _ = svg(lanes, width, link)
+    return f'<figure><div class="wide">{drawn}</div><figcaption>{escape(facts)}{went}</figcaption></figure>'
 
 
 def svg(lanes: Lanes, width: int, link: Link) -> tuple[str, list[Piece]]:
@@ -189,5 +200,5 @@ def _words(text: str, x: float, y: float, room: float, kind: str, *, more: str =
     if most < min(len(text), 3):
         return ""
     shown = text if len(text) <= most else f"{text[: most - 1]}…"
-    tail = f'<tspan class="more">{escape(more)}</tspan>' if more else ""
+    tail = f'<tspan class="kin">{escape(more)}</tspan>' if more else ""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(shown)}{tail}</text>'

@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
+from sidecar.read.changes.changes import Edit, TurnChanges
 from sidecar.read.transcript import wording as words
 from sidecar.read.transcript.markdown_text import is_whole, parser
 from sidecar.read.transcript.model import Reading, Session, Turn
@@ -47,7 +48,10 @@ code { background: var(--soft); border-radius: 4px; padding: .1em .3em; } pre co
 .waiting { font-weight: 600; }
 .said table { border-collapse: collapse; } .said td, .said th { border: 1px solid var(--line); padding: .2rem .6rem; }
 blockquote, details { border-left: 3px solid var(--line); margin: .5rem 0; padding-left: 1rem; }
-img { max-width: 100%; }
+img { max-width: 100%; } h2 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
+:target { scroll-margin-top: 1rem; outline: 2px solid var(--user); }
+figure { margin: 1.6rem 0 0; } .wide { overflow-x: auto; } figcaption { color: var(--quiet); font-size: .85rem; }
+.changed { margin: 0; padding-left: 1.2rem; } .changed a { color: inherit; }
 blockquote { color: var(--quiet); } .reasoning { color: var(--quiet); white-space: pre-wrap; }
 """
 
@@ -82,12 +86,39 @@ _MARKDOWN = _renderer()
 def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
     """The page, a piece at a time."""
     yield _HEAD
-    yield f"<title>{_text(roots[0].title if roots else '')}</title>\n<style>{_STYLE}</style>\n</head>\n<body>"
+    style = f"<style>{_STYLE}{reading.style}</style>"
+    yield f"<title>{_text(roots[0].title if roots else '')}</title>\n{style}\n</head>\n<body>"
+    is_top = bool(reading.top)
     for piece in pieces(roots, reading, opens=True):
+        if is_top and piece.kind not in ("title", "note", "waiting"):
+            is_top = False
+            yield reading.top
         yield from _told(piece, reading)
     if reading.proof:
         yield f'<footer class="facts">{_text(reading.proof)}</footer>'
     yield "</body>\n</html>"
+
+
+def files_html(turns: list[TurnChanges]) -> str:
+    """The files that the turns changed, each of which leads to its first edit; empty if there are none."""
+    found: dict[str, list[Edit]] = {}
+    for turn in turns:
+        for file, edits in turn.files().items() if not turn.undone else ():
+            found.setdefault(file, []).extend(edits)
+    if not found:
+        return ""
+    rows = (
+        f'<li><a href="#{escape(edits[0].event)}">{_text(file)}</a>{_counts(edits)}</li>'
+        for file, edits in found.items()
+    )
+    return f'<h2>Files changed</h2><ul class="changed">{"".join(rows)}</ul>'
+
+
+def _counts(edits: list[Edit]) -> str:
+    counts = [(edit.added, edit.removed) for edit in edits]
+    if any(added is None or removed is None for added, removed in counts):
+        return " rewritten"
+    return f" +{sum(added or 0 for added, _ in counts)} −{sum(removed or 0 for _, removed in counts)}"
 
 
 def turn_html(turn: Turn, directory: str, reading: Reading) -> str:
@@ -125,7 +156,7 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
         case "prompt":
             head = f"<header>{_text(piece.of.actor)} <time>{_text(facts)}</time></header>"
             said = f"<p>{_lines(text)}</p>{_images(piece.of.images)}"
-            yield f'<section class="prompt{" undone" * piece.of.undone}">{head}{said}</section>'
+            yield f'<section class="prompt{" undone" * piece.of.undone}"{_id(piece)}>{head}{said}</section>'
         case "answer" | "result":
             yield f'<section class="said">{markdown_html(text)}</section>'
         case "aside":
@@ -133,7 +164,9 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
             yield f"{_lines(text)}</div></details>"
         case "ask" | "waiting":
             about = f": <code>{_text(text)}</code>" if text else ""
-            yield f'<p class="ask{" waiting" * (piece.of.state == "waiting")}">{_text(facts)}{about}</p>'
+            # The same ask may be told again at the top.
+            mark = _id(piece) if piece.kind == "ask" else ""
+            yield f'<p class="ask{" waiting" * (piece.of.state == "waiting")}"{mark}>{_text(facts)}{about}</p>'
         case "notice":
             bad = " bad" * (piece.of.what in ("error", "gap"))
             yield f'<p class="end{bad}">{local_time(piece.of.ts, "%H:%M:%S")} {_text(text)}</p>'
@@ -152,11 +185,16 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
             yield "</details>"
 
 
+def _id(piece: Piece) -> str:
+    """Where a timeline and a list of files lead to."""
+    return f' id="{escape(piece.of.event)}"'
+
+
 def _call(piece: Piece, reading: Reading) -> Iterator[str]:
     call = piece.of
     facts = "".join(f' <span class="facts">· {_text(fact)}</span>' for fact in words.call_facts(call))
     about = f" <code>{_text(piece.text)}</code>" if piece.text and call.tool != "bash" else ""
-    yield f'<section class="call"><p><b>{_text(call.tool)}</b>{about}{facts}</p>'
+    yield f'<section class="call"{_id(piece)}><p><b>{_text(call.tool)}</b>{about}{facts}</p>'
     for part in piece.parts:
         if part.kind != "output":
             yield from _told(part, reading)

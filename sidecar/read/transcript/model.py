@@ -156,6 +156,9 @@ class Reading:
     """Sentences shown at the top, for example that the beginning was pruned."""
     proof: str = ""
     """What was shown: the session, and the position and the hash of its last record."""
+    top: str = ""
+    """Finished HTML for a page, which stands above the conversation, and its style sheet in ``style``."""
+    style: str = ""
 
 
 def asks_below(turns: list[Turn]) -> list[Ask]:

@@ -167,6 +167,23 @@ def test_a_page_to_send_has_no_directory_of_its_author(homes: dict[str, Path], f
     assert "/home/" not in run(homes["permission"], "read", "--json", "--children", "--redact-paths").out
 
 
+def test_an_exported_page_has_the_timeline_and_the_files_and_leads_from_them_to_the_conversation(
+    homes: dict[str, Path],
+) -> None:
+    page = run(homes["demo"], "export", "--format", "html").out
+    timeline = page[page.index("<figure") : page.index("</figure>")]
+    assert timeline.count('class="turn"') == 4 and "Where the time went" in timeline and "<script" not in page
+    links = set(re.findall(r'href="#([^"]+)"', page))
+    tools = run(homes["demo"], "query", "--type", "execution.step", "--json").objects()
+    calls = {each["event"]["id"] for each in tools if each["event"]["payload"]["kind"] != "inference"}
+    assert calls <= links and links <= set(re.findall(r'id="([^"]+)"', page)), "each bar leads to a place in the page"
+    files = page[page.index('class="changed"') : page.index("</ul>")]
+    assert "login.py" in files and "+1 −1" in files
+    sent = run(homes["demo"], "export", "--format", "html", "--redact-paths").out
+    assert "/home/" not in sent and "<figure" in sent
+    assert "<figure" not in run(homes["demo"], "read", "--format", "html").out
+
+
 def test_what_cannot_be_read_is_an_error(homes: dict[str, Path], empty: Path) -> None:
     assert run(homes["demo"], "read", "nobody").err.endswith("[not-found]\n")
     assert run(empty, "read").err.endswith("[no-log]\n")

@@ -111,6 +111,7 @@ def test_a_page_holds_no_script_no_foreign_element_and_no_foreign_address(readin
         "content",
         "http-equiv",
         "class",
+        "id",
         "open",
         "href",
         "rel",
