@@ -28,7 +28,7 @@ demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a
 
 test: test-shim test-python ## All tests, the real OpenCode included
 
-test-python: $(VENV)/installed opencode nats-server chromium compiled
+test-python: $(VENV)/installed $(SHIM)/node_modules/installed opencode nats-server chromium compiled
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SHARED) --durations=10
 
 # In a fresh clone, each worker would compile all tests for itself, which takes longer than many of them. Errors are

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +12,12 @@ from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
+from sidecar.inspector.drawn import drawn
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
 from sidecar.read.past.compare import compared
 from sidecar.read.past.costs import TYPES, WAYS, By
-from sidecar.read.past.drawing import svg
-from sidecar.read.past.lanes import Lanes, as_background, chain_of, facts_of, until
+from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
 from sidecar.read.past.records import Past
 from sidecar.read.past.spans import Span
@@ -43,11 +42,6 @@ MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
 
 MOST_ROWS: Final = 500
-MOST_SPANS: Final = 5000
-"""How many steps a timeline has before anybody chose a stretch of it."""
-
-LEAST_WIDTH: Final = 280
-MOST_WIDTH: Final = 4000
 AT_REST: Final = ("idle", "ended")
 LINES: Final = 4
 """How many of its last events a running piece of work shows."""
@@ -168,37 +162,22 @@ class Data:
     async def timeline(
         self, given: str, at: int | None, width: int, begin: int | None, end: int | None
     ) -> dict[str, Any]:
-        """The drawing of a session and all that it started, and the sums of it, between two moments; without them, of
-        its newest steps. ``earlier`` is how many steps there are before these."""
+        """A session's timeline as ``drawn``, with its child sessions and background work."""
         past = await self.past(given)
         status = past.catalog(at).status(past.stream) if past.stream in past.catalog(at).streams else ""
         now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
-        spans = list(past.spans(at).found)
-        for intent in background_of(await read_intents(self.reader), past.session, now):
+        return drawn([*past.spans(at).found, *await self._background(past.session, now)], now, width, begin, end)
+
+    async def _background(self, session: str, now: int) -> list[Span]:
+        """The spans of the background work that a session had started by then."""
+        spans: list[Span] = []
+        for intent in background_of(await read_intents(self.reader), session, now):
             try:
                 beside = await self.past(intent.session or "")
             except SelectError:
                 continue  # it was pruned
-            spans += as_background(until(beside.spans().found, now), past.session)
-        steps = [span for span in spans if span.kind != "session"]
-        if not steps:
-            return {"svg": "", "pieces": [], "facts": [], "chain": "", "turns": [], "sums": None, "earlier": 0}
-        newest = min(span.start for span in steps[-MOST_SPANS:])
-        last = max(now if span.end is None else span.end for span in steps)
-        begin, end = newest if begin is None else begin, last if end is None else end
-        lanes = Lanes(spans, now, begin, end)
-        drawn, pieces = svg(lanes, max(min(width, MOST_WIDTH), LEAST_WIDTH), _to_event)
-        sums, own = lanes.sums(), next(span.session for span in spans if span.kind == "session")
-        turns = [[*lanes.stretch(span), span.state] for span in steps if span.kind == "turn" and span.session == own]
-        return {
-            "svg": drawn,
-            "pieces": [asdict(each) for each in pieces],
-            "facts": facts_of(sums),
-            "chain": chain_of(sums),
-            "turns": turns,
-            "sums": sums,
-            "earlier": sum(span.start < newest for span in steps),
-        }
+            spans += as_background(until(beside.spans().found, now), session)
+        return spans
 
     async def files(self, given: str, at: int | None, since: int) -> dict[str, Any]:
         """The files that agents changed in the records after ``since``, up to ``at``, with diffs and approvals."""
@@ -302,7 +281,3 @@ def snippet(payload: Any, text: str) -> str:
 
 def _heads(roots: list[Session]) -> list[str]:
     return [root.title for root in roots]
-
-
-def _to_event(span: Span) -> str:
-    return f"#{span.event}" if span.event else ""
