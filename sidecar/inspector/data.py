@@ -81,7 +81,7 @@ class Data:
         for each in state.intents.values():
             if each.root:
                 work[each.root] = work.get(each.root, 0) + 1
-        rows = []
+        rows, user_home = [], str(Path.home())
         for stream in catalog.streams.values():
             root = catalog.root_stream(stream.id)
             if is_agents(stream.id) or not stream.sessions or root != stream.id or stream.id in phantoms:
@@ -90,8 +90,8 @@ class Data:
             own = catalog.own_session(stream.id)
             if row["status"] in AT_REST and own is not None and own.outcome == "failed":
                 row["status"] = "failed"
-            row["agent"] = own.agent if own is not None else ""
-            row["place"] = short_directory(row["directory"], str(Path.home()))
+            row["agent"], row["model"] = (own.agent, own.model) if own is not None else ("", "")
+            row["place"] = short_directory(row["directory"], user_home)
             row["background"] = work.get(own.id if own is not None else stream.id, 0)
             row["position"] = stream.last_position
             rows.append(row)

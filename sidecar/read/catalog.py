@@ -13,7 +13,7 @@ import msgspec
 
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.read.asked import CHECKPOINT, asked_text
-from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten
+from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten, model_name
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.read.wording import cut_middle
 from streams.event import StreamEvent
@@ -23,7 +23,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 111
+CATALOG_VERSION: Final = 112
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -58,6 +58,8 @@ class SessionView(Session):
     """One session: its place in the tree, agent, latest turn, figures and open asks. Times are in ms since 1970."""
 
     agent: str = ""
+    model: str = ""
+    """The model of the latest turn, as ``provider/model``; empty if unknown."""
     turn: str | None = None
     """The message of the latest turn; ``None`` before the first."""
     outcome: str | None = None
@@ -244,6 +246,7 @@ class Catalog(Lineage[SessionView]):
         elif event.type == TURN_STARTED:
             # An earlier turn without an end is over too: its OpenCode died, and the session continued later.
             session.agent = session.agent or event.actor
+            session.model = model_name(payload.get("model"))
             session.turn, session.outcome, session.ended_ms = as_text(payload.get("message")), None, None
             pid = event.metadata.get("pid")
             session.turn_ms, session.pid = event.ts, pid if isinstance(pid, int) else 0
@@ -304,13 +307,12 @@ class Catalog(Lineage[SessionView]):
 
     def asks(self, streams: Collection[str] | None = None) -> list[OpenAsk]:
         """What is waiting for a person, oldest first; if ``streams`` are given, only in these streams."""
-        found = [
-            ask
-            for session in self.sessions.values()
-            if session.asks and (streams is None or session.stream in streams)
-            for ask in session.asks.values()
-        ]
+        names = self.sessions if streams is None else self._inside(streams)
+        found = [ask for name in names for ask in self.sessions[name].asks.values()]
         return sorted(found, key=lambda ask: ask.since_ms)
+
+    def _inside(self, streams: Iterable[str]) -> list[str]:
+        return [name for stream in streams if stream in self.streams for name in self.streams[stream].sessions]
 
     def directory(self, stream_id: str) -> str:
         """The directory in which the stream's session ran. For a joined stream without a directory, the directory of

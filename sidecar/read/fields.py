@@ -51,6 +51,12 @@ def as_mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def model_name(value: Any) -> str:
+    """A payload's model as ``provider/model``; empty if it is not known."""
+    model = as_mapping(value)
+    return "/".join(filter(None, (as_text(model.get(each)) for each in ("provider", "model"))))
+
+
 def as_list(value: Any) -> list[Any]:
     """``value`` if it is a list; otherwise an empty list."""
     return value if isinstance(value, list) else []

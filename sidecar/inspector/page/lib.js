@@ -100,10 +100,10 @@ export function ago(ts, now) {
   return seconds < 30 * 86_400 ? `${Math.floor(seconds / 86_400)} d ago` : day(ts);
 }
 
-export const plural = (count, word) => `${amount(count)} ${word}${count === 1 ? "" : "s"}`;
+export const plural = (count, word) => `${count < 10_000 ? count : amount(count)} ${word}${count === 1 ? "" : "s"}`;
 
 export function status(state) {
-  return h("span", { class: `status ${state}` }, state);
+  return h("span", { class: `status ${state}` }, state === "active" ? "running" : state);
 }
 
 /** Move the mark among rows with j and k; Enter opens the marked one. */

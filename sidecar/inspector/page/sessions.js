@@ -1,7 +1,7 @@
 // The list of sessions, and what a search finds.
 
 import { go } from "/page/app.js";
-import { ago, amount, get, h, money, plural, status } from "/page/lib.js";
+import { ago, amount, day, get, h, money, plural, status, tokensOf } from "/page/lib.js";
 
 const FILTERS = [
   ["all", "All", () => true],
@@ -9,73 +9,153 @@ const FILTERS = [
   ["active", "Running", (row) => row.status === "active"],
   ["failed", "Failed", (row) => row.status === "failed"],
 ];
+const FACETS = [["place", "project"], ["agent", "agent"], ["model", "model"]];
+const DAYS = 30;
+const FEW = 8; // how many sessions of a project are shown at first
+const MANY = 200;
 
 /** What was chosen stays chosen while the page is open. */
-const chosen = { filter: "all", project: "" };
+const chosen = { status: "all", place: "", agent: "", model: "", day: "", open: new Map() };
 
 export async function sessions() {
   const element = h("div", { class: "page" });
   let seen = new Set();
+  let found;
 
-  function draw(found, isNew) {
-    const rows = found.sessions;
-    const projects = [...new Set(rows.map((row) => row.place))].sort();
-    const inside = rows.filter((row) => !chosen.project || row.place === chosen.project);
-    const fits = FILTERS.find(([name]) => name === chosen.filter)[2];
-    const shown = inside.filter(fits);
-    const chips = FILTERS.map(([name, label, test]) => {
-      const count = inside.filter(test).length;
-      if (!count && name !== "all" && name !== chosen.filter) return null;
-      const pick = () => ((chosen.filter = name), draw(found, false));
-      return h("button", { class: "chip", "aria-pressed": String(chosen.filter === name), onclick: pick }, label, h("b", {}, count));
-    });
-    const select = h(
-      "select",
-      { "aria-label": "Project", onchange: (change) => ((chosen.project = change.target.value), draw(found, false)) },
-      h("option", { value: "" }, "All projects"),
-      projects.map((each) => h("option", { value: each, selected: each === chosen.project }, each || "(unknown)")),
+  /** The rows that fit what is chosen, but for one facet, so that its other values can be counted. */
+  const fitting = (but) =>
+    found.sessions.filter(
+      (row) =>
+        FACETS.every(([name]) => name === but || !chosen[name] || row[name] === chosen[name]) &&
+        (but === "day" || !chosen.day || day(row.last_ts) === chosen.day) &&
+        (but === "status" || FILTERS.find(([name]) => name === chosen.status)[2](row)),
     );
-    const heads = h("div", { class: "row heads" }, ["status", "session", "last", "turns", "tokens", "cost"].map((each, at) => h("span", { class: at > 1 && "num" }, each)));
-    const list = [];
-    let place = null;
-    // Grouped by project, the project with the newest session first; inside a project the newest session first.
-    const order = new Map();
-    for (const row of shown) if (!order.has(row.place)) order.set(row.place, order.size);
-    const grouped = [...shown].sort((a, b) => order.get(a.place) - order.get(b.place));
-    for (const row of grouped) {
-      if (row.place !== place && !chosen.project) {
-        place = row.place;
-        const count = grouped.filter((each) => each.place === place).length;
-        list.push(h("div", { class: "group" }, h("b", {}, place || "(unknown directory)"), plural(count, "session")));
-      }
-      list.push(line(row, found.now, isNew && !seen.has(row.stream_id)));
-    }
-    seen = new Set(rows.map((row) => row.stream_id));
-    element.replaceChildren(
-      ...(found.fault ? [h("p", { class: "note" }, found.fault)] : []),
-      h("div", { class: "filters" }, chips, projects.length > 1 && select),
-      ...(rows.length ? [heads, ...list] : [nothing()]),
-      ...(rows.length && !shown.length ? [h("p", { class: "empty" }, "No session fits. Choose “All”.")] : []),
-    );
+
+  function choose(name, value) {
+    chosen[name] = value;
+    chosen.open.clear();
+    draw(false);
   }
 
-  draw(await get("sessions"), false);
-  return { element, title: "Sessions", news: async () => draw(await get("sessions"), true) };
+  function draw(isNew) {
+    const focused = element.contains(document.activeElement) && document.activeElement.getAttribute("data-key");
+    const shown = fitting();
+    const isChosen = chosen.status !== "all" || chosen.day || FACETS.some(([name]) => chosen[name]);
+    const clear = () => {
+      Object.assign(chosen, { status: "all", place: "", agent: "", model: "", day: "" });
+      draw(false);
+    };
+    const list = grouped(shown).map(([name, rows, kind]) => group(name, rows, kind, isNew));
+    const parts = [
+      ...(found.fault ? [h("p", { class: "note" }, found.fault)] : []),
+      ...(found.sessions.length ? [activity(fitting("day")), facets(isChosen && clear)] : [nothing()]),
+      ...(shown.length ? [heads(), ...list.flat()] : []),
+      ...(found.sessions.length && !shown.length ? [h("p", { class: "empty" }, "No session fits. ", h("button", { class: "button", onclick: clear }, "Show all sessions"))] : []),
+    ];
+    element.replaceChildren(...parts.filter(Boolean));
+    seen = new Set(found.sessions.map((row) => row.stream_id));
+    if (focused) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  /** How many sessions were active last on each of the last days, and what they cost. A day is a filter. */
+  function activity(rows) {
+    const days = new Map();
+    const date = new Date(found.now);
+    for (let back = DAYS - 1; back >= 0; back--) days.set(day(new Date(date.getFullYear(), date.getMonth(), date.getDate() - back).valueOf()), []);
+    for (const row of rows) days.get(day(row.last_ts))?.push(row);
+    const most = Math.max(1, ...[...days.values()].map((each) => each.length));
+    const cost = (each) => each.reduce((sum, row) => sum + (row.cost || 0), 0);
+    const told = h("span", { class: "faint", "aria-live": "polite" });
+    const recent = [...days.values()].flat();
+    if (!recent.length && !chosen.day) return null;
+    const whole = `last ${DAYS} days: ${plural(recent.length, "session")}, ${money(cost(recent))}`;
+    told.textContent = whole;
+    const bars = [...days].map(([name, each]) => {
+      const text = `${name}: ${plural(each.length, "session")}, ${money(cost(each))}`;
+      return h(
+        "button",
+        {
+          "data-key": name, "aria-label": text, "aria-pressed": String(chosen.day === name), disabled: !each.length && chosen.day !== name,
+          onclick: () => choose("day", chosen.day === name ? "" : name),
+          onpointerenter: () => (told.textContent = text), onfocus: () => (told.textContent = text), onpointerleave: () => (told.textContent = whole), onblur: () => (told.textContent = whole),
+        },
+        h("i", { style: { height: each.length ? `${Math.max((each.length / most) * 100, 6)}%` : "1px" } }),
+      );
+    });
+    return h("div", { class: "activity" }, h("div", { class: "days", role: "group", "aria-label": `Sessions by day, the last ${DAYS} days` }, bars), told);
+  }
+
+  function facets(clear) {
+    const rows = fitting("status");
+    const chips = FILTERS.map(([name, label, test]) => {
+      const count = rows.filter(test).length;
+      if (!count && name !== "all" && name !== chosen.status) return null;
+      return h("button", { class: `chip ${name}`, "data-key": name, "aria-pressed": String(chosen.status === name), onclick: () => choose("status", name) }, label, h("b", {}, count));
+    });
+    const selects = FACETS.map(([name, label]) => {
+      const counts = new Map();
+      for (const row of fitting(name)) counts.set(row[name], (counts.get(row[name]) ?? 0) + 1);
+      if (counts.size < 2 && !chosen[name]) return null;
+      const values = [...counts].sort((a, b) => b[1] - a[1]);
+      if (chosen[name] && !counts.has(chosen[name])) values.push([chosen[name], 0]);
+      return h(
+        "select",
+        { "aria-label": label, "data-key": label, onchange: (change) => choose(name, change.target.value) },
+        h("option", { value: "" }, `Every ${label}`),
+        values.filter(([value]) => value).map(([value, count]) => h("option", { value, selected: value === chosen[name] }, `${value} (${count})`)),
+      );
+    });
+    const date = chosen.day && h("button", { class: "chip", "aria-pressed": "true", "aria-label": `Not only ${chosen.day}`, onclick: () => choose("day", "") }, `${chosen.day} ×`);
+    return h("div", { class: "filters" }, chips, selects, date, clear && h("button", { class: "link", onclick: clear }, "Clear"));
+  }
+
+  /** What waits for a person first, then each project, the one with the newest session first. */
+  function grouped(rows) {
+    const groups = new Map();
+    const waiting = chosen.status === "waiting" ? [] : rows.filter((row) => row.status === "waiting");
+    for (const row of rows) {
+      if (waiting.includes(row)) continue;
+      if (!groups.has(row.place)) groups.set(row.place, []);
+      groups.get(row.place).push(row);
+    }
+    return [...(waiting.length ? [["Waiting for you", waiting, "wait"]] : []), ...[...groups].map(([name, each]) => [name || "(unknown directory)", each, ""])];
+  }
+
+  function group(name, rows, kind, isNew) {
+    const most = chosen.open.get(name) ?? (kind || chosen.place ? MANY : FEW);
+    const left = rows.length - most;
+    const failed = rows.filter((row) => row.status === "failed").length;
+    const head = h("h2", { class: "group" }, h("b", { class: kind }, name), h("span", {}, plural(rows.length, "session")), failed && chosen.status !== "failed" ? h("span", { class: "bad" }, `${failed} failed`) : null);
+    const more = left > 0 && h("button", { class: "more", "data-row": true, onclick: () => (chosen.open.set(name, most + MANY), draw(false)) }, `Show ${Math.min(left, MANY)} more of ${name}`);
+    return [head, ...rows.slice(0, most).map((row) => line(row, found.now, isNew && !seen.has(row.stream_id), kind)), more].filter(Boolean);
+  }
+
+  const load = async (isNew) => {
+    found = await get("sessions");
+    draw(isNew);
+  };
+  await load(false);
+  return { element, title: "Sessions", news: () => load(true) };
 }
 
-function line(row, now, isNew) {
-  const tokens = row.tokens.total || Object.values(row.tokens).reduce((sum, each) => sum + each, 0);
+const heads = () => h("div", { class: "row heads", "aria-hidden": "true" }, ["status", "session", "last", "turns", "tokens", "cost"].map((each, at) => h("span", { class: at > 1 && "num" }, each)));
+
+function line(row, now, isNew, kind) {
+  const tokens = tokensOf(row.tokens);
   const more = [
+    kind ? row.place : "",
     row.background ? `${row.background} in the background` : "",
     row.sessions > 1 ? `${row.sessions - 1} ${row.sessions > 2 ? "children" : "child"}` : "",
+    row.fork ? "fork" : "",
     row.gaps ? plural(row.gaps, "gap") : "",
   ];
   const title = row.title || (row.forgotten ? "(forgotten)" : "(no title)");
+  const asks = row.asks[0]?.text;
   return h(
     "a",
     { class: `row${isNew ? " new" : ""}`, href: `/s/${encodeURIComponent(row.stream_id)}`, "data-row": true },
     status(row.status),
-    h("span", { class: "title", title }, title, h("small", {}, more.filter(Boolean).join(" · "))),
+    h("span", { class: "title", title }, title, asks && h("small", { class: "wait" }, asks), h("small", {}, more.filter(Boolean).join(" · "))),
     h("span", { class: "num quiet" }, ago(row.last_ts, now)),
     h("span", { class: "num quiet" }, row.turns || "–"),
     h("span", { class: "num quiet" }, tokens ? amount(tokens) : "–"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from sidecar.read.catalog import add_step
-from sidecar.read.fields import as_mapping, as_text
+from sidecar.read.fields import as_text, model_name
 from sidecar.read.wording import local_time
 from streams.store import Record
 
@@ -76,8 +76,7 @@ class Costs:
             case "project":
                 return self._project_of(root)
             case "model":
-                model = as_mapping(payload.get("model"))
-                return "/".join(filter(None, (as_text(model.get(each)) for each in ("provider", "model"))))
+                return model_name(payload.get("model"))
             case "agent":
                 return record.event.actor
             case "session":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.read.catalog import TURN_ENDED, add_step
-from sidecar.read.fields import as_mapping, as_text
+from sidecar.read.fields import as_text, model_name
 from sidecar.read.past.journal import Kept, Map
 from sidecar.read.telling.describe import input_text
 from sidecar.read.transcript.model import Turn
@@ -56,8 +56,7 @@ class TurnFold(Kept):
         turn, earlier = self.turn(as_text(payload.get("message"))), self.current
         if earlier is not None and earlier is not turn and earlier.started_ms is not None and not earlier.outcome:
             earlier.outcome = "unknown"  # the earlier turn never ended, because OpenCode died
-        model = as_mapping(payload.get("model"))
-        turn.model = "/".join(filter(None, (as_text(model.get(name)) for name in ("provider", "model"))))
+        turn.model = model_name(payload.get("model"))
         turn.agent = as_text(payload.get("agent")) or record.event.actor
         turn.trigger = as_text(payload.get("trigger"))
         turn.started_ms, turn.ended_ms, turn.outcome = turn.started_ms or record.event.ts, None, ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -21,7 +23,7 @@ TITLE = "Fix the failing login test"
 
 def record(home: Path, events: list[StreamEvent]) -> None:
     """Add events to a log, as a sidecar does."""
-    asyncio.run(append(home / "store", [events]))
+    asyncio.run(append(home / "store", [events[first : first + 500] for first in range(0, len(events), 500)]))
 
 
 def test_sessions_are_listed_with_their_project_and_open_by_keyboard(page: Page, served: Served) -> None:
@@ -37,6 +39,61 @@ def test_sessions_are_listed_with_their_project_and_open_by_keyboard(page: Page,
     row.click()
     expect(page.locator("h1")).to_have_text(TITLE)
     expect(page.locator(".side .leaf")).to_have_count(3)
+
+
+def many(count: int) -> list[StreamEvent]:
+    """Sessions of two projects and agents: every tenth failed, the last one waits for a person."""
+    identity, now = seeded_identity(3), int(time.time() * 1000)
+    events = []
+    for number in range(count):
+        session, agent = f"ses_{number:05}", "plan" if number % 4 == 0 else "build"
+        about = {"stream_id": session, "actor": agent, "source": {"agent": agent, "adapter": "opencode"}}
+        place = "/home/ada/shop" if number % 2 else "/home/ada/site"
+        given: list[tuple[str, dict[str, Any]]] = [
+            (
+                "lifecycle.session.created",
+                {"title": f"Task {number}", "directory": place, "lineage": "root", "agent": agent},
+            ),
+            ("turn.started", {"message": "m", "model": {"provider": "mock", "model": f"mock-{number % 3}"}}),
+        ]
+        if number == count - 1:
+            asked = {"state": "asked", "kind": "permission", "request": "r", "metadata": {"command": "git push"}}
+            given.append(("workflow.checkpoint", asked))
+        else:
+            given.append(("turn.ended", {"message": "m", "outcome": "completed" if number % 10 else "failed"}))
+        for kind, payload in given:
+            events.append(
+                identity.stamp({**about, "ts": now, "type": kind, "payload": {"session": session, **payload}})
+            )
+    return events
+
+
+def test_two_thousand_sessions_are_grouped_and_filtered(browser: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    aside(record, home, many(2000))
+    with inspecting(home) as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        groups = page.locator("h2.group")
+        expect(groups).to_contain_text(
+            ["Waiting for you1 session", "/home/ada/site1000 sessions200 failed", "/home/ada/shop999"]
+        )
+        expect(page.locator(".row").nth(1)).to_contain_text("git push")
+        expect(page.locator(".row:not(.heads)")).to_have_count(17)
+        page.get_by_text("more of /home/ada/shop").click()
+        expect(page.locator(".row:not(.heads)")).to_have_count(217)
+        page.get_by_label("agent", exact=True).select_option("plan")
+        page.get_by_label("model", exact=True).select_option("mock/mock-0")
+        page.locator(".chip.failed").click()
+        expect(groups).to_have_text("/home/ada/site34 sessions")
+        page.get_by_role("button", name="Clear").click()
+        day = page.locator(".days button:enabled")
+        expect(day).to_have_count(1)
+        day.click()
+        expect(groups).to_have_count(3)
+        page.close()
 
 
 def test_a_search_shows_snippets_that_open_at_the_event(page: Page, served: Served) -> None:
