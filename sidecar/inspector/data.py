@@ -12,6 +12,7 @@ from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
+from sidecar.inspector.around import approvals_of, file_history, relatives
 from sidecar.inspector.drawn import drawn
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
@@ -140,6 +141,7 @@ class Data:
         """The head of a session's page after ``at`` records, and where the slider can jump to."""
         past = await self.past(given)
         found = head(past, at)
+        found["beside"] = await relatives(self.reader, past.session, self._now(past, at))
         return found | {"place": short_directory(found["directory"], str(Path.home())), "marks": past.marks}
 
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
@@ -196,6 +198,10 @@ class Data:
         ]
         return {"rows": rows, "count": upto}
 
+    async def file(self, path: str) -> dict[str, Any]:
+        """The history of a file across sessions."""
+        return await file_history(self.reader, path)
+
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""
         pasts = [await self.past(one), await self.past(other)]
@@ -219,7 +225,8 @@ class Data:
             "root": root,
             "number": await self._number(root, record),
             "parts": [{"kind": part.kind, "text": printable(part.text)} for part in found.parts],
-            "facts": [[name, one_line(str(value))] for name, value in found.facts],
+            "facts": [[name, one_line(str(value))] for name, value in found.facts]
+            + [["allowed", one_line(text)] for text in await approvals_of(self.reader, record)],
             "causes": [row_of(each) for each in chain[:-1]],
             "effects": [row_of(each) for each in effects],
         }

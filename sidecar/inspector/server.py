@@ -103,6 +103,9 @@ def build(data: Data) -> Starlette:
     async def event(request: Request) -> Response:
         return _answer(await data.event(request.path_params["name"]))
 
+    async def file(request: Request) -> Response:
+        return _answer(await data.file(request.query_params.get("path", "")))
+
     async def compare(request: Request) -> Response:
         query = request.query_params
         return _answer(await data.compare(query.get("a", ""), query.get("b", "")))
@@ -139,6 +142,7 @@ def build(data: Data) -> Starlette:
             Route("/api/search", _guarded(search)),
             Route("/api/s/{name}/{what}", _guarded(session)),
             Route("/api/e/{name}", _guarded(event)),
+            Route("/api/file", _guarded(file)),
             Route("/api/compare", _guarded(compare)),
             Route("/api/work", _guarded(work)),
             Route("/api/costs", _guarded(costs)),

@@ -77,6 +77,7 @@ find.addEventListener("input", () => {
 });
 
 addEventListener("keydown", (press) => {
+  if (keys.open) return; // it closes by itself
   if (press.key === "Escape") {
     find.blur();
     view.key?.("Escape");
@@ -87,11 +88,16 @@ addEventListener("keydown", (press) => {
     if (press.key === "Enter" && press.target === find) main.querySelector(".hit, .row:not(.heads)")?.click();
     return;
   }
+  if ((press.key === " " || press.key === "Enter") && press.target.closest?.("a, button, summary, tr")) return;
+  // The arrows scroll what is only read, and move the slider.
+  const isList = press.target.tagName !== "INPUT" && main.querySelector("a[data-row], button[data-row], tr[data-row]") !== null;
+  const by = { j: 1, k: -1, ArrowDown: isList && 1, ArrowUp: isList && -1 }[press.key];
+  const isTaken = view.key?.(press.key);
   if (press.key === "/") find.focus();
   else if (press.key === "?") keys.showModal();
-  else if (press.key === "j" || press.key === "k") step(main.querySelectorAll("[data-row]"), press.key === "j" ? 1 : -1);
-  else if (press.key === "Enter" && press.target === document.body) main.querySelector("[data-row].at")?.click();
-  else if (!view.key?.(press.key)) return;
+  else if (by && !isTaken) step(main.querySelectorAll("[data-row]"), by);
+  else if (press.key === "Enter") main.querySelector("[data-row].at")?.click();
+  else if (!isTaken) return;
   press.preventDefault();
 });
 keys.addEventListener("click", () => keys.close());

@@ -1,6 +1,6 @@
 // Is it recording, and is the log intact: what `durable-stream status` says.
 
-import { get, h, plural } from "/page/lib.js";
+import { coded, get, h, plural } from "/page/lib.js";
 
 export async function health() {
   const element = h("div", { class: "page" });
@@ -18,11 +18,11 @@ export async function health() {
     ];
     element.replaceChildren(
       h("h1", { class: good ? "good" : "bad" }, good ? "All is well" : "Something is wrong"),
-      ...found.problems.map((text) => h("p", { class: "note" }, text)),
-      ...found.notes.map((text) => h("p", { class: "quiet" }, text)),
-      ...found.asks.map((text) => h("p", { class: "wait" }, text)),
+      ...found.problems.map((text) => h("p", { class: "note" }, coded(text))),
+      ...found.notes.map((text) => h("p", { class: "quiet" }, coded(text))),
+      ...found.asks.map((text) => h("p", { class: "card waits" }, coded(text))),
       h("dl", { class: "grid" }, rows.map(([label, value]) => [h("dt", {}, label), h("dd", {}, String(value))])),
-      h("p", { class: "faint" }, "durable-stream doctor looks closer, and durable-stream verify reads every record."),
+      h("p", { class: "faint" }, coded("`durable-stream doctor` looks closer, and `durable-stream verify` reads every record.")),
     );
   }
 

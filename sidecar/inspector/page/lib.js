@@ -106,6 +106,9 @@ export function status(state) {
   return h("span", { class: `status ${state}` }, state === "active" ? "running" : state);
 }
 
+/** A text in which what stands between backticks is code. */
+export const coded = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+
 /** Move the mark among rows with j and k; Enter opens the marked one. */
 export function step(rows, by) {
   const list = [...rows].filter((row) => row.offsetParent !== null);
@@ -114,7 +117,7 @@ export function step(rows, by) {
   if (!next) return;
   list[at]?.classList.remove("at");
   next.classList.add("at");
-  next.scrollIntoView({ block: "nearest" });
+  next.scrollIntoView({ block: next.offsetHeight > innerHeight / 2 ? "start" : "nearest" });
 }
 
 export function diffOf(patch) {

@@ -1,7 +1,7 @@
 // One session: conversation, timeline, files and events, at any moment; the slider chooses the moment.
 
 import { detailOf } from "/page/event.js";
-import { amount, clock, day, diffOf, get, h, money, plural, span, status, tokensOf } from "/page/lib.js";
+import { ago, amount, clock, day, diffOf, get, h, money, plural, span, status, tokensOf } from "/page/lib.js";
 import { slider } from "/page/slider.js";
 import { timeline } from "/page/timeline.js";
 
@@ -26,21 +26,18 @@ export async function session(name, tab = "conversation") {
   const element = h("div", { class: "session" }, side, middle, panel, bar.element);
 
   function drawHead() {
-    element.classList.toggle("alone", head.sessions.length < 2);
+    element.classList.toggle("alone", head.sessions.length + head.beside.length < 2);
+    const about = { above: "Started by", origin: "Forked from", background: "In the background", fork: "Forks" };
     side.replaceChildren(
       h("h2", {}, plural(head.sessions.length, "session")),
-      ...head.sessions.map((each) =>
-        h(
-          "a",
-          { class: "leaf", href: `/s/${encodeURIComponent(each.id)}`, style: { paddingLeft: `${8 + each.depth * 14}px` }, title: each.title },
-          each.title || each.agent || each.id.slice(-10),
-          h("br"),
-          h("small", {}, each.agent, " "),
-          status(each.status),
-        ),
-      ),
+      ...head.sessions.map((each, index) => leaf(each, index === 0)),
+      ...Object.entries(about).flatMap(([kind, label]) => {
+        const some = head.beside.filter((each) => each.kind === kind);
+        return some.length ? [h("h2", {}, label), ...some.map((each) => leaf(each, false))] : [];
+      }),
     );
-    const fact = (label, value) => h("span", {}, `${label} `, h("b", {}, value));
+    const fact = (label, value, title) => h("span", { title }, `${label} `, h("b", {}, value));
+    const error = head.marks.findLast(([number, kind]) => kind === "error" && number <= head.at);
     top.replaceChildren(
       ...(head.fault ? [h("p", { class: "note" }, `Shown up to the damage: ${head.fault}`)] : []),
       h("h1", {}, head.title || "(no title)"),
@@ -50,16 +47,16 @@ export async function session(name, tab = "conversation") {
         status(head.status),
         h("span", { title: head.directory }, head.place || "–"),
         head.fork ? h("a", { href: `/s/${encodeURIComponent(head.fork)}` }, "fork of another session") : null,
-        fact("worked", span(head.working_ms)),
+        fact("agents worked", span(head.working_ms), "The turns of all sessions together; those that ran side by side count twice"),
         head.waiting_ms ? fact("waited for a person", span(head.waiting_ms)) : null,
         fact("turns", head.turns),
         fact("tokens", amount(tokensOf(head.tokens))),
         fact("cost", money(head.cost)),
-        head.counts.error ? h("span", { class: "bad" }, plural(head.counts.error, "error")) : null,
+        error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
       ),
       ...head.asks.map((ask) =>
-        h("p", { class: "card waits" }, h("b", {}, "Waits for you: "), ask.text, " ", h("a", { class: "wait", href: "/work" }, "Answer")),
+        h("p", { class: "card waits" }, h("b", {}, "Waits for you: "), ask.text, h("span", { class: "quiet" }, ` · ${ago(ask.since_ms, Date.now())} · `), h("a", { class: "wait", href: "/work" }, "Answer")),
       ),
     );
     tabs.replaceChildren(
@@ -73,7 +70,7 @@ export async function session(name, tab = "conversation") {
 
   async function drawBody({ keep = false } = {}) {
     const mine = ++drawing;
-    const made = await VIEWS[shown]({ path, at, head, select, kept, since: bar.since() });
+    const made = await VIEWS[shown]({ path, at, head, select, history: history_, kept, since: bar.since() });
     if (mine !== drawing) return;
     const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     if (body.firstElementChild !== made) body.replaceChildren(made);
@@ -92,14 +89,32 @@ export async function session(name, tab = "conversation") {
   }
 
   async function select(id) {
+    for (const row of body.querySelectorAll("tr.at")) row.classList.remove("at");
+    const row = body.querySelector(`tr[data-event="${CSS.escape(id)}"]`);
+    row?.classList.add("at");
+    row?.scrollIntoView({ block: "nearest" });
+    try {
+      open(...detailOf(await get(`e/${encodeURIComponent(id)}`), { move }));
+    } catch (error) {
+      open(h("p", { class: "quiet" }, error.message));
+    }
+  }
+
+  /** Select the event with a number. */
+  async function show(number) {
+    const { rows } = await get(`${path}/events`, { at: number, first: number });
+    if (rows.length) select(rows[0].id);
+  }
+
+  /** Show who changed a file, in all sessions. */
+  async function history_(file) {
+    open(...historyOf(await get("file", { path: file })));
+  }
+
+  function open(...parts) {
     panel.hidden = false;
     element.classList.add("detailed");
-    const close = h("button", { class: "close", "aria-label": "Close", onclick: unselect }, "×");
-    try {
-      panel.replaceChildren(close, ...detailOf(await get(`e/${encodeURIComponent(id)}`), { move }));
-    } catch (error) {
-      panel.replaceChildren(close, h("p", { class: "quiet" }, error.message));
-    }
+    panel.replaceChildren(h("button", { class: "close", "aria-label": "Close", onclick: unselect }, "×"), ...parts);
   }
 
   function unselect() {
@@ -133,6 +148,7 @@ export async function session(name, tab = "conversation") {
     leave: () => bar.leave(),
     key(key) {
       if (key === "Escape") return panel.hidden ? kept.timeline?.out() : unselect(), true;
+      if (shown === "timeline" && kept.timeline?.key(key)) return true;
       if (TABS[Number(key) - 1]) return pick(TABS[Number(key) - 1]), true;
       return bar.key(key);
     },
@@ -151,6 +167,31 @@ export async function session(name, tab = "conversation") {
   };
 }
 
+const leaf = (each, isShown) =>
+  h(
+    "a",
+    { class: "leaf", "aria-current": isShown && "page", href: `/s/${encodeURIComponent(each.id)}`, style: { paddingLeft: `${8 + (each.depth ?? 0) * 14}px` }, title: each.title },
+    each.title || each.agent || each.id.slice(-10),
+    h("br"),
+    h("small", {}, each.agent, " "),
+    status(each.status),
+  );
+
+const REPLIES = { once: "Allowed once", always: "Always allowed", reject: "Rejected", answered: "Answered" };
+const replied = (each) => `${REPLIES[each.reply] ?? "Not answered"}${each.by ? ` by ${each.by}` : ""}${each.waited_ms ? ` after ${span(each.waited_ms)}` : ""}`;
+
+const historyOf = (found) => [
+  h("h3", {}, found.file),
+  h("p", { class: "quiet" }, `The newest ${plural(found.edits.length, "edit")} in all sessions`),
+  h(
+    "ol",
+    { class: "chain" },
+    found.edits.map((each) =>
+      h("li", {}, h("a", { href: `/e/${each.event}` }, h("small", {}, `${day(each.ts)} ${clock(each.ts)} ${each.actor}`), h("b", {}, each.title || each.stream_id), each.added === null ? " rewritten" : ` +${each.added} −${each.removed}`)),
+    ),
+  ),
+];
+
 const VIEWS = {
   async conversation({ path, at }) {
     const talk = h("div", { class: "talk" });
@@ -158,7 +199,7 @@ const VIEWS = {
     if (!found.count) return h("p", { class: "empty" }, "Nothing was said yet.");
     const put = (turns, where) => {
       for (const turn of where === "before" ? [...turns].reverse() : turns) {
-        const made = h("div", { class: "turn-html", id: `turn-${turn.number}` });
+        const made = h("div", { class: "turn-html", "data-row": true, id: `turn-${turn.number}` });
         made.innerHTML = turn.html; // made by the renderer of the exports, which escapes every text
         if (where === "before") talk.insertBefore(made, talk.firstElementChild);
         else talk.append(made);
@@ -188,25 +229,27 @@ const VIEWS = {
 
   timeline,
 
-  async files({ path, at, since, head }) {
+  async files({ path, at, since, head, history, select }) {
     const found = await get(`${path}/files`, { at, since });
     const between = since ? ` between events ${since} and ${at ?? head.records}` : "";
     if (!found.turns.length) return h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`);
     const counted = found.totals;
+    const counts = ({ added, removed }) => (added === null ? h("span", { class: "faint" }, "rewritten") : [h("span", { class: "good" }, `+${added}`), " ", h("span", { class: "bad" }, `−${removed}`)]);
+    const asked = (each, event) => h("p", { class: "asked" }, h("button", { class: "link", onclick: () => select(event) }, replied(each)), h("span", {}, ` ${each.asked}`));
     return h(
       "div",
-      {},
+      { class: "files" },
       h("p", { class: "quiet" }, `${plural(counted.files, "file")}, +${counted.added} −${counted.removed}${between}. What commands changed is not known.`),
       found.turns.map((turn) => [
         h("h2", {}, turn.undone ? "(undone) " : "", (turn.prompt || "(no prompt)").slice(0, 200)),
         turn.files.map((file) => [
-          h("p", {}, h("code", {}, file.file), " ", h("span", { class: "good" }, file.added === null ? "" : `+${file.added}`), " ", h("span", { class: "bad" }, file.removed === null ? "" : `−${file.removed}`)),
+          h("p", { class: "file" }, h("code", {}, file.file), counts(file), h("button", { class: "link", "data-row": true, onclick: () => history(file.file) }, "History")),
           file.edits.map((edit) => [
-            edit.approvals.map((each) => h("p", { class: "wait" }, `${each.reply ?? "not answered"}${each.by ? ` by ${each.by}` : ""}${each.waited_ms ? ` after ${span(each.waited_ms)}` : ""}`)),
+            edit.approvals.map((each) => asked(each, each.answer_event ?? each.asked_event)),
             edit.diff ? diffOf(edit.diff) : h("p", { class: "faint" }, "The whole file was written; what was there before is not known."),
           ]),
         ]),
-        turn.decisions.map((each) => h("p", { class: "wait" }, `${each.reply ?? "not answered"}: ${each.asked}`)),
+        turn.decisions.map((each) => asked(each, each.event)),
       ]),
     );
   },
@@ -220,7 +263,7 @@ const VIEWS = {
         table.append(
           h(
             "tr",
-            { "data-row": true, tabindex: 0, onclick: () => select(row.id), onkeydown: (press) => press.key === "Enter" && select(row.id) },
+            { "data-row": true, "data-event": row.id, tabindex: 0, onclick: () => select(row.id), onkeydown: (press) => press.key === "Enter" && select(row.id) },
             h("td", { class: "num faint" }, row.number),
             h("td", { class: "faint mono", title: day(row.ts) }, clock(row.ts)),
             h("td", { class: "quiet" }, row.actor),

@@ -140,6 +140,15 @@ function view(path, select) {
   return {
     element,
     out: () => range && zoom(null),
+    /** With j and k the keyboard comes to the bars. */
+    key(key) {
+      const bars = [...picture.querySelectorAll("a")];
+      const at = bars.findIndex((bar) => bar.tabIndex === 0);
+      if ((key !== "j" && key !== "k") || at < 0) return false;
+      const isThere = picture.contains(document.activeElement);
+      focus(bars[Math.max(0, Math.min(bars.length - 1, isThere ? at + (key === "j" ? 1 : -1) : at))]);
+      return true;
+    },
     show(at) {
       moment = at;
       return draw();

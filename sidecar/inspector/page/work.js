@@ -50,7 +50,7 @@ function ask(each, now, press) {
   return h(
     "article",
     { class: "card waits", "data-row": true },
-    h("header", {}, h("span", { class: "title" }, each.heading), h("span", { class: "faint" }, each.session.slice(-10) || each.id), h("span", { class: "wait" }, ago(each.opened, now))),
+    h("header", {}, h("span", { class: "title" }, each.heading), each.session ? h("a", { class: "link", href: `/s/${encodeURIComponent(each.session)}` }, "Open the session") : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
     h("p", {}, each.text),
     each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
     h(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,75 @@ def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> N
     page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 60, steps=4)
     page.mouse.up()
     expect(tools).to_have_text("tools 1")
+
+
+def test_the_keys_work_on_every_page_and_are_listed(page: Page, served: Served) -> None:
+    for path, row in {"/": ".row", "/?q=login": ".hit", f"/s/{ROOT}": ".turn-html", f"/s/{ROOT}/events": "tr"}.items():
+        page.goto(served.base + path)
+        page.wait_for_selector(row)
+        page.keyboard.press("j")
+        expect(page.locator(f"{row}.at")).to_have_count(1)
+        page.keyboard.press("?")
+        expect(page.locator("#keys")).to_contain_text("one event back, one event on")
+        page.keyboard.press("Escape")
+        expect(page.locator("#keys")).to_be_hidden()
+        page.keyboard.press("/")
+        expect(page.locator("#find")).to_be_focused()
+    page.goto(f"{served.base}/s/{ROOT}/events")
+    page.wait_for_selector("tr")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator(".detail")).to_be_visible()
+    page.goto(f"{served.base}/s/{ROOT}/timeline")
+    page.wait_for_selector(".lanes a")
+    page.keyboard.press("j")
+    expect(page.locator(".lanes a").first).to_be_focused()
+
+
+def test_a_call_and_a_file_tell_who_allowed_them_and_who_changed_them(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/files")
+    expect(page.locator(".asked")).to_contain_text("Allowed once by user after")
+    page.locator(".asked .link").click()
+    expect(page.locator(".detail .chain")).to_contain_text("git commit")
+    page.locator(".file .link").first.click()
+    expect(page.locator(".detail h3")).to_have_text("/home/ada/shop/login.py")
+    expect(page.locator(".detail .chain li")).to_have_text(re.compile(f"{TITLE} \\+1 −1"))
+    page.goto(f"{served.base}/s/{ROOT}/timeline")
+    page.locator('.lanes a:has(title:text("git commit"))').last.click()
+    expect(page.locator(".detail dl")).to_contain_text("approved once by user")
+
+
+def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_path: Path) -> None:
+    home = aside(make_home, tmp_path / "home", "fork")
+    streams = run_process(home, "streams", "--json").objects()
+    stream = next(each["stream_id"] for each in streams if each["fork"] is None)
+    identity = seeded_identity(5)
+    about = {"stream_id": "ses_work", "actor": "build", "source": {"agent": "build", "adapter": "opencode"}}
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("lifecycle.session.created", {"title": "Some work", "lineage": "root", "directory": "/home/ada/project"}),
+        ("turn.started", {"message": "m"}),
+        ("turn.ended", {"message": "m", "outcome": "completed"}),
+    ]
+    made = [identity.stamp({**about, "type": kind, "payload": {"session": "ses_work", **each}}) for kind, each in steps]
+    intent = {"intent": "int_1", "prompt": "Do", "title": "Some work", "parent": stream, "directory": "/", "ts": 1}
+    started = {"intent": "int_1", "session": "ses_work", "ts": 2}
+    own = {"stream_id": "agent/intents", "actor": "intents", "source": {"agent": "intents", "adapter": "engine"}}
+    for kind, payload in (("intent.created", intent), ("intent.starting", started), ("intent.started", started)):
+        made.append(identity.stamp({**own, "type": kind, "payload": payload, "metadata": {"role": "output"}}))
+    aside(record, home, made)
+    with inspecting(home) as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        page.goto(f"{served.base}/s/{stream}/timeline")
+        expect(page.locator(".side h2")).to_have_text(["1 session", "In the background", "Forks"])
+        expect(page.locator(".lanes .name")).to_contain_text(["Some work · background"])
+        page.locator(".leaf", has_text="Some work").click()
+        expect(page.locator(".side h2")).to_have_text(["1 session", "Started by"])
+        page.goto(f"{served.base}/s/{stream}")
+        page.locator(".leaf", has_text="(fork").click()
+        expect(page.locator(".side h2")).to_have_text(["1 session", "Forked from"])
+        page.close()
 
 
 def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None:

@@ -1,0 +1,88 @@
+"""What the rest of the log has about a session, a call or a file: forks, background work, approvals, other edits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sidecar.background.reading import background_of, read_intents
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.catalog import SessionView
+from sidecar.read.changes.approvals import Approvals
+from sidecar.read.changes.changes import STEP
+from sidecar.read.changes.edits import file_changes
+from sidecar.read.select import catalog_of, newest
+from streams.log.reader import LogReader
+from streams.query import Filter
+from streams.store import Record
+
+MOST: Final = 500
+EDITS: Final = 60
+"""How many edits the history of a file has."""
+
+
+async def relatives(reader: LogReader, session: str, now: int) -> list[dict[str, str]]:
+    """The sessions that belong to a session without being its children: ``id, title, agent, status, kind``, which is
+    ``above`` (what started it), ``origin``, ``fork`` or ``background``."""
+    catalog, _ = await catalog_of(reader)
+    own = catalog.sessions.get(session)
+
+    def row(known: SessionView | None, kind: str, **more: str) -> list[dict[str, str]]:
+        if known is None:
+            return []
+        return [
+            {"id": known.id, "title": known.title, "agent": known.agent, "status": known.status, "kind": kind} | more
+        ]
+
+    state = await read_intents(reader)
+    started = next((each.parent for each in state.intents.values() if each.session == session), None)
+    above = started or (own.parent if own is not None else None)
+    found = row(catalog.sessions.get(above or ""), "above")
+    found += row(catalog.sessions.get(own.fork or ""), "origin") if own is not None else []
+    for intent in background_of(state, session, now):
+        title = {"title": intent.title} if intent.title else {}
+        found += row(catalog.sessions.get(intent.session or ""), "background", status=intent.state, **title)
+    for each in catalog.sessions.values():
+        found += row(each, "fork") if each.fork == session else []
+    return found
+
+
+async def approvals_of(reader: LogReader, record: Record) -> list[str]:
+    """Who allowed a tool call, and after how long, for each time it asked."""
+    payload = record.event.payload
+    if record.event.type != STEP or not payload.get("call"):
+        return []
+    asked, _ = await newest(reader, Filter(streams=(record.event.stream_id,), types=(CHECKPOINT,)), MOST)
+    approvals = Approvals()
+    for each in asked:
+        approvals.apply(each)
+    return [f"{each.what}: {each.text}" for each in approvals.of_step(payload)]
+
+
+async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
+    """The newest edits of a file in all sessions, the newest first."""
+
+    def is_edit(record: Record) -> bool:
+        return any(change.file == path for change in file_changes(record.event.payload))
+
+    catalog, _ = await catalog_of(reader)
+    wanted = Filter(text=path.replace("\\", "/").rpartition("/")[2], types=(STEP,))
+    found, fault = await newest(reader, wanted, EDITS, is_edit)
+    rows = []
+    for record in reversed(found):
+        change = next(each for each in file_changes(record.event.payload) if each.file == path)
+        root = catalog.root_stream(record.event.stream_id)
+        own = catalog.own_session(root)
+        is_known = change.how != "replace"
+        rows.append(
+            {
+                "event": record.event.id,
+                "ts": record.event.ts,
+                "actor": record.event.actor,
+                "tool": str(record.event.payload.get("tool") or ""),
+                "stream_id": root,
+                "title": own.title if own is not None else "",
+                "added": change.additions if is_known else None,
+                "removed": change.deletions if is_known else None,
+            }
+        )
+    return {"file": path, "edits": rows, "fault": str(fault or "")}
