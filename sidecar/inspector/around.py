@@ -20,6 +20,14 @@ EDITS: Final = 60
 """How many edits the history of a file has."""
 
 
+AT_REST: Final = ("idle", "ended")
+
+
+def shown_status(status: str, session: SessionView | None) -> str:
+    """The status of a session as the page shows it: a session at rest whose last turn failed has ``failed``."""
+    return "failed" if status in AT_REST and session is not None and session.outcome == "failed" else status
+
+
 async def relatives(reader: LogReader, session: str, now: int) -> list[dict[str, str]]:
     """The sessions that belong to a session without being its children: ``id, title, agent, status, kind``, which is
     ``above`` (what started it), ``origin``, ``fork`` or ``background``."""
@@ -30,7 +38,14 @@ async def relatives(reader: LogReader, session: str, now: int) -> list[dict[str,
         if known is None:
             return []
         return [
-            {"id": known.id, "title": known.title, "agent": known.agent, "status": known.status, "kind": kind} | more
+            {
+                "id": known.id,
+                "title": known.title,
+                "agent": known.agent,
+                "status": shown_status(known.status, known),
+                "kind": kind,
+            }
+            | more
         ]
 
     state = await read_intents(reader)

@@ -12,7 +12,7 @@ from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
-from sidecar.inspector.around import approvals_of, file_history, relatives
+from sidecar.inspector.around import approvals_of, file_history, relatives, shown_status
 from sidecar.inspector.drawn import drawn
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
@@ -43,7 +43,6 @@ MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
 
 MOST_ROWS: Final = 500
-AT_REST: Final = ("idle", "ended")
 LINES: Final = 4
 """How many of its last events a running piece of work shows."""
 AROUND: Final = 60
@@ -89,8 +88,7 @@ class Data:
                 continue
             row = catalog.stream_json(stream.id)
             own = catalog.own_session(stream.id)
-            if row["status"] in AT_REST and own is not None and own.outcome == "failed":
-                row["status"] = "failed"
+            row["status"] = shown_status(row["status"], own)
             row["agent"], row["model"] = (own.agent, own.model) if own is not None else ("", "")
             row["place"] = short_directory(row["directory"], user_home)
             row["background"] = work.get(own.id if own is not None else stream.id, 0)
@@ -141,6 +139,13 @@ class Data:
         """The head of a session's page after ``at`` records, and where the slider can jump to."""
         past = await self.past(given)
         found = head(past, at)
+        known = past.catalog(at).sessions
+        found["status"] = shown_status(found["status"], known.get(past.session))
+        for each in found["sessions"]:
+            each["status"] = shown_status(each["status"], known[each["id"]])
+        # A person who is asked is waited for until now, although nothing is recorded meanwhile.
+        waits = sum(span.end is None for span in past.spans(at).waits)
+        found["waiting_ms"] += waits * max(self._now(past, at) - found["ts"], 0)
         found["beside"] = await relatives(self.reader, past.session, self._now(past, at))
         return found | {"place": short_directory(found["directory"], str(Path.home())), "marks": past.marks}
 

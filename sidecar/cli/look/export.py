@@ -57,8 +57,8 @@ async def export(
         Form,
         typer.Option(
             "--format",
-            help="jsonl: the records; markdown, html: the conversation, as in read --full --children; otlp: a trace "
-            "for OpenTelemetry; chrome-trace: one for ui.perfetto.dev.",
+            help="jsonl: the records; markdown, html: the conversation, as in read --full --children, html with a "
+            "timeline; otlp: a trace for OpenTelemetry; chrome-trace: one for ui.perfetto.dev.",
         ),
     ] = Form.jsonl,
     redact: RedactOption = False,
@@ -67,7 +67,8 @@ async def export(
     """Write a stream, and the streams joined to it, to a file.
 
     By default, and with --json, writes JSON lines: a header, then the records. With --format markdown or html, writes
-    the conversation in full, including everything that read would shorten or fold. With --format otlp or
+    the conversation in full, including everything that read would shorten or fold; html begins with the timeline and
+    the changed files. With --format otlp or
     chrome-trace, writes when which turn, model, tool and child session ran; otlp has no texts.
     """
     from sidecar.cli.printing.transcript import written_to

@@ -1,6 +1,6 @@
 // Two sessions beside each other: where they part, then turns, tools, files, tokens, cost and time.
 
-import { amount, clock, get, h, money, span } from "/page/lib.js";
+import { amount, clock, get, h, money, plural, span } from "/page/lib.js";
 
 export async function compare(a, b) {
   const found = await get("compare", { a, b });
@@ -10,7 +10,7 @@ export async function compare(a, b) {
     ["turns", amount(left.turns), amount(right.turns)],
     ["tools", tools(left), tools(right)],
     ["files", left.files.join(", ") || "–", right.files.join(", ") || "–"],
-    ["tokens", amount(left.tokens), amount(right.tokens)],
+    ["tokens", amount(left.tokens || null), amount(right.tokens || null)],
     ["cost", money(left.cost), money(right.cost)],
     ["worked", span(left.working_ms), span(right.working_ms)],
     ["events", amount(left.records), amount(right.records)],
@@ -26,7 +26,7 @@ export async function compare(a, b) {
       h("thead", {}, h("tr", {}, h("th", {}, ""), h("th", {}, name(left)), h("th", {}, name(right)))),
       h("tbody", {}, rows.map(([label, one, other]) => h("tr", {}, h("td", { class: "faint" }, label), h("td", {}, one), h("td", {}, other)))),
     ),
-    h("h2", {}, found.same === null ? "They are the same" : `The first ${found.same} events are the same in kind and content; then they part`),
+    h("h2", {}, found.same === null ? "They are the same" : `${plural(found.same, "event")} at the beginning ${found.same === 1 ? "is" : "are"} the same in kind and content; then they part`),
     h("table", { class: "sums" }, h("tbody", {}, found.rows.map(([one, other]) => h("tr", {}, h("td", { style: { width: "50%" } }, cell(one)), h("td", {}, cell(other)))))),
   );
   return { element, title: "Compare" };

@@ -10,13 +10,15 @@ export async function costs() {
 
   async function draw() {
     const { sums } = await get("costs", { by });
+    if (by === "day") sums.reverse();
+    const titles = by === "session" ? new Map((await get("sessions")).sessions.map((row) => [row.stream_id, row.title])) : null;
     const most = Math.max(...sums.map((each) => each.cost || tokensOf(each.tokens) / 1e9), 1e-12);
     const chips = WAYS.map((way) => h("button", { class: "chip", "aria-pressed": String(way === by), onclick: () => ((by = way), draw()) }, `by ${way}`));
     const rows = sums.map((each) =>
       h(
         "tr",
         {},
-        h("td", {}, by === "session" ? h("a", { href: `/s/${encodeURIComponent(each.key)}`, "data-row": true }, each.key) : each.key || "–"),
+        h("td", {}, by === "session" ? h("a", { href: `/s/${encodeURIComponent(each.key)}`, "data-row": true }, titles.get(each.key) || each.key) : each.key || "–"),
         h("td", { style: { width: "30%" } }, h("div", { class: "meter", style: { width: `${((each.cost || tokensOf(each.tokens) / 1e9) / most) * 100}%` } })),
         h("td", { class: "num" }, money(each.cost)),
         h("td", { class: "num quiet" }, amount(tokensOf(each.tokens))),

@@ -33,7 +33,7 @@ export async function session(name, tab = "conversation") {
       ...head.sessions.map((each, index) => leaf(each, index === 0)),
       ...Object.entries(about).flatMap(([kind, label]) => {
         const some = head.beside.filter((each) => each.kind === kind);
-        return some.length ? [h("h2", {}, label), ...some.map((each) => leaf(each, false))] : [];
+        return some.length ? [h("h2", {}, label), ...some.map((each) => [leaf(each, false), kind === "fork" || kind === "origin" ? h("a", { class: "link beside", href: `/compare/${encodeURIComponent(head.stream_id)}/${encodeURIComponent(each.id)}` }, "Compare") : null]).flat().filter(Boolean)] : [];
       }),
     );
     const fact = (label, value, title) => h("span", { title }, `${label} `, h("b", {}, value));
@@ -50,7 +50,7 @@ export async function session(name, tab = "conversation") {
         fact("agents worked", span(head.working_ms), "The turns of all sessions together; those that ran side by side count twice"),
         head.waiting_ms ? fact("waited for a person", span(head.waiting_ms)) : null,
         fact("turns", head.turns),
-        fact("tokens", amount(tokensOf(head.tokens))),
+        fact("tokens", amount(tokensOf(head.tokens) || null)),
         fact("cost", money(head.cost)),
         error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),

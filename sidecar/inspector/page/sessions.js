@@ -68,10 +68,11 @@ export async function sessions() {
     const told = h("span", { class: "faint", "aria-live": "polite" });
     const recent = [...days.values()].flat();
     if (!recent.length && !chosen.day) return null;
-    const whole = `last ${DAYS} days: ${plural(recent.length, "session")}, ${money(cost(recent))}`;
+    const sums = (each) => [plural(each.length, "session"), cost(each) && money(cost(each))].filter(Boolean).join(", ");
+    const whole = `last ${DAYS} days: ${sums(recent)}`;
     told.textContent = whole;
     const bars = [...days].map(([name, each]) => {
-      const text = `${name}: ${plural(each.length, "session")}, ${money(cost(each))}`;
+      const text = `${name}: ${sums(each)}`;
       return h(
         "button",
         {
@@ -179,9 +180,8 @@ export async function found(text) {
       "a",
       { class: "hit", href: `/e/${hit.event}`, "data-row": true },
       h("span", { class: "faint" }, `${ago(hit.ts, Date.now())} · ${hit.label}`),
-      h("span", {}, hit.title || hit.stream_id),
-      h("span"),
-      h("span", { class: "snippet quiet" }, marked(hit.snippet, text)),
+      h("span", { class: "snippet" }, marked(hit.snippet, text)),
+      h("span", { class: "faint" }, hit.title || hit.stream_id),
     ),
   );
   const element = h(

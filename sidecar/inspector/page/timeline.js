@@ -2,8 +2,6 @@
 
 import { get, h, span as lasted } from "/page/lib.js";
 
-const LEGEND = [["turn", "turn"], ["model", "model call"], ["tool", "tool"], ["ask", "a person was asked"], ["error", "failed"], ["aside", "pale: nothing waited for it"]];
-
 /** The view, made once for a page; `kept` remembers it. */
 export async function timeline({ path, at, select, kept }) {
   kept.timeline ??= view(path, select);
@@ -18,9 +16,8 @@ function view(path, select) {
   const picture = h("div", { class: "picture" });
   const pick = h("select", { "aria-label": "Turn", onchange: () => zoom(JSON.parse(pick.value)) });
   const out = h("button", { class: "button", onclick: () => zoom(null) }, "Show all");
-  const legend = h("p", { class: "legend" }, LEGEND.map(([kind, label]) => h("span", {}, h("i", { class: kind }), label)));
   const empty = h("p", { class: "empty" }, "Nothing ran until then.");
-  const whole = h("div", {}, h("div", { class: "filters" }, pick, out), facts, chain, picture, told, legend);
+  const whole = h("div", {}, h("div", { class: "filters" }, pick, out), facts, chain, told, picture);
   const element = h("div", { class: "timeline" }, empty, whole);
   const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to.";
   let moment = null;

@@ -42,6 +42,15 @@ LETTER: Final = 6.3
 LEAST: Final = 2.0
 """A shorter bar is drawn so wide; several of them side by side become one."""
 
+LEGEND: Final = (
+    ("turn", "turn"),
+    ("model", "model call"),
+    ("tool", "tool"),
+    ("ask", "a person was asked"),
+    ("error", "failed"),
+    ("tool aside", "pale: nothing waited for it"),
+)
+
 Link = Callable[[Span], str]
 
 
@@ -88,15 +97,29 @@ def svg(lanes: Lanes, width: int, link: Link) -> tuple[str, list[Piece]]:
         drawn, height = _lane(lane, lanes, scale, y + LABEL, critical, numbers, link)
         parts += drawn
         y += LABEL + height + 8
+    top = _top(scale, begin, end, width, y)
+    legend, y = _legend(width, y + 8)
     told = f"Timeline of {local_time(begin)} to {local_time(end)}"
-    top = list(_top(scale, begin, end, width, y))
     return (
         f'<svg class="lanes" xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}" '
         f'role="group" aria-label="{escape(told)}"><defs><pattern id="hatch" width="6" height="6" '
         'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="hatch" width="2.5" height="6"/>'
-        f"</pattern></defs>{''.join(top)}{''.join(parts)}</svg>",
+        f"</pattern></defs>{''.join(top)}{''.join(parts)}{legend}</svg>",
         scale.pieces,
     )
+
+
+def _legend(width: int, y: float) -> tuple[str, int]:
+    """What each kind of bar is, from ``y`` on, and where that ends."""
+    parts, x = [], 0.0
+    for kind, words in LEGEND:
+        room = 34 + len(words) * LETTER
+        if x and x + room > width:
+            x, y = 0.0, y + ROW
+        parts.append(f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="12" height="10" rx="2"/>')
+        parts.append(f'<text x="{x + 18:.1f}" y="{y + 9:.1f}">{words}</text>')
+        x += room
+    return f'<g class="legend">{"".join(parts)}</g>', int(y) + ROW
 
 
 def _top(scale: Scale, begin: int, end: int, width: int, height: int) -> Iterator[str]:

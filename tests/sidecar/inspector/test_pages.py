@@ -145,11 +145,11 @@ def test_the_slider_shows_every_tab_as_it_was(page: Page, served: Served) -> Non
 
 def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served: Served) -> None:
     page.goto(f"{served.base}/s/{ROOT}/timeline")
-    expect(page.locator(".lanes .turn")).to_have_count(4)
+    expect(page.locator(".lanes a .turn")).to_have_count(4)
     expect(page.locator(".lanes .name")).to_contain_text(["Fix the failing", "Look at login.py", "Look at the test"])
-    page.locator(".lanes .ask").hover()
+    page.locator(".lanes a .ask").hover()
     expect(page.locator(".told")).to_contain_text("waited for a person")
-    page.locator(".lanes .tool").first.click()
+    page.locator(".lanes a .tool").first.click()
     expect(page.locator(".detail")).to_contain_text("python3 test_login.py")
     page.keyboard.press("Escape")
     expect(page.locator(".detail")).to_be_hidden()
@@ -163,13 +163,13 @@ def test_the_timeline_is_used_with_the_keyboard(page: Page, served: Served) -> N
     expect(page.locator(".told")).to_contain_text("turn 2")
     page.keyboard.press("z")
     expect(page.locator(".timeline select")).to_contain_text("turn 2")
-    expect(page.locator(".lanes .turn")).to_have_count(1)
+    expect(page.locator(".lanes a .turn")).to_have_count(1)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(page.locator(".detail")).to_be_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
-    expect(page.locator(".lanes .turn")).to_have_count(4)
+    expect(page.locator(".lanes a .turn")).to_have_count(4)
 
 
 def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> None:
@@ -257,6 +257,18 @@ def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_
         page.locator(".leaf", has_text="(fork").click()
         expect(page.locator(".side h2")).to_have_text(["1 session", "Forked from"])
         page.close()
+
+
+def test_what_failed_is_red_and_one_click_away(page: Page, served: Served) -> None:
+    page.goto(served.base)
+    page.locator(".chip.failed").click()
+    expect(page.locator(".row .status.failed")).to_have_count(1)
+    page.locator(".row", has=page.locator(".failed")).click()
+    expect(page.locator(".head .status.failed")).to_be_visible()
+    page.locator(".head .link.bad").click()
+    expect(page.locator(".detail .chain li.this .bad")).to_be_visible()
+    page.keyboard.press("2")
+    expect(page.locator(".lanes .bad")).to_contain_text("failed")
 
 
 def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None:
