@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from sidecar.read.past.lanes import Lane, Lanes, Piece, Scale, chain_of, facts_of
 from sidecar.read.past.spans import Span
-from sidecar.read.wording import lasted, local_time, one_line, rough_span
+from sidecar.read.wording import UNKNOWN, lasted, local_time, one_line, rough_span
 
 STYLE: Final = """
 .lanes { --model: #b9c7f7; --tool: #b4bac6; --turn: #f1f2f5; --edge: #d5d8df; --hatch: #d99a2b; --failed: #c2272d;
@@ -127,7 +127,8 @@ def _top(scale: Scale, begin: int, end: int, width: int, height: int) -> Iterato
     for piece in scale.pieces:
         if piece.what == "work":
             continue
-        text = rough_span(piece.end - piece.start)
+        took = lasted(piece.end - piece.start)
+        text = took if took == UNKNOWN else rough_span(piece.end - piece.start)
         did = "nobody worked: a person was asked" if piece.what == "wait" else "nothing ran"
         yield f"<g><title>{escape(f'{lasted(piece.end - piece.start)}, in which {did}')}</title>"
         area = f'width="{piece.width:.1f}" height="{height - HEAD}"'

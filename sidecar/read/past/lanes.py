@@ -89,56 +89,60 @@ class Lanes:
 
     def __init__(self, spans: Iterable[Span], now: int, begin: int = 0, end: int | None = None) -> None:
         self.now, self.begin, self.end, self.earlier = now, begin, now if end is None else end, 0
-        self._inside: dict[str, list[Span]] = {}
+        self._sessions: dict[str, Span] = {}
         self._turns: dict[str, list[Span]] = {}
-        sessions: dict[str, Span] = {}
-        by_id: dict[str, Span] = {}
-        own: dict[str, list[Span]] = {}
-        spans = list(spans)
-        starting = {span.parent for span in spans if span.kind == "session"}
-        for span in spans:
-            if span.kind == "session":
-                sessions[span.session] = span
-            if span.kind == "session" or span.id in starting:
-                by_id[span.id] = span
-            if span.kind == "session":
-                continue
-            if not self.is_in(span, self.begin, self.end):
-                is_turn = span.kind == "turn" and next(iter(sessions), "") == span.session
-                self.earlier += is_turn and span.start < self.begin
-                continue
-            own.setdefault(span.session, []).append(span)
-            if span.kind == "turn":
-                self._turns.setdefault(span.session, []).append(span)
-            else:
-                self._inside.setdefault(span.parent, []).append(span)
+        self._inside: dict[str, list[Span]] = {}
+        """The steps of a turn, by its id."""
         self._below: dict[str, list[Span]] = {}
+        """The sessions that a session started."""
         self._calls: dict[str, Span] = {}
         """The call that started a session, by the session."""
-        for session in sessions.values():
-            above = by_id.get(session.parent) or sessions.get(session.parent)
+        spans = list(spans)
+        own = self._sort(spans)
+        self._join(spans)
+        self.lanes = [Lane(session, depth, own.get(session.session, [])) for session, depth in self._nested()]
+        self.working = joined(stretch for lane in self.lanes for stretch in self._working(lane))
+        waits = (self.stretch(each) for lane in self.lanes for each in lane.spans if each.kind == "wait")
+        self.waiting = without(waits, self.working)
+
+    def _sort(self, spans: list[Span]) -> dict[str, list[Span]]:
+        """The spans of each session between the two moments, by their start."""
+        own: dict[str, list[Span]] = {}
+        for span in spans:
+            if span.kind == "session":
+                self._sessions[span.session] = span
+            elif not self.is_in(span, self.begin, self.end):
+                is_first = next(iter(self._sessions), "") == span.session
+                self.earlier += is_first and span.kind == "turn" and span.start < self.begin
+            else:
+                own.setdefault(span.session, []).append(span)
+                about, key = (self._turns, span.session) if span.kind == "turn" else (self._inside, span.parent)
+                about.setdefault(key, []).append(span)
+        return {session: sorted(some, key=lambda each: each.start) for session, some in own.items()}
+
+    def _join(self, spans: list[Span]) -> None:
+        """Find what started each session; a call may lie before the first moment."""
+        starting = {session.parent for session in self._sessions.values()}
+        above_of = {span.id: span for span in spans if span.id in starting}
+        for session in self._sessions.values():
+            above = above_of.get(session.parent) or self._sessions.get(session.parent)
             if above is not None and above.session != session.session:
                 self._below.setdefault(above.session, []).append(session)
                 if above.kind == "tool":
                     self._calls[session.session] = above
+
+    def _nested(self) -> Iterator[tuple[Span, int]]:
+        """Every session with its depth, each below the one that started it."""
         below = {each.session for some in self._below.values() for each in some}
-        self.lanes: list[Lane] = []
-        placed: set[str] = set()
-
-        def place(session: Span, depth: int) -> None:
-            if session.session in placed:
-                return
-            placed.add(session.session)
-            self.lanes.append(Lane(session, depth, sorted(own.get(session.session, ()), key=lambda each: each.start)))
-            for each in self._below.get(session.session, ()):
-                place(each, depth + 1)
-
         # Sessions that wrongly descend from each other have no root, so all of them follow the roots.
-        for session in sorted(sessions.values(), key=lambda each: each.session in below):
-            place(session, 0)
-        self.working = joined(stretch for lane in self.lanes for stretch in self._working(lane))
-        waits = (self.stretch(each) for lane in self.lanes for each in lane.spans if each.kind == "wait")
-        self.waiting = without(waits, self.working)
+        order = sorted(self._sessions.values(), key=lambda each: each.session in below)
+        waiting, placed = [(session, 0) for session in reversed(order)], set[str]()
+        while waiting:
+            session, depth = waiting.pop()
+            if session.session not in placed:
+                placed.add(session.session)
+                yield session, depth
+                waiting += [(each, depth + 1) for each in reversed(self._below.get(session.session, []))]
 
     def stretch(self, span: Span) -> Stretch:
         """The time that a span takes."""
@@ -172,16 +176,25 @@ class Lanes:
 
     def critical(self) -> set[str]:
         """The ids of the spans without which a turn would have ended earlier."""
-        found: set[str] = set()
-        for name, turns in self._turns.items():
-            if name not in self._calls:
-                for turn in turns:
-                    found.update(each.id for each in self.chain(turn, deep=True))
+        found, seen = set[str](), set[str]()
+        turns = [turn for name, some in self._turns.items() if name not in self._calls for turn in some]
+        while turns:
+            turn = turns.pop()
+            if turn.id not in seen:
+                seen.add(turn.id)
+                chain = self.chain(turn)
+                found.update(each.id for each in chain)
+                turns += [each for step in chain for each in self._started(step)]
         return found
 
-    def chain(self, turn: Span, *, deep: bool = False) -> list[Span]:
-        """The turn and the steps in it that its end waited for, one before the other, the last first; with ``deep``,
-        those of child sessions, too."""
+    def _started(self, call: Span) -> list[Span]:
+        """The turns of the child session that a call waited for."""
+        start, end = self.stretch(call)
+        children = (each.session for each in self._below.get(call.session, ()) if self._calls.get(each.session) is call)
+        return [turn for child in children for turn in self._turns.get(child, ()) if start <= turn.start <= end]
+
+    def chain(self, turn: Span) -> list[Span]:
+        """The turn and the steps in it that its end waited for, one before the other, the last first."""
         found = [turn]
         steps = sorted(self._inside.get(turn.id, ()), key=lambda each: (self.stretch(each)[1], each.kind != "wait"))
         cursor = self.stretch(turn)[1]
@@ -191,15 +204,9 @@ class Lanes:
             is_inside = step.kind == "wait" and any(each.facts.get("call") == step.facts.get("call") for each in found)
             # Tools begin, and asks are put, while the model still speaks.
             is_before = end <= cursor or (step.kind == "model" and start < cursor)
-            if not is_before and not is_inside:
-                continue
-            found.append(step)
-            cursor = min(cursor, start)
-            for child in self._below.get(turn.session, ()) if deep else ():
-                if self._calls.get(child.session) is step:
-                    for below in self._turns.get(child.session, ()):
-                        if start <= below.start <= end:
-                            found += self.chain(below, deep=True)
+            if is_before or is_inside:
+                found.append(step)
+                cursor = min(cursor, start)
         return found
 
     def sums(self) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from random import Random
 from typing import Any
 from xml.etree import ElementTree
 
+from sidecar.inspector.drawn import drawn
 from sidecar.read.past.drawing import svg
 from sidecar.read.past.lanes import Lanes, Scale, as_background, chain_of, facts_of, until
 from sidecar.read.past.spans import Span, SpanKind
@@ -102,14 +104,21 @@ def test_background_work_is_below_the_session_that_started_it_and_ends_where_the
     assert [each.end for each in lanes.lanes[-1].spans] == [None]
 
 
-def drawn(spans: list[Span], end: int, width: int = 800) -> ElementTree.Element:
+def widest(picture: str) -> float:
+    """Where the bar that is farthest to the right ends; no bar begins before 0."""
+    bars = [each.attrib for each in ElementTree.fromstring(picture).iter() if each.tag.endswith("rect")]
+    assert all(float(each.get("x", 0)) >= 0 for each in bars)
+    return max(float(each.get("x", 0)) + float(each["width"]) for each in bars)
+
+
+def page_of(spans: list[Span], end: int, width: int = 800) -> ElementTree.Element:
     lanes = Lanes(spans, end)
     text, _ = svg(lanes, width, lambda each: f"#{each.event}")
     return ElementTree.fromstring(text)
 
 
 def test_each_bar_says_what_it_is_and_leads_to_its_event() -> None:
-    page = drawn(told(), 191 * MINUTE)
+    page = page_of(told(), 191 * MINUTE)
     links = {each.get("href"): each for each in page.iter() if each.tag.endswith("}a")}
     push = links["#event of bash git push"]
     told_ = "".join(push.itertext())
@@ -125,7 +134,7 @@ def test_hostile_names_are_texts() -> None:
     evil = "<script>alert(1)</script>\x00\x1b[31m\"'&"
     spans = [span("session", evil, 0, 9000), span("turn", "turn", 0, 9000), span("tool", evil, 0, 9000, title=evil)]
     spans[2].event = '"><script>'
-    page = drawn(spans, 9000)
+    page = page_of(spans, 9000)
     assert not [each for each in page.iter() if each.tag.endswith("script")]
     assert "<script>alert(1)</script>" in "".join(page.itertext())
 
@@ -133,16 +142,33 @@ def test_hostile_names_are_texts() -> None:
 def test_many_short_bars_become_one() -> None:
     spans = [span("session", "s", 0, 10**6), span("turn", "turn", 0, 10**6)]
     spans += [span("tool", f"t{number}", number * 100, number * 100 + 50) for number in range(9000)]
-    page = drawn(spans, 10**6)
+    page = page_of(spans, 10**6)
     assert sum(1 for each in page.iter()) < 3000
     assert any(re.match(r"\d+ short tool steps", text) for text in page.itertext())
 
 
-def test_nothing_is_drawn_outside_of_the_width() -> None:
-    for width in (280, 800, 3000):
-        for each in drawn(told(), 191 * MINUTE, width).iter():
-            if each.tag.endswith("rect") and "x" in each.attrib:
-                assert 0 <= float(each.get("x", 0)) <= float(each.get("x", 0)) + float(each.get("width", 0)) <= width
+def test_whatever_was_recorded_the_times_add_up_and_the_drawing_stays_in_its_width() -> None:
+    random = Random(4)
+    kinds: list[SpanKind] = ["turn", "model", "tool", "wait"]
+    for _ in range(200):
+        spans = []
+        for session in (ROOT, CHILD, "ses_c")[: random.randint(1, 3)]:
+            spans.append(
+                span("session", session, 0, None, session, parent=random.choice(["", "s1", f"session:{ROOT}"]))
+            )
+            for number in range(random.randint(0, 12)):
+                start = random.choice([0, 10**15, random.randint(0, 10**6)])
+                end = random.choice([None, start, start - 5, start + random.randint(0, 10**6)])
+                about = {"parent": random.choice(["turn", "s2"]), "call": random.choice(["", "c1"])}
+                spans.append(
+                    span(random.choice(kinds), random.choice(["turn", f"s{number}"]), start, end, session, **about)
+                )
+        width = random.choice([0, 280, 1000])
+        found = drawn(spans, 2 * 10**6, width, random.choice([None, 500]), random.choice([None, 10, 10**7]))
+        if found["svg"]:
+            sums = found["sums"]
+            assert sums["working_ms"] + sums["waiting_ms"] + sums["idle_ms"] == sums["ms"]
+            assert widest(found["svg"]) <= max(width, 280) + 0.1
 
 
 def test_numbers_that_are_not_known_are_dashes() -> None:
