@@ -84,7 +84,7 @@ addEventListener("keydown", (press) => {
     return;
   }
   if (press.ctrlKey || press.metaKey || press.altKey) return;
-  if (press.target.closest?.("input:not([type=range]), select, textarea, dialog")) {
+  if (press.target.closest?.("input:not([type=range]), select, textarea, dialog[open]")) {
     if (press.key === "Enter" && press.target === find) main.querySelector(".hit, .row:not(.heads)")?.click();
     return;
   }
