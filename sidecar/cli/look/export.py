@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 832
 """How wide the timeline of a page is, in pixels: as wide as the text."""
 
-LINKED: Final = ("tool", "wait")
-"""The bars of a timeline that have a place in the conversation."""
+ENDED: Final = ("completed", "error")
 
 
 class Form(StrEnum):
@@ -133,7 +132,9 @@ async def _timeline(reader: LogReader, family: Family, spans: Spans, redaction: 
     from sidecar.read.past.spans import Spans
     from sidecar.read.select import family_of, records_of
 
-    found, shown = list(spans.found), {span.id for span in spans.found if span.kind in LINKED}
+    # The conversation has a place for an ask, and for a call once it has ended.
+    shown = {span.id for span in spans.found if span.kind == "wait" or (span.kind == "tool" and span.state in ENDED)}
+    found = list(spans.found)
     is_open = any(span.state == "waiting" for span in found)
     last = now if is_open else max((span.end or span.start for span in found), default=0)
     own = family.catalog.own_session(family.stream)

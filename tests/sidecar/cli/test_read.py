@@ -184,6 +184,13 @@ def test_an_exported_page_has_the_timeline_and_the_files_and_leads_from_them_to_
     assert "<figure" not in run(homes["demo"], "read", "--format", "html").out
 
 
+def test_the_timeline_of_a_killed_opencode_leads_nowhere_else(tmp_path: Path) -> None:
+    page = run(make_home(tmp_path / "home", "kill9_in_tool_then_resumed"), "export", "--format", "html").out
+    assert 'class="tool"' in page and set(re.findall(r'href="#([^"]+)"', page)) <= set(
+        re.findall(r'id="([^"]+)"', page)
+    )
+
+
 def test_what_cannot_be_read_is_an_error(homes: dict[str, Path], empty: Path) -> None:
     assert run(homes["demo"], "read", "nobody").err.endswith("[not-found]\n")
     assert run(empty, "read").err.endswith("[no-log]\n")

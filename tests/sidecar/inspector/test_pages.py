@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from sidecar.home import Home
+from sidecar.inspector.server import PAGE
+from sidecar.read.past.drawing import STYLE
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import append, make_home, run_process
@@ -343,6 +346,13 @@ def test_new_events_arrive_by_themselves(browser: Browser, tmp_path: Path) -> No
         aside(record, home, [identity.stamp(said)])
         expect(page.locator(".talk")).to_contain_text("And now this.")
         page.close()
+
+
+def test_the_whole_page_is_small() -> None:
+    files = [path for path in PAGE.iterdir() if path.is_file()]
+    assert (
+        sum(len(gzip.compress(path.read_bytes())) for path in files) + len(gzip.compress(STYLE.encode())) <= 60 * 1024
+    )
 
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e‮]]>'\"&amp;{{7*7}}"
