@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sidecar.background.reading import background_of, read_intents
+from sidecar.background.intents.state import State
+from sidecar.background.reading import background_of
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import SessionView
 from sidecar.read.changes.approvals import Approvals
@@ -28,7 +29,7 @@ def shown_status(status: str, session: SessionView | None) -> str:
     return "failed" if status in AT_REST and session is not None and session.outcome == "failed" else status
 
 
-async def relatives(reader: LogReader, session: str, now: int) -> list[dict[str, str]]:
+async def relatives(reader: LogReader, work: State, session: str, now: int) -> list[dict[str, str]]:
     """The sessions that belong to a session without being its children: ``id, title, agent, status, kind``, which is
     ``above`` (what started it), ``origin``, ``fork`` or ``background``."""
     catalog, _ = await catalog_of(reader)
@@ -48,12 +49,11 @@ async def relatives(reader: LogReader, session: str, now: int) -> list[dict[str,
             | more
         ]
 
-    state = await read_intents(reader)
-    started = next((each.parent for each in state.intents.values() if each.session == session), None)
+    started = next((each.parent for each in work.intents.values() if each.session == session), None)
     above = started or (own.parent if own is not None else None)
     found = row(catalog.sessions.get(above or ""), "above")
     found += row(catalog.sessions.get(own.fork or ""), "origin") if own is not None else []
-    for intent in background_of(state, session, now):
+    for intent in background_of(work, session, now):
         title = {"title": intent.title} if intent.title else {}
         found += row(catalog.sessions.get(intent.session or ""), "background", status=intent.state, **title)
     for each in catalog.sessions.values():

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import as_row, spent_by
+from sidecar.background.intents.state import State
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
@@ -69,13 +70,21 @@ class Data:
     ) -> None:
         self.reader, self._now_ms, self._ask, self._health = reader, now_ms, ask, health
         self._pasts: OrderedDict[str, Past] = OrderedDict()
+        self._work: tuple[int, State] | None = None
+
+    async def _intents(self) -> State:
+        """The background work, read again only once something was recorded."""
+        head = self.reader.head
+        if self._work is None or self._work[0] != head:
+            self._work = head, await read_intents(self.reader)
+        return self._work[1]
 
     # --- the list ---
 
     async def sessions(self) -> dict[str, Any]:
         """Every root session, the newest first, and the work that each of them started."""
         catalog, fault = await catalog_of(self.reader)
-        state = await read_intents(self.reader)
+        state = await self._intents()
         work: dict[str, int] = {}
         phantoms = {each.session for each in state.intents.values() if each.session}
         for each in state.intents.values():
@@ -146,7 +155,7 @@ class Data:
         # A person who is asked is waited for until now, although nothing is recorded meanwhile.
         waits = sum(span.end is None for span in past.spans(at).waits)
         found["waiting_ms"] += waits * max(self._now(past, at) - found["ts"], 0)
-        found["beside"] = await relatives(self.reader, past.session, self._now(past, at))
+        found["beside"] = await relatives(self.reader, await self._intents(), past.session, self._now(past, at))
         return found | {"place": short_directory(found["directory"], str(Path.home())), "marks": past.marks}
 
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
@@ -178,7 +187,7 @@ class Data:
     async def _background(self, session: str, now: int) -> list[Span]:
         """The spans of the background work that a session had started by then."""
         spans: list[Span] = []
-        for intent in background_of(await read_intents(self.reader), session, now):
+        for intent in background_of(await self._intents(), session, now):
             try:
                 beside = await self.past(intent.session or "")
             except SelectError:
@@ -247,7 +256,7 @@ class Data:
 
     async def work(self) -> dict[str, Any]:
         """Background work, what waits for a person, and the messages about it."""
-        state = await read_intents(self.reader)
+        state = await self._intents()
         listed = [as_row(each) | {"spent": spent_by(state, each.root)} for each in state.intents.values()]
         for row in listed:
             if row["session"] and row["state"] not in ENDED:
