@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -136,16 +137,29 @@ def test_events_that_were_lost_anywhere_are_rebuilt(name: str) -> None:
         assert lacking == set(), f"lost {[item.input.get('type') for _, item in recording.items[cut : cut + 3]]}"
 
 
-@pytest.mark.parametrize("name", ["chat", "errors", "tools"])  # sessions with several turns
+SEVERAL = ["chat", "errors", "tools"]
+"""Recordings of sessions with several turns."""
+
+
+def in_turns(recording: Recording) -> list[list[tuple[Token, HookItem]]]:
+    """The items of each turn, as if two processes ran them by turns."""
+    turns: list[list[tuple[Token, HookItem]]] = [[]]
+    for token, item in recording.items:
+        if item.input.get("type") == "session.inbox.enqueued":
+            turns.append([])
+        boot = str((len(turns) - 1) % 2) * 32 if len(turns) > 1 else token.origin.boot_id
+        turns[-1].append((token._replace(origin=replace(token.origin, boot_id=boot)), item))
+    return turns
+
+
+@pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("late", range(0, 60, 9))
 def test_two_processes_that_run_a_session_in_turns_record_what_one_would(name: str, late: int) -> None:
     """Each question is answered ``late`` items later, and meanwhile the other process goes on."""
     recording, whole = Recording(name), play2(name)
-    player, number, asks = Player2(recording.told), 0, []
-    for at, (token, item) in enumerate(recording.items):
-        number += item.input.get("type") == "session.inbox.enqueued"
-        origin = replace(token.origin, boot_id=str(number % 2) * 32) if number else token.origin
-        player.translator.feed(token._replace(origin=origin), item, player.now)
+    player, asks = Player2(recording.told), []
+    for at, (token, item) in enumerate(chain(*in_turns(recording))):
+        player.translator.feed(token, item, player.now)
         asks += [(at, *ask) for ask in player.drain()]
         while asks and asks[0][0] + late <= at:
             player.answer(*asks.pop(0)[1:])
@@ -155,6 +169,34 @@ def test_two_processes_that_run_a_session_in_turns_record_what_one_would(name: s
         asks += [(0, *ask) for ask in player.drain()]
     player.settle()
     assert content(player) == content(whole)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("late", [1, 2, 3])
+def test_the_last_events_of_a_process_may_come_after_the_first_ones_of_the_next(name: str, late: int) -> None:
+    recording, whole = Recording(name), play2(name)
+    for number, ahead in product(range(1, len(in_turns(recording)) - 1), (1, 4, 9)):
+        turns = in_turns(recording)
+        mine, following = turns[number : number + 2]
+        turns[number : number + 2] = [mine[:-late], following[:ahead], mine[-late:], following[ahead:]]
+        player = Player2(recording.told)
+        player.feed(chain(*turns))
+        player.settle()
+        assert content(player) == content(whole), f"turn {number}, after {ahead} events of the next one"
+
+
+@pytest.mark.parametrize("name", ["crash", "sigterm"])
+@pytest.mark.parametrize("late", [1, 3, 5, 8, 12])
+def test_what_a_dead_process_left_may_come_after_what_the_next_one_did(name: str, late: int) -> None:
+    recording, whole = Recording(name), play2(name)
+    first = recording.items[0][0].origin.boot_id
+    mine = [item for item in recording.items if item[0].origin.boot_id == first]
+    following = recording.items[len(mine) :]
+    for ahead in (1, 5, len(following)):
+        player = Player2(recording.told)
+        player.feed([*mine[:-late], *following[:ahead], *mine[-late:], *following[ahead:]])
+        player.settle()
+        assert content(player) == content(whole), f"after {ahead} events of the next one"
 
 
 @pytest.mark.parametrize("name", ["chat", "errors", "subagent", "tools"])

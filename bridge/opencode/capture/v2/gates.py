@@ -21,7 +21,7 @@ MET = 20_000
 """How many sessions are remembered as compared."""
 
 SILENT = 3
-"""How many numbers in a row the service may count without announcing them, such as the cost of a title."""
+"""How many numbers in a row a process may count without announcing them, such as the cost of a title."""
 
 
 class Called(NamedTuple):
@@ -39,16 +39,10 @@ class Gate:
     info: dict[str, Any] | None = None
     is_asked: bool = False
     is_compared: bool = False
-    reached: int | None = None
 
     @property
     def first(self) -> int | None:
         return self.entries[0][1].seq if self.entries else None
-
-    @property
-    def is_late(self) -> bool:
-        """Whether other events of the session that are newer have been translated, or may have been."""
-        return self.reached is None or (self.first is not None and self.first <= self.reached)
 
     @property
     def is_described(self) -> bool:
@@ -66,7 +60,8 @@ class Gates(HostRules):
         self._called: OrderedDict[str, Called] = OrderedDict()
         self._gates: dict[tuple[str, str], Gate] = {}
         self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._reached: OrderedDict[str, int] = OrderedDict()
+        self._reached: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        """The highest number of each session, and the process that announced it."""
 
     def run(self, entry: HostEntry, event: HostEvent) -> None:
         """Translate one event of a placed session; implemented in ``HostTranslator``."""
@@ -184,13 +179,16 @@ class Gates(HostRules):
             if text(gate.entries[0][1].data.get("parentID")) == parent:
                 self._try_gate(session_id, gate.entries[0][0].token.origin)
 
-    def _is_jump(self, session_id: str, event: HostEvent) -> bool:
-        """Whether numbers of a session are missing that were perhaps announced while nobody listened."""
-        reached = self._reached.get(session_id)
-        return event.seq is not None and reached is not None and event.seq > reached + 1 + SILENT
+    def _is_jump(self, session_id: str, boot: str, event: HostEvent) -> bool:
+        """Whether numbers of a session are missing that were perhaps announced while nobody listened, or by another
+        process, whose events are still on their way. A session that was deleted can no longer be compared."""
+        if event.seq is None or session_id not in self._reached or event.name == "deleted":
+            return False
+        reached, speaker = self._reached[session_id]
+        return event.seq > reached + 1 + (SILENT if speaker == boot else 0)
 
-    def _note_reached(self, session_id: str, seq: int) -> None:
-        self._reached[session_id] = max(seq, self._reached.get(session_id, -1))
+    def _note_reached(self, session_id: str, boot: str, seq: int) -> None:
+        self._reached[session_id] = max((seq, boot), self._reached.get(session_id, (-1, "")))
         self._reached.move_to_end(session_id)
         if len(self._reached) > MET:
             self._reached.popitem(last=False)

@@ -49,10 +49,8 @@ class Promoted(NamedTuple):
 
 @dataclass(slots=True)
 class Memory:
-    """The memory of one session. ``note`` takes each event after it has been handled."""
+    """The memory of what one process does in one session. ``note`` takes each event after it has been handled."""
 
-    is_rebuilt: bool = False
-    """Whether this was made from the service's messages, and no event of the plugin came since."""
     execution: str | None = None
     """The event with which the session became busy; ``None`` while it is idle."""
     is_new: bool = False

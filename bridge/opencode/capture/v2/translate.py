@@ -65,7 +65,9 @@ class HostTranslator(Gates):
     ) -> None:
         super().__init__(identity, state, clean, hold_s)
         self._excludes = excludes
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[tuple[str, str], Memory] = {}
+        """By session and process: the events of another process may come in between, and earlier or later than they
+        happened."""
         self._infos: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._rebuilt: OrderedDict[str, None] = OrderedDict()
@@ -156,7 +158,7 @@ class HostTranslator(Gates):
         scratch.asked = self.asked
         for event in events:
             scratch.run(replace(scratch._own_entry(origin, event.t), event_id=event.id), event)
-        return scratch.drain().events, scratch._memories.get(session_id)
+        return scratch.drain().events, scratch._memories.get((session_id, origin.boot_id))
 
     def fill(self, rebuilt: Iterable[StreamEvent], known: Mapping[str, str]) -> int:
         """Record the rebuilt events whose keys are not ``known``; return how many.
@@ -186,13 +188,11 @@ class HostTranslator(Gates):
         return event.idempotency_key in self._rebuilt
 
     def adopt(self, session_id: str, memory: Memory | None, origin: Origin) -> None:
-        """Remember what was rebuilt, if nothing is remembered of the session, or if the events that wait are older than
-        what is remembered: then what was rebuilt is what precedes them."""
-        gate, known = self._gates.get((session_id, origin.boot_id)), self._memories.get(session_id)
-        is_waiting = gate is not None and bool(gate.entries)
-        if known is None or (gate is not None and is_waiting and (known.is_rebuilt or gate.is_late)):
-            self._memories[session_id] = memory or Memory()
-            self._memories[session_id].is_rebuilt = not is_waiting
+        """Remember what was rebuilt, if nothing is remembered of the session in this process, or if events of it wait:
+        what was rebuilt is what precedes them."""
+        key = session_id, origin.boot_id
+        if key not in self._memories or self.waiting(session_id, origin):
+            self._memories[key] = memory or Memory()
 
     def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
         """Note the call that created a session which is not placed yet."""
@@ -253,22 +253,21 @@ class HostTranslator(Gates):
             self.finish(entry.token)
         elif (gate := self._gate_for(key, event)) is not None:
             gate.entries.append((entry, event))
-        elif key in self._met and session_id in self.state.sessions and not self._is_jump(session_id, event):
+        elif key in self._met and session_id in self.state.sessions and not self._is_jump(*key, event):
             self.run(entry, event)
             self.finish(entry.token)
         else:
-            gate = Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
-            gate.reached = self._reached.get(session_id)
-            self._gates[key] = gate
+            self._gates[key] = Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
         if event.seq is not None:
-            self._note_reached(session_id, event.seq)
+            self._note_reached(*key, event.seq)
         self._try_gate(session_id, origin)
         if child is not None:
             self._open_children(session_id)
 
     def run(self, entry: HostEntry, event: HostEvent) -> None:
         session = self.state.sessions[event.session or ""]
-        memory = self._memories.setdefault(session.id, Memory())
+        key = session.id, entry.token.origin.boot_id
+        memory = self._memories.setdefault(key, Memory())
         rule = BY_NAME.get(event.name)
         was_open = session.turn is not None
         if rule is not None and rule.kind != "event":
@@ -288,7 +287,7 @@ class HostTranslator(Gates):
         except _FAULTS:
             self.counts["unreadable"] += 1
         if memory.is_empty:
-            self._memories.pop(session.id, None)
+            self._memories.pop(key, None)
 
     # --- what a session is ---
 
@@ -351,7 +350,8 @@ class HostTranslator(Gates):
     def _spawn(self, entry: HostEntry, parent: SessionState, child: str, info: dict[str, Any]) -> None:
         agent, title = text(info.get("agent")), text(info.get("title"))
         called = self._called.pop(child, None)
-        if called is None and (call := self._memories.get(parent.id, Memory()).spawning(title, agent)) is not None:
+        memory = self._memories.get((parent.id, entry.token.origin.boot_id), Memory())
+        if called is None and (call := memory.spawning(title, agent)) is not None:
             called = Called(call.message, call.id, None)
         turn = parent.turn or parent.last_turn
         message = called.turn if called is not None and called.turn is not None else None
@@ -374,7 +374,7 @@ class HostTranslator(Gates):
     def deleted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if not session.ended:
             self._end(entry, session, "deleted")
-        self._memories.pop(session.id, None)
+        self._memories.pop((session.id, entry.token.origin.boot_id), None)
 
     def _end(self, entry: HostEntry, session: SessionState, reason: str) -> None:
         if session.turn is not None:
