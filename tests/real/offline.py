@@ -50,7 +50,8 @@ class PlainOpenCode(RealOpenCode):
     registry: str | None = None
 
     def environment(self) -> dict[str, str]:
-        environment = super().environment()
+        # What OpenCode writes into its log file comes with a delay, and an OpenCode that ends does not wait for it.
+        environment = super().environment() | {"OPENCODE_PRINT_LOGS": "1"}
         del environment["npm_config_offline"]
         if self.registry is not None:
             environment["npm_config_registry"] = self.registry
@@ -108,28 +109,24 @@ def main(wanted: dict[str, Any]) -> dict[str, Any]:
                 found["trees"].append(_tree(root, step["tree"]))
             else:
                 for _ in range(wanted["starts"]):
-                    found["seconds"].setdefault(step["case"], []).append(_start(client))
+                    seconds, failures = _start(client)
+                    found["seconds"].setdefault(step["case"], []).append(seconds)
+                    found["npm_failures"].setdefault(step["case"], []).extend(failures)
                     found["registry"].setdefault(step["case"], []).append(registry.asked.copy())
                     registry.asked.clear()
-                earlier = {line for lines in found["npm_failures"].values() for line in lines}
-                found["npm_failures"][step["case"]] = [line for line in _npm_failures(root) if line not in earlier]
         _durable(["stop"], root, client.environment())
         found["model_errors"] = [repr(error) for error in model.errors]
     found["npm_calls"] = asked.read_text().splitlines() if asked.exists() else []
     return found
 
 
-def _npm_failures(root: Path) -> list[str]:
-    """The lines of OpenCode's log that report a failed npm install."""
-    logs = (root / "data" / "opencode" / "log").glob("*")
-    return [line for log in logs for line in log.read_text().splitlines() if "dependency install failed" in line]
-
-
-def _start(client: RealOpenCode) -> float:
+def _start(client: RealOpenCode) -> tuple[float, list[str]]:
+    """How many seconds a start took, and the lines of OpenCode's log that report a failed npm install."""
     began = time.monotonic()
     done = client.run("hello", "--title", "a title", timeout=START_LIMIT_S)
     assert "hello" in done.stdout, done.stdout
-    return time.monotonic() - began
+    seconds = time.monotonic() - began
+    return seconds, [line for line in done.stderr.splitlines() if "dependency install failed" in line]
 
 
 def _durable(arguments: list[str], directory: Path, environment: dict[str, str]) -> str:
