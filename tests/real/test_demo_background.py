@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.real import demo_background
+from tools import demo_background
 
 pytestmark = pytest.mark.real_opencode
 

@@ -17,11 +17,11 @@ from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
-from tests.real.record_opencode2 import CONFIG, SCENARIOS, Feed, Scenario, call
 from tests.real.recorded2 import assert_recorded, outcomes
 from tests.streams.sizes import size
 from tests.torture.figures import note, seeded
 from tools.install_opencode import VERSION_2, binary_path
+from tools.record.opencode2 import CONFIG, SCENARIOS, Feed, Scenario, call
 
 pytestmark = pytest.mark.real_opencode
 

@@ -1,6 +1,6 @@
 """Make ``sidecar/record/recordings/demo.jsonl``: a real OpenCode, a scripted model, one small story.
 
-Run it to renew the recording: ``python -m tests.real.record_demo``. The hooks
+Run it to renew the recording: ``python -m tools.record.demo``. The hooks
 are written by the shim's own recorder (``DURABLE_STREAM_RECORD``); only the
 paths of the machine are replaced, and noise is left out.
 """

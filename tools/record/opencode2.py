@@ -1,6 +1,6 @@
 """Make the recordings of OpenCode 2 in ``tests/recordings/opencode2``.
 
-    python -m tests.real.record_opencode2 [NAME…]
+    python -m tools.record.opencode2 [NAME…]
 
 One file for each scenario: what the plugin in the service handed on (``DURABLE_STREAM_RECORD``), as ``play`` reads it.
 The lines of the recorder begin with ``__``: a header ``__recording``, and for each session a ``__told`` with what the
@@ -22,7 +22,7 @@ from tests.real.model_server import ModelServer
 from tests.real.opencode2 import Api2Error, RealOpenCode2
 from tools.install_opencode import VERSION_2, binary_path
 
-PLACE = Path(__file__).parents[1] / "recordings" / "opencode2"
+PLACE = Path(__file__).parents[2] / "tests" / "recordings" / "opencode2"
 
 CONFIG = {
     "snapshot": False,
