@@ -40,34 +40,40 @@ def registry(tmp_path: Path) -> Iterator[FakeRegistry]:
         yield fake
 
 
-def test_the_command_installs_into_a_running_service(model: ModelServer, durable: DurableStream) -> None:
-    with opencode2(model, durable) as client:
+def test_each_way_to_install_into_a_running_service_works_and_copies_get_along(
+    model: ModelServer, durable: DurableStream, registry: FakeRegistry
+) -> None:
+    order = (PACKAGE, PROJECT, EVERYWHERE)
+    with opencode2(model, durable, registry) as client:
         ask(client)
         put(client, durable, EVERYWHERE)
-        durable.wait_linked()
         ask(client)
         assert_linked(durable, client)
-        assert told(durable, client, "opencode 2") == ["ok"]
         remove(client, durable, EVERYWHERE)
         wait_until(lambda: plugins(client) == [], "the service to forget the plugin")
         ask(client)
-        durable.end_with(client)
-
-
-def test_opencode_adds_the_packed_package(model: ModelServer, durable: DurableStream, registry: FakeRegistry) -> None:
-    with opencode2(model, durable, registry) as client:
+        for count, place in enumerate(order, 1):
+            put(client, durable, place)
+            wait_until(lambda count=count: len(plugins(client)) == count, f"the copy {place}")  # type: ignore[misc]
+            ask(client)
+            if place == PACKAGE:
+                assert_linked(durable, client)
+                assert [(each["source"]["target"], each["state"]["status"]) for each in plugins(client)] == [
+                    (PLUGIN_PACKAGE, "active")
+                ]
+                found = told(durable, client)
+                assert [found[name] for name in ("plugin", "opencode 2", "links")] == ["ok"] * 3
+        client.restart()
         ask(client)
-        put(client, durable, PACKAGE)
-        durable.wait_linked()
-        ask(client)
+        assert {each["state"]["status"] for each in plugins(client)} == {"active"}
+        assert len({each["id"] for each in plugins(client)}) == len(order)
         assert_linked(durable, client)
-        assert [(each["source"]["target"], each["state"]["status"]) for each in plugins(client)] == [
-            (PLUGIN_PACKAGE, "active")
-        ]
-        assert [told(durable, client, name) for name in ("plugin", "opencode 2", "links")] == [["ok"]] * 3
-        remove(client, durable, PACKAGE)
-        wait_until(lambda: plugins(client) == [], "the service to forget the plugin")
-        assert told(durable, client, "plugin") == ["problem"]
+        assert told(durable, client)["copies"] == "note"
+        for place in reversed(order):
+            remove(client, durable, place)
+            ask(client)
+        wait_until(lambda: plugins(client) == [], "the end of every copy")
+        assert told(durable, client)["plugin"] == "problem"
         durable.end_with(client)
 
 
@@ -83,36 +89,14 @@ def test_the_package_without_the_program_does_nothing_and_says_so(
         assert [found["id"] in line for line in opencode(client, "plugin", "list").splitlines()] == [False, True]
 
 
-def test_copies_of_the_plugin_get_along(model: ModelServer, durable: DurableStream, registry: FakeRegistry) -> None:
-    order = (PACKAGE, PROJECT, EVERYWHERE)
-    with opencode2(model, durable, registry) as client:
-        for count, place in enumerate(order, 1):
-            put(client, durable, place)
-            wait_until(lambda count=count: len(plugins(client)) == count, f"the copy {place}")  # type: ignore[misc]
-            ask(client)
-        client.restart()
-        ask(client)
-        assert {each["state"]["status"] for each in plugins(client)} == {"active"}
-        assert len({each["id"] for each in plugins(client)}) == len(order)
-        durable.wait_linked()
-        assert_linked(durable, client)
-        assert told(durable, client, "copies") == ["note"]
-        for place in order:
-            remove(client, durable, place)
-            ask(client)
-        wait_until(lambda: plugins(client) == [], "the end of every copy")
-        durable.end_with(client)
-
-
 def opencode2(
-    model: ModelServer, durable: DurableStream, registry: FakeRegistry | None = None, program: Path | None = EXECUTABLE
+    model: ModelServer, durable: DurableStream, registry: FakeRegistry, program: Path | None = EXECUTABLE
 ) -> RealOpenCode2:
     """An OpenCode 2 whose user has ``program`` on the PATH, and whose npm asks ``registry``."""
     places = [str(program.parent)] if program else []
     places += [each for each in os.environ["PATH"].split(os.pathsep) if not Path(each, EXECUTABLE.name).exists()]
     environment = {"PATH": os.pathsep.join(places), "DURABLE_STREAM_HOME": str(durable.home)}
-    if registry is not None:
-        environment |= {"npm_config_registry": registry.url, "npm_config_offline": "false"}
+    environment |= {"npm_config_registry": registry.url, "npm_config_offline": "false"}
     return RealOpenCode2(binary_path(VERSION_2), model.port, config={"snapshot": False}, environment=environment)
 
 
@@ -161,11 +145,12 @@ def plugins(client: RealOpenCode2) -> list[dict[str, Any]]:
 
 
 def assert_linked(durable: DurableStream, client: RealOpenCode2) -> None:
+    durable.wait_linked()
     (link,) = durable.status()["links"]
     assert (link["pid"], link["opencode_version"]) == (client.pid, VERSION_2)
 
 
-def told(durable: DurableStream, client: RealOpenCode2, name: str) -> list[str]:
-    """The levels of one check of ``doctor`` in the project."""
+def told(durable: DurableStream, client: RealOpenCode2) -> dict[str, str]:
+    """The level of each check of ``doctor`` in the project."""
     found = map(json.loads, durable.in_project(client, "doctor", "--json").splitlines())
-    return [each["level"] for each in found if each["name"] == name]
+    return {each["name"]: each["level"] for each in found}
