@@ -52,6 +52,7 @@ lint: $(VENV)/installed $(SHIM)/node_modules/installed ## Style, types, generate
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/layers.py
 	$(BIN)/python tools/generate_schema.py --check
 	$(BIN)/python tools/generate_events.py --check
 	$(BIN)/python tools/generate_subjects.py --check

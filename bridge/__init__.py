@@ -1,4 +1,4 @@
 """Translates between the log and other systems: OpenCode's hooks and NATS.
 
-Layer rule: imports ``streams``, never ``sidecar`` (``tests/test_layers.py``).
+Layer rule: imports ``streams``, never ``sidecar`` (``tools/layers.py``).
 """
