@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from sidecar.install.plugin import Target, install
-from tests.real.background import assert_typing_answers, cancel_from_the_list, of_session, one, only, spawn, window
-from tests.real.durable import EXECUTABLE, PLUGIN, SHIM, DurableStream, wait_until
+from tests.real.background import (
+    assert_typing_answers,
+    cancel_from_the_list,
+    intents,
+    of_session,
+    one,
+    only,
+    spawn,
+    window,
+)
+from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -43,9 +51,8 @@ def test_the_command_lists_and_cancels_without_a_call_of_the_model(
     options: dict[str, Any] = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global", "serve": False}
     with RealOpenCode(opencode_binary, model.port, **options) as client, window(client) as screen:
         screen.wait_for(READY)
-        screen.press(spawn("HOLD:listed SAY:never").encode())
-        screen.wait_for("agent_spawn")
-        screen.press(ENTER)
+        say(screen, spawn("HOLD:listed SAY:never"), "HOLD:listed")
+        screen.wait_for("count things in project started")  # a toast
         running = one(durable, "running")
         wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
         model.wait_held("listed")
@@ -62,22 +69,18 @@ def test_the_command_lists_and_cancels_without_a_call_of_the_model(
         assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]
 
 
-def test_the_native_list_cancels_and_the_card_shows_what_runs(
+def test_the_native_list_cancels_and_answers_and_the_card_shows_what_runs_and_asks(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
     durable.start()
     with RealOpenCode(opencode_binary, model.port, serve=False) as client:
-        environment = client.environment()
-        places: dict[str, Any] = {"cwd": client.project, "environ": environment}
-        install(Target.everywhere(environment), shim=SHIM, command=[str(EXECUTABLE)], home=durable.home, **places)
+        durable.in_project(client, "install")
         with window(client, columns=170) as screen:
             screen.wait_for(READY)
-            screen.press(spawn("HOLD:native SAY:never").encode())
-            screen.wait_for("agent_spawn")
-            screen.press(ENTER)
+            say(screen, spawn("HOLD:native SAY:never"), "HOLD:native")
             running = one(durable, "running")
             wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
-            wait_until(lambda: running["session"] in [r.session for r in model.requests], "its call of the model")
+            model.wait_held("native")
             before = len(model.requests)
             screen.wait_for("1 in background")
             screen.wait_for("• count things")
@@ -85,21 +88,9 @@ def test_the_native_list_cancels_and_the_card_shows_what_runs(
             open_list(screen)
             cancel_from_the_list(screen, durable)
             assert len(model.requests) == before, "no call of the model"
-        model.release("native")
+            model.release("native")
 
-
-def test_a_question_of_several_parts_is_answered_part_by_part_in_the_native_list(
-    opencode_binary: Path, model: ModelServer, durable: DurableStream
-) -> None:
-    durable.start()
-    with RealOpenCode(opencode_binary, model.port, serve=False) as client:
-        durable.in_project(client, "install")
-        environment = client.environment() | {"PWD": str(client.project)}
-        with Terminal([str(client.binary)], client.project, environment) as screen:
-            screen.wait_for(READY)
-            screen.press(spawn(f"CALL:question {json.dumps({'questions': QUESTIONS})}").encode())
-            screen.wait_for("agent_spawn")
-            screen.press(ENTER)
+            say(screen, spawn(f"CALL:question {json.dumps({'questions': QUESTIONS})}", "ask things"), "Which window")
             only(durable, "question")
             screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
             open_list(screen)
@@ -112,21 +103,15 @@ def test_a_question_of_several_parts_is_answered_part_by_part_in_the_native_list
                 screen.wait_for(answer)
                 screen.press(ENTER)
             screen.wait_for("Answered: Red; none of them")
-            assert '"Which door?"="Red", "Which window?"="none of them"' in one(durable, "completed")["result"]
+            wait_until(lambda: intents(durable)[-1]["state"] == "completed", "the end of the work")
+            result = intents(durable)[-1]["result"]
+            assert '"Which door?"="Red", "Which window?"="none of them"' in result
+            screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
 
-
-def test_a_question_of_the_session_in_front_stays_on_screen_and_is_answered_by_typing(
-    opencode_binary: Path, model: ModelServer, durable: DurableStream
-) -> None:
-    durable.cli("agents")
-    with RealOpenCode(opencode_binary, model.port, serve=False) as client:
-        durable.in_project(client, "install")
-        with window(client, columns=80) as screen:
-            screen.wait_for(READY)
             assert_typing_answers(screen, durable, client.project.name)
 
 
-def test_the_phone_hears_what_no_window_shows(
+def test_the_phone_hears_what_no_window_shows_and_a_result_waits_for_a_closed_terminal(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
     durable.home.mkdir(mode=0o700)
@@ -137,9 +122,7 @@ def test_the_phone_hears_what_no_window_shows(
         durable.in_project(client, "install")
 
         def spawned(screen: Terminal, name: str) -> dict[str, Any]:
-            screen.press(spawn(f"HOLD:{name} SAY:forty two", name).encode())
-            screen.wait_for(f"HOLD:{name}")
-            screen.press(ENTER)
+            say(screen, spawn(f"HOLD:{name} SAY:forty two", name), f"HOLD:{name}")
             model.wait_held(name)
             screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
             return next(each for each in durable.lines("intents") if each["title"] == name)
@@ -149,36 +132,27 @@ def test_the_phone_hears_what_no_window_shows(
             looked = spawned(screen, "looked")
             model.release("looked")
             wait_until(lambda: [each["state"] for each in _alerts(durable, looked)] == ["observed"], "a look at it")
-            away = spawned(screen, "left")
+            away, closed = spawned(screen, "left"), spawned(screen, "closed")
         with window(client, columns=80) as screen:
             screen.wait_for(READY)
             model.release("left")
             wait_until(lambda: phone.taken, "the phone")
         (message,) = phone.taken
         assert message["message"] == f"left in {client.project.name} finished: forty two ({away['id']})"
-
-
-def test_the_terminal_is_closed_and_the_result_waits_for_it(
-    opencode_binary: Path, model: ModelServer, durable: DurableStream
-) -> None:
-    durable.start()
-    plugins = {PLUGIN: durable.plugin()}
-    options: dict[str, Any] = {"plugins": plugins, "plugin_scope": "global", "serve": False}
-    with RealOpenCode(opencode_binary, model.port, **options) as client:
-        with window(client) as screen:
-            screen.wait_for(READY)
-            screen.press(spawn("HOLD:gate SAY:forty two").encode())
-            screen.wait_for("agent_spawn")
-            screen.press(ENTER)
-            screen.wait_for("count things in project started")  # a toast
-            running = one(durable, "running")
-            screen.wait_until(lambda lines: any("started" in line for line in lines), "the end of the turn")
-        model.release("gate")
-        assert one(durable, "completed")["result"] == "forty two"
-        with window(client, "--session", running["parent"]) as screen:
+        model.release("closed")
+        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 3, "its end without a terminal")
+        with window(client, "--session", closed["parent"]) as screen:
             screen.wait_for("background-agent")
-        seen = [m for m in of_session(durable, running["parent"]) if "forty two" in json.dumps(m)]
-        assert len([m for m in seen if m["event"]["type"] == "agent.input"]) == 1, "the parent is woken once"
+        woken = [m for m in of_session(durable, closed["parent"]) if m["event"]["type"] == "agent.input"]
+        for work in (looked, away, closed):
+            assert json.dumps(woken).count(work["id"]) == 1, "the parent is woken once"
+
+
+def say(screen: Terminal, text: str, part: str) -> None:
+    """Type a prompt, and send it once this part of it is shown."""
+    screen.press(text.encode())
+    screen.wait_for(part)
+    screen.press(ENTER)
 
 
 def _alerts(durable: DurableStream, intent: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from sidecar.background.effects import Prompt
 from sidecar.background.hosts import v2
 from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part
 from sidecar.background.hosts.v2 import V2Host
-from sidecar.background.hosts.v2_ids import session_id
 from sidecar.record.opencode2.registration import place_of
 from tests.sidecar.background.released2 import FakeReleased, registered
 from tests.sidecar.background.support import PLAIN, Only
@@ -61,17 +60,6 @@ async def look(host: V2Host, session: str) -> Look:
 
 
 # --- sessions ---
-
-
-async def test_a_session_is_created_once_with_its_title_and_without_metadata(host: V2Host, fake: FakeReleased) -> None:
-    session = await create(host, "/worktree")
-    assert session == await create(host, "/worktree") == session_id("int_1")
-    made = fake.sessions[session]
-    assert (made["title"], made["location"]) == ("count", {"directory": "/worktree"})
-    assert "metadata" not in made, "its forks and children would get it"
-    assert fake.requests == ["POST /api/session"] * 2
-    assert await host.find("int_1", directory=PROJECT, parent=USER) == session
-    assert await host.find("int_2", directory=PROJECT, parent=USER) is None
 
 
 # --- messages ---
@@ -119,29 +107,6 @@ async def test_a_person_s_own_words_are_sent_as_a_person_sends_them(host: V2Host
 
 
 # --- what became of a prompt ---
-
-
-@pytest.mark.parametrize(
-    ("messages", "found"),
-    [
-        ([], Look("unprompted")),
-        ([PROMPT], Look("unanswered")),
-        ([PROMPT, SAID, idle()], Look("answered", "forty\ntwo")),
-        ([PROMPT, REFUSED], Look("stopped")),
-        ([PROMPT, BROKEN_OFF, CONTINUED], Look("unanswered")),
-    ],
-)
-async def test_what_became_of_a_prompt_when_nothing_runs(
-    host: V2Host, fake: FakeReleased, messages: list[dict[str, Any]], found: Look
-) -> None:
-    assert await look(host, await phantom(host, fake, *messages)) == found
-
-
-@pytest.mark.parametrize("tail", [[], [STEP], [REFUSED], [BROKEN_OFF, CONTINUED]])
-async def test_a_session_at_work_is_busy(host: V2Host, fake: FakeReleased, tail: list[dict[str, Any]]) -> None:
-    session = await phantom(host, fake, PROMPT, *tail)
-    fake.active = {session}
-    assert (await look(host, session)).state == "busy"
 
 
 async def test_what_is_over_is_over_while_a_person_works_in_the_session(host: V2Host, fake: FakeReleased) -> None:
