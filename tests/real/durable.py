@@ -28,6 +28,8 @@ SHIM = Path(__file__).resolve().parents[2] / "plugin-shim" / "src" / "plugin.js"
 EXECUTABLE = Path(sys.executable).with_name("durable-stream")
 PLUGIN = "durable-stream.js"
 
+_READING = ("checkpoints", "intents", "log", "query", "read", "status", "streams", "tree", "verify")
+
 _POLL_S = 0.05
 _REST = 4
 """How much longer than a look the pause after it is: looking takes at most a fifth of a processor from OpenCode."""
@@ -67,9 +69,16 @@ class DurableStream:
     def cli(self, *arguments: str) -> str:
         """Run ``durable-stream --home … arguments`` and return its stdout.
 
+        What only reads runs in this process, see ``lines``; what may start a sidecar runs in a process of its own.
+
         Raises:
             RuntimeError: it exited with a code other than 0.
         """
+        if arguments[0] in _READING and not {"--answer", "--cancel"} & {*arguments}:
+            read = run(self.home, *arguments)
+            if read.code:
+                raise RuntimeError(f"{arguments} ended with {read.code}:\n{read.out}\n{read.err}")
+            return read.out
         done = self._run(*arguments)
         if done.returncode:
             raise RuntimeError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")

@@ -29,6 +29,7 @@ def test_a_prompt_in_the_terminal_is_recorded_and_its_screen_is_opencodes_own_un
         client.start()
         client.api("GET", f"/api/model?location[directory]={client.project}")  # it looks for plugins there
         assert "opencode service restart" in durable.in_project(client, "install")
+        durable.wait_linked()
         wait_until(lambda: services(durable, client) == [("ok", "")], "the running service loads the plugin by itself")
         client.stop_in()
         client.start()
