@@ -144,6 +144,3 @@ async def works(server: LinkServer, instance: str = "ee" * 8) -> None:
         first = 1 + server.links[-1].acked_seq
         await other.hooks(first)
         assert await other.hear() == {"type": "ack", "seq": first}
-
-
-# --- the door ---

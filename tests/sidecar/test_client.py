@@ -13,80 +13,17 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from bridge.opencode.link.frames import HookItem, ShimIdentity
-from bridge.opencode.link.link import CallError, Refused
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import (
     Address,
     ControlClient,
     ImpostorError,
     LinkUnavailable,
-    RequestError,
     ShimClient,
 )
-from sidecar.link.server import LinkServer, ShimConnection
+from tests.sidecar.peers import HANG, TOKEN, Recorder, nonce, serving
 
-TOKEN = "7e" * 32
-HANG = 20.0
 SHIM = ShimIdentity("0.1", "ab" * 16, "cd" * 8, 42, "prj", "/dir", "/tree", "1.18", 0)
-
-
-def nonce() -> str:
-    return "5a" * 32
-
-
-class Keeper:
-    """A handler that keeps items and finishes them when ``finishing`` is set."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[int, HookItem]] = []
-        self.held: list[tuple[ShimConnection, range]] = []
-        self.finishing = True
-        self.link: asyncio.Future[ShimConnection] = asyncio.get_running_loop().create_future()
-        self.lossy_items: asyncio.Queue[list[HookItem]] = asyncio.Queue()
-        self.got = asyncio.Event()
-
-    async def opened(self, link: ShimConnection) -> None:
-        if not self.link.done():
-            self.link.set_result(link)
-
-    async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
-        seqs = range(first_seq, first_seq + len(items))
-        self.kept += zip(seqs, items, strict=True)
-        self.got.set()
-        if self.finishing:
-            link.finish(seqs)
-        else:
-            self.held.append((link, seqs))
-
-    async def ready(self, link: ShimConnection) -> None:
-        return
-
-    async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
-        raise CallError("unknown_tool", name)
-
-    def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
-        self.lossy_items.put_nowait(items)
-
-    def refused(self, peer: Refused) -> None:
-        raise AssertionError(peer)
-
-    async def closed(self, link: ShimConnection) -> None:
-        return
-
-    async def request(self, method: str, args: dict[str, Any]) -> Any:
-        if method == "hang":
-            await asyncio.Event().wait()
-        if method == "refuse":
-            raise RequestError("busy", "not now")
-        return {method: args}
-
-
-@asynccontextmanager
-async def serving(**options: Any) -> AsyncIterator[tuple[LinkServer, Keeper, Address]]:
-    async with asyncio.timeout(HANG):
-        keeper = Keeper()
-        async with LinkServer(keeper, token=TOKEN, nonce=nonce, boot="boot", version="0.1", **options) as server:
-            yield server, keeper, Address(server.port, TOKEN)
 
 
 @asynccontextmanager
@@ -105,18 +42,26 @@ def items(count: int) -> list[HookItem]:
     return [HookItem("event", number, {"n": number}) for number in range(count)]
 
 
+def sent(handler: Recorder) -> list[tuple[int, HookItem]]:
+    """All items that arrived, with their numbers."""
+    batches = [handler.batches.get_nowait() for _ in range(handler.batches.qsize())]
+    return [pair for _, first, items in batches for pair in enumerate(items, first)]
+
+
 async def test_everything_sent_arrives_in_order_through_a_small_window() -> None:
-    async with serving(window=7) as (_, keeper, address):
-        async with shim(address) as client:
-            assert await client.send(items(100)) == 100
-            assert await client.send(items(3)) == 103
-            await client.drained()
-            assert client.acked == 103
-        assert keeper.kept == list(enumerate([*items(100), *items(3)], 1))
+    handler = Recorder()
+    async with serving(handler, window=7) as server, shim(Address(server.port, TOKEN)) as client:
+        assert await client.send(items(100)) == 100
+        assert await client.send(items(3)) == 103
+        await client.drained()
+        assert client.acked == 103
+    assert sent(handler) == list(enumerate([*items(100), *items(3)], 1))
 
 
 async def test_a_second_link_of_the_same_instance_sends_only_what_is_not_durable() -> None:
-    async with serving() as (_, keeper, address):
+    handler = Recorder()
+    async with serving(handler) as server:
+        address = Address(server.port, TOKEN)
         async with shim(address) as client:
             await client.send(items(5))
             await client.drained()
@@ -126,7 +71,7 @@ async def test_a_second_link_of_the_same_instance_sends_only_what_is_not_durable
             assert client._link.last_sent == 0  # nothing went out
             assert await client.send(items(8), first_seq=1) == 8
             await client.drained()
-        assert [seq for seq, _ in keeper.kept] == list(range(1, 9))
+    assert [seq for seq, _ in sent(handler)] == list(range(1, 9))
 
 
 # --- what is not a sidecar ---
@@ -199,13 +144,13 @@ async def test_a_home_gives_the_address(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     home.ensure_token(lambda: TOKEN)
-    async with serving() as (_, _, address):
+    async with serving() as server:
         with pytest.raises(LinkUnavailable, match="no sidecar is running"):
             await ControlClient.connect(home, version="0.1", nonce=nonce)
         with home.lock():
-            home.write_info(SidecarInfo(os.getpid(), address.port, "boot", "0.1", 1, 0))
+            home.write_info(SidecarInfo(os.getpid(), server.port, "boot", "0.1", 1, 0))
             async with control(home) as client:
-                assert await client.request("a") == {"a": {}}
+                assert await client.request("echo", {"a": 1}) == {"a": 1}
 
 
 def test_the_token_is_not_in_the_addresss_repr() -> None:
