@@ -141,7 +141,7 @@ def cancel_from_the_list(screen: Terminal, durable: DurableStream) -> None:
     screen.press(DOWN)
     screen.press(ENTER)
     screen.wait_for("is being cancelled")
-    one(durable, "cancelled")
+    wait_until(lambda: intents(durable)[-1]["state"] == "cancelled", "a cancelled intent")
     screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
 
 
