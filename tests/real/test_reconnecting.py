@@ -25,15 +25,11 @@ from tests.real.opencode import RealOpenCode
 pytestmark = pytest.mark.real_opencode
 
 
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[DurableStream]:
-    with DurableStream(tmp_path / "home") as stream:
-        yield stream
-
-
-@pytest.fixture
-def client(opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path: Path) -> Iterator[RealOpenCode]:
-    with with_plugin(opencode_binary, model, durable, root=tmp_path / "opencode") as opencode:
+@pytest.fixture(scope="module")
+def client(
+    opencode_binary: Path, model: ModelServer, durable: DurableStream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealOpenCode]:
+    with with_plugin(opencode_binary, model, durable, root=tmp_path_factory.mktemp("root")) as opencode:
         yield opencode
 
 
@@ -66,8 +62,9 @@ def restarted(durable: DurableStream) -> None:
 def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
-    client.prompt(client.create_session("parent"), spawn("HOLD:cut-off SAY:late"))
-    running = one(durable, "running")
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("HOLD:cut-off SAY:late"))
+    running = one(durable, "running", parent)
     model.wait_held("cut-off")
     (headless,) = json.loads((durable.home / "headless.json").read_text())["servers"]
     assert statuses(headless, running["place"])
@@ -75,7 +72,7 @@ def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
         restarted(durable)
         durable.cli("intents", running["id"], "--cancel")
         wait_until(lambda: asked(durable, "opencode.abort"), "the attempt to stop it")
-    one(durable, "cancelled")
+    one(durable, "cancelled", parent)
     assert not statuses(headless, running["place"])
     assert not list((durable.home / "worktrees").iterdir())
     model.release("cut-off")
@@ -91,18 +88,18 @@ def test_of_two_windows_only_the_one_that_hosts_the_session_is_asked(
 ) -> None:
     parent = client.create_session("parent")
     client.prompt(parent, spawn("HOLD:windows SAY:forty two"))
-    one(durable, "running")
+    one(durable, "running", parent)
     with with_plugin(opencode_binary, model, durable, root=client.root) as other:  # the same user, the same project
         with suspended(client.pid):
             other.sessions()  # loads the plugin
             restarted(durable)
             wait_until(lambda: other.pid in [link["pid"] for link in durable.status()["links"]], "the other one's link")
             model.release("windows")
-            one(durable, "completed")
+            one(durable, "completed", parent)
             wait_until(lambda: durable.lines("query", "--type", "notice.held"), "that nobody may be asked")
         wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "it")
         client.prompt(parent, "SAY:after")
         turns = [r["event"] for r in durable.log(parent) if r["event"]["type"] == "turn.started"]
         mine = [turn["metadata"]["pid"] for turn in turns if turn["payload"]["session"] == parent]
         assert mine == [client.pid] * len(mine) and len(mine) >= 3
-    assert len(intents(durable)) == 1
+    assert len(intents(durable, parent)) == 1
