@@ -144,6 +144,30 @@ def test_a_session_of_the_project_is_read(client: RealOpenCode, durable: Durable
     assert "xyzzy" in json.dumps(client.messages(second)[-1])
 
 
+def test_what_the_model_tells_the_user_is_durable_and_an_answer_after_a_stopped_turn_is_a_message(
+    client: RealOpenCode, durable: DurableStream
+) -> None:
+    session = client.create_session("parent")
+
+    def alert() -> dict[str, Any]:
+        (found,) = (each for each in durable.lines("notices") if each["session"] == session)
+        return found
+
+    client.prompt(session, 'CALL:notify_user {"message": "the build is green"}')
+    assert "shows it" in json.dumps(client.messages(session)[-1])
+    assert (alert()["kind"], alert()["text"], alert()["state"]) == ("alert", "the build is green", "sent")
+    client.prompt(session, "SAY:fine")
+    wait_until(lambda: alert()["state"] == "observed", "the person's next words")
+    session = client.create_session("asks, and is stopped")
+    client.prompt_async(session, 'CALL:checkpoint_ask {"question": "Ship it?"}')
+    wait_until(lambda: waiting(durable), "the question")
+    (asked,) = waiting(durable)
+    client.abort(session)
+    wait_until(lambda: not waiting(durable)[0]["waiting"], "the end of the turn")
+    durable.cli("checkpoints", asked["id"], "--answer", "on Monday")
+    wait_until(lambda: "on Monday" in json.dumps(client.messages(session)), "the answer")
+
+
 def test_the_inspector_shows_running_work_and_answers_its_ask(client: RealOpenCode, durable: DurableStream) -> None:
     command = {"command": "echo from the page", "description": "say it"}
     work = spawn(f"CALL:bash {json.dumps(command)}", title="work on the page")

@@ -89,27 +89,3 @@ def test_an_ordinary_turn_that_was_long_rings_the_phone(
             with window(client) as screen:
                 screen.wait_for(READY)
                 rings.assert_rings(screen, durable, model, phone)
-
-
-def test_what_the_model_tells_the_user_is_durable_and_an_answer_after_a_stopped_turn_is_a_message(
-    opencode_binary: Path, model: ModelServer, tmp_path: Path
-) -> None:
-    with DurableStream(tmp_path / "home") as durable:
-        durable.start()
-        options = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global"}
-        with RealOpenCode(opencode_binary, model.port, **options) as client:  # type: ignore[arg-type]
-            session = client.create_session("parent")
-            client.prompt(session, 'CALL:notify_user {"message": "the build is green"}')
-            assert "shows it" in json.dumps(client.messages(session)[-1])
-            (alert,) = durable.lines("notices")
-            assert (alert["kind"], alert["session"], alert["text"]) == ("alert", session, "the build is green")
-            assert alert["state"] == "sent"
-            client.prompt(session, "SAY:fine")
-            wait_until(lambda: durable.lines("notices")[0]["state"] == "observed", "the person's next words")
-            session = client.create_session("asks, and is stopped")
-            client.prompt_async(session, 'CALL:checkpoint_ask {"question": "Ship it?"}')
-            wait_until(lambda: durable.lines("checkpoints"), "the question")
-            client.abort(session)
-            wait_until(lambda: not durable.lines("checkpoints")[0]["waiting"], "the end of the turn")
-            durable.cli("checkpoints", "chk_", "--answer", "on Monday")
-            wait_until(lambda: "on Monday" in json.dumps(client.messages(session)), "the answer")
