@@ -140,13 +140,6 @@ class OpenCodeApi:
         """The open questions."""
         return list(self.request("GET", "/question"))
 
-    def reply_question(self, question: str, answers: list[list[str]]) -> bool:
-        """Answer a question with the chosen labels, one list per question."""
-        return bool(self.request("POST", f"/question/{question}/reply", {"answers": answers}))
-
-    def reject_question(self, question: str) -> bool:
-        return bool(self.request("POST", f"/question/{question}/reject"))
-
     def dispose(self) -> bool:
         """Dispose the project's instance: plugins get ``dispose``, and the next request loads them again."""
         return bool(self.request("POST", "/instance/dispose"))

@@ -198,10 +198,6 @@ class ModelServer:
     def port(self) -> int:
         return int(self._server.server_address[1])
 
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
-
     def __enter__(self) -> ModelServer:
         self._thread.start()
         return self
@@ -232,12 +228,6 @@ class ModelServer:
         if name in self._released:
             raise ValueError(f"{name!r} was released: hold another name")
         self._wait(lambda: self._held[name] > 0, f"a request held as {name!r}", timeout)
-
-    def wait_requests(self, count: int, session: str | None = None, timeout: float = HANG_LIMIT_S) -> None:
-        """Wait until ``count`` requests arrived (of ``session``, else of all), including titles."""
-        self._wait(
-            lambda: sum(session in (None, r.session) for r in self.requests) >= count, f"{count} requests", timeout
-        )
 
     def of(self, session: str) -> list[ModelRequest]:
         """The requests of one session so far, including those for titles and summaries."""

@@ -263,11 +263,6 @@ class RealOpenCode(OpenCodeApi):
         """The user's global OpenCode configuration."""
         return self.root / "config" / "opencode"
 
-    @property
-    def data_directory(self) -> Path:
-        """OpenCode's database and tool outputs."""
-        return self.root / "data" / "opencode"
-
     def environment(self) -> dict[str, str]:
         """The whole environment of an OpenCode process: offline, with nothing of the user's own OpenCode."""
         kept = {

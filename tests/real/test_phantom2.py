@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.background.intents.intent_effects import CHECK, PROMPT
-from tests.real.background import assert_one_chain, ended, one, only, planted, spawn, two_with_plugin
+from tests.real.background import assert_one_chain, ended, intents, one, only, planted, spawn, two_with_plugin
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
@@ -23,13 +23,7 @@ from tests.real.terminal import ENTER, READY, Terminal
 pytestmark = pytest.mark.real_opencode
 
 
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[DurableStream]:
-    with DurableStream(tmp_path / "home") as stream:
-        yield stream
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
     durable.start()
     with two_with_plugin(model, durable) as opencode:
@@ -60,16 +54,26 @@ def restart(client: RealOpenCode2, *, kill: bool = True) -> None:
 def settled(client: RealOpenCode2, durable: DurableStream, parent: str, session: str) -> None:
     """Wait until everything that was to be sent was sent and answered."""
     wait_until(lambda: told(client, parent), "the result in the parent")
-    wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["observed"], "receipt")
-    wait_until(lambda: prompts(durable, "started") == prompts(durable, "completed"), "the end of all that is sent")
+    mine = [each["id"] for each in intents(durable, parent)]
+
+    def wakes() -> list[str]:
+        return [n["state"] for n in durable.lines("notices") if n["kind"] == "wake" and n["session"] == parent]
+
+    wait_until(lambda: wakes() == ["observed"], "receipt")
+    wait_until(
+        lambda: prompts(durable, "started", mine) == prompts(durable, "completed", mine), "the end of all that is sent"
+    )
     client.wait(parent)
     client.wait(session)
 
 
-def assert_once(client: RealOpenCode2, parent: str, session: str) -> None:
+def sessions(client: RealOpenCode2) -> set[str]:
+    return {each["id"] for each in client.api("GET", "/api/session?limit=100")["data"]}
+
+
+def assert_once(client: RealOpenCode2, before: set[str], parent: str, session: str) -> None:
     """One session, one prompt, one turn that answers it, and one wake."""
-    listed = client.api("GET", "/api/session?limit=100")["data"]
-    assert sorted(each["id"] for each in listed) == sorted([parent, session])
+    assert sessions(client) - before == {parent, session}
     assert len(messages(client, session, "user")) == 1, "no second prompt"
     assert len(messages(client, session, "idle")) == 1, "no second answer"
     assert client.api("GET", f"/api/session/{session}/inbox")["data"] == []
@@ -82,7 +86,7 @@ def spawned(client: RealOpenCode2, durable: DurableStream, prompt: str) -> tuple
     """A session that has started background work, once that session is idle; and the session of the work."""
     parent = client.new_session()
     client.prompt(parent, spawn(prompt))
-    session = str(one(durable, "running")["session"])
+    session = str(one(durable, "running", parent)["session"])
     client.wait(parent)
     return parent, session
 
@@ -115,7 +119,7 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     assert done["session"] == session and CONTINUED in done["result"], "the service continued it"
     assert done["setup"][0]["output"] == f"{client.environment()['XDG_DATA_HOME']}\n", "with the service's environment"
     settled(client, durable, parent, session)
-    assert_once(client, parent, session)
+    assert_once(client, set(), parent, session)
     assert [m["text"].startswith(CONTINUED) for m in messages(client, session, "synthetic")] == [True]
     inputs = [record["event"] for record in durable.log(parent) if record["event"]["type"].endswith(".input")]
     woken = [event["type"] for event in inputs if "<background-agent" in json.dumps(event["payload"])]
@@ -133,20 +137,23 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     assert (following["session"], following["place"]) == (session, done["place"])
     assert (following["result"], following["changes"]["count"]) == ("went on", 1)
     wait_until(lambda: len(told(client, parent)) == 2, "the second result in the parent")
+    (durable.home / "config.toml").unlink()
+    durable.stop()
 
 
 def test_a_restarted_service_continues_by_itself_and_is_not_prompted_again(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:
     """After an orderly end; the whole line above has a kill."""
+    before = sessions(client)
     parent, session = spawned(client, durable, "HOLD:restart SAY:never")
     model.wait_held("restart")
     restart(client, kill=False)
     model.release("restart")
-    done = one(durable, "completed")
+    done = one(durable, "completed", parent)
     assert done["session"] == session and CONTINUED in done["result"]
     settled(client, durable, parent, session)
-    assert_once(client, parent, session)
+    assert_once(client, before, parent, session)
 
 
 def test_work_that_ended_while_no_sidecar_ran_is_over(
@@ -161,7 +168,7 @@ def test_work_that_ended_while_no_sidecar_ran_is_over(
     client.prompt(session, "SAY:a person was here")
     client.wait(session)
     os.kill(sidecar, signal.SIGKILL)
-    done = one(durable, "completed")
+    done = one(durable, "completed", parent)
     assert (done["session"], done["result"]) == (session, "forty two"), "the first answer"
     settled(client, durable, parent, session)
     assert len(messages(client, session, "user")) == len(messages(client, session, "idle")) == 2
@@ -177,13 +184,13 @@ def test_a_fork_of_a_background_session_is_not_its_work(
     message = client.prompt(fork, "SAY:another answer")
     client.wait(fork)
     wait_until(lambda: [e for e in events(durable, "turn.ended") if e["payload"]["session"] == fork], "its turn")
-    assert one(durable, "running")["session"] == session
+    assert one(durable, "running", parent)["session"] == session
     client.api("POST", f"/api/session/{fork}/revert/stage", {"messageID": message})
     wait_until(lambda: "undone later" in durable.cli("read", fork), "what was undone, at once")
     for verb in (("streams",), ("tree", fork), ("read", fork), ("log", fork)):
         assert f"fork of {session}" in durable.cli(*verb).replace("\\", ""), verb
     model.release("fork")
-    assert one(durable, "completed")["result"] == "forty two"
+    assert one(durable, "completed", parent)["result"] == "forty two"
     settled(client, durable, parent, session)
     for origin, text in ((parent, "started"), (session, "forty two")):
         (made,) = durable.lines("fork", origin, "--at", last_answer(durable, origin), "--prompt", "SAY:on", "--yes")
@@ -212,9 +219,9 @@ def test_work_is_over_when_its_own_subagents_have_reported(
     model.wait_held("own")
     client.wait(session)
     wait_until(lambda: looks(durable)[-1:] == ["busy"], "a look at the session, which is idle")
-    assert one(durable, "running")["result"] == "it works below" and told(client, parent) == []
+    assert one(durable, "running", parent)["result"] == "it works below" and told(client, parent) == []
     model.release("own")
-    done = one(durable, "completed")
+    done = one(durable, "completed", parent)
     assert "from below" in done["result"] and done["result"] != "it works below"
     settled(client, durable, parent, session)
     assert len(told(client, parent)) == 1 and "from below" in told(client, parent)[0]
@@ -227,11 +234,11 @@ def test_a_parents_own_subagent_and_its_background_work_report_once_each(
     given = {"agent": "general", "description": "d", "prompt": "HOLD:both SAY:from below", "background": True}
     parent = client.new_session()
     client.prompt(parent, f"CALL:subagent {json.dumps(given)} THEN: {spawn('HOLD:both SAY:forty two')}")
-    session = str(one(durable, "running")["session"])
+    session = str(one(durable, "running", parent)["session"])
     client.wait(parent)
     model.wait_held("both")
     model.release("both")
-    done = one(durable, "completed")
+    done = one(durable, "completed", parent)
     settled(client, durable, parent, session)
     client.until(lambda: messages(client, parent, "synthetic"), "the report of its subagent")
     client.wait(parent)
@@ -243,7 +250,7 @@ def test_a_parents_own_subagent_and_its_background_work_report_once_each(
 def test_refused_work_is_over_and_no_restart_continues_it(client: RealOpenCode2, durable: DurableStream) -> None:
     parent, session = spawned(client, durable, f"CALL:question {json.dumps({'questions': QUESTIONS})} THEN: SAY:never")
     durable.cli("checkpoints", only(durable, "question")["id"], "--answer", "reject")
-    assert one(durable, "failed")["code"] == "stopped"
+    assert one(durable, "failed", parent)["code"] == "stopped"
     client.until(lambda: messages(client, session, "idle"), "the end of its turn")
     settled(client, durable, parent, session)
     before = messages(client, session)
@@ -257,9 +264,10 @@ def events(durable: DurableStream, type_: str) -> list[dict[str, Any]]:
     return [record["event"] for record in durable.lines("query", "--type", type_)]
 
 
-def prompts(durable: DurableStream, state: str) -> int:
-    """How many prompts for background work are in this state, or were."""
-    return sum(event["payload"]["kind"] == PROMPT for event in events(durable, f"effect.{state}"))
+def prompts(durable: DurableStream, state: str, of: list[str]) -> int:
+    """How many prompts for these works are in this state, or were."""
+    found = [event["payload"] for event in events(durable, f"effect.{state}")]
+    return sum(each["kind"] == PROMPT and each["node"] in of for each in found)
 
 
 def looks(durable: DurableStream) -> list[str]:
@@ -292,7 +300,7 @@ def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(
     rules = [{"action": "shell", "resource": "*", "effect": "deny"}]
     client.api("PATCH", f"/api/session/{parent}", {"permissions": rules})
     client.prompt(parent, spawn(f"{writes}THEN: SAY:wrote it", isolation="worktree"))
-    done = one(durable, "completed")
+    done = one(durable, "completed", parent)
     root = Path(done["worktree"]["root"])
     assert (root / ".git").read_text() == files[".git"], "it could write the file"
     assert done["changes"]["code"] == "worktree-changed" and not ran.exists()

@@ -120,13 +120,6 @@ def log_and_head_gone(store: Path) -> None:
     head_gone(store)
 
 
-def corrupt_record(store: Path) -> None:
-    path = segments(store)[1]
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(data)
-
-
 def database_gone(store: Path) -> None:
     for path in store.glob("log.db*"):
         path.unlink()
@@ -153,13 +146,6 @@ def database_cut(store: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def database_page(store: Path) -> None:
-    path = store / "log.db"
-    data = bytearray(path.read_bytes())
-    data[4096 * 3 : 4096 * 3 + 100] = os.urandom(100)
-    path.write_bytes(data)
-
-
 def wal_gone(store: Path) -> None:
     """The WAL of a killed sidecar is lost, and with it everything that was not yet in the database."""
     before = (store / "log.db").read_bytes()
@@ -173,19 +159,9 @@ def wal_gone(store: Path) -> None:
     (store / "log.db").write_bytes(before)
 
 
-def record_gone(store: Path) -> None:
-    database(store, "DELETE FROM records WHERE position = 5")
-
-
 def lock_alone(store: Path) -> None:
     for path in store.iterdir():
         if path.name != "lock":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def manifest_alone(store: Path) -> None:
-    for path in store.iterdir():
-        if path.name not in ("lock", "store.json"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
