@@ -1,7 +1,7 @@
 """Background work does no more than the session that asks for it: each way to forbid a tool, with both versions.
 
-``RAN`` is what the forbidden command would print. Each way is tried directly, and then by background work in a worktree
-and in the shared files, started by the tool, by the command line, and by background work itself.
+``RAN`` is what the forbidden command would print. Each way is tried directly, and then by background work: started by
+the tool in a worktree, by the command line in the shared files, and by background work itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ DENY = {"permission": {"bash": "deny"}}
 AGENT = {"agent": {"careful": {"mode": "all", "description": "careful", **DENY}}}
 WAYS = ("nothing", "agent", "session", "config")
 """What forbids the shell. The configuration is last, because it stays."""
-
-PLACES = ("worktree", "shared")
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +52,22 @@ def shell(tool: str) -> str:
 
 
 def script(tool: str) -> str:
-    """A script that runs the command, and starts work that does, in both places, and work that starts such work."""
-    calls = [spawns(shell(tool), f"tool {place}", isolation=place) for place in PLACES]
-    calls.append(spawns(spawns(shell(tool), "below", isolation="shared"), "hands on", isolation="shared"))
-    return " ".join([shell(tool), *calls])
+    """A script that runs the command, and starts work that does, and work that starts such work."""
+    below = spawns(spawns(shell(tool), "below", isolation="shared"), "hands on", isolation="shared")
+    return " ".join([shell(tool), spawns(shell(tool), "tool", isolation="worktree"), below])
 
 
 def did(durable: DurableStream, parent: str, directory: Path, ask: Callable[[], str], tool: str) -> dict[str, bool]:
     """Where the command ran: in the session itself, and in each background work that came from it."""
     said = {"direct": ask()}
-    for place in PLACES:
-        words = ("--title", f"command {place}", "--isolation", place, "--directory", str(directory))
-        durable.lines("spawn", shell(tool), *words, "--parent", parent)
-    wait_until(lambda: len(intents(durable, parent)) == 6, "all work")
+    words = ("--title", "command", "--isolation", "shared", "--directory", str(directory))
+    durable.lines("spawn", shell(tool), *words, "--parent", parent)
+    wait_until(lambda: len(intents(durable, parent)) == 4, "all work")
     wait_until(lambda: all(i["ended"] for i in intents(durable, parent)), "the end of all work")
     for intent in intents(durable, parent):
         assert intent["state"] == "completed", intent["reason"]
         said[intent["title"]] = intent["result"]
-    assert len(said) == 7
+    assert len(said) == 5
     del said["hands on"]
     return {title: RAN in text for title, text in said.items()}
 

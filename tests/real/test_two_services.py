@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,13 +24,7 @@ class Unregistered(RealOpenCode2):
     registers = False
 
 
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[DurableStream]:
-    with DurableStream(tmp_path / "home") as stream:
-        yield stream
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
     with two_with_plugin(model, durable) as opencode:
         yield opencode
