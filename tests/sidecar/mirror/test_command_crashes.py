@@ -42,7 +42,7 @@ from tests.streams.sizes import size
 from tests.torture.figures import note, seeded
 
 KILLS = size("COMMAND_KILLS", 1)
-KILLS_A_HOME = 2
+KILLS_A_HOME = min(KILLS, 2)
 """How often one home is killed at each point before it is checked."""
 
 TYPES = ("plain", "honest", "unsafe", "poison", "garbage")
