@@ -69,13 +69,6 @@ class TestSidecar:
         assert home.running() is None
         assert run(home.path, "status", "--json").objects()[0]["sidecar"] is None
 
-    def test_a_second_sidecar_is_refused_or_leaves_quietly(self, home: Home) -> None:
-        run(home.path, "play", str(RECORDINGS / "chat.jsonl"))
-        refused = run(home.path, "serve")
-        assert refused.code == 1 and "durable-stream stop" in refused.err
-        quiet = run(home.path, "serve", "--idle-exit")
-        assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
-
     def test_stop_without_one(self, empty: Path) -> None:
         done = run(empty, "stop")
         assert (done.code, done.out) == (0, f"no sidecar is running for {empty}\n")
