@@ -19,7 +19,7 @@ from tests.real.background import (
     spawn,
     window,
 )
-from tests.real.durable import PLUGIN, DurableStream, wait_until
+from tests.real.durable import DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -44,31 +44,6 @@ def open_list(screen: Terminal) -> None:
     screen.press(ENTER)
 
 
-def test_the_command_lists_and_cancels_without_a_call_of_the_model(
-    opencode_binary: Path, model: ModelServer, durable: DurableStream
-) -> None:
-    durable.start()
-    options: dict[str, Any] = {"plugins": {PLUGIN: durable.plugin()}, "plugin_scope": "global", "serve": False}
-    with RealOpenCode(opencode_binary, model.port, **options) as client, window(client) as screen:
-        screen.wait_for(READY)
-        say(screen, spawn("HOLD:listed SAY:never"), "HOLD:listed")
-        screen.wait_for("count things in project started")  # a toast
-        running = one(durable, "running")
-        wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
-        model.wait_held("listed")
-        before = len(model.requests)
-        for typed, shown in ((" list", "running"), (f" cancel {running['id']}", "is being cancelled")):
-            screen.press(f"/background{typed}".encode())
-            screen.wait_for(f"/background{typed}")
-            screen.press(ENTER)
-            screen.wait_for(shown)
-        one(durable, "cancelled")
-        assert len(model.requests) == before, "no call of the model"
-        model.release("listed")
-        told = [e["event"] for e in of_session(durable, running["parent"])]
-        assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]
-
-
 def test_the_native_list_cancels_and_answers_and_the_card_shows_what_runs_and_asks(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
@@ -79,6 +54,7 @@ def test_the_native_list_cancels_and_answers_and_the_card_shows_what_runs_and_as
             screen.wait_for(READY)
             say(screen, spawn("HOLD:native SAY:never"), "HOLD:native")
             running = one(durable, "running")
+            screen.wait_for("count things in project started")  # a toast
             wait_until(lambda: "turn.ended" in [e["event"]["type"] for e in durable.log(running["parent"])], "its turn")
             model.wait_held("native")
             before = len(model.requests)

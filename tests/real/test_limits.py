@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.real.background import intents, spawn, spawns, with_plugin
+from tests.real.api import OpenCodeError
+from tests.real.background import intents, of_session, one, spawn, spawns, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -95,6 +97,26 @@ def test_the_model_looks_cancels_and_reaches_a_child_of_the_task_tool(
     children = [r["event"]["payload"] for r in durable.lines("query", "--type", "lifecycle.session.created")]
     (child,) = (each["session"] for each in children if each.get("parent") == intent["session"])
     wait_until(lambda: outcomes(durable, child) == ["aborted"], "the end of its child's turn")
+
+
+def test_the_command_lists_and_cancels_without_a_call_of_the_model(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    parent = client.create_session("commands")
+    client.prompt(parent, spawn("HOLD:listed SAY:never"))
+    running = one(durable, "running", parent)
+    model.wait_held("listed")
+    before = len(model.requests)
+    for typed, shown in (("list", f"{running['id']} running"), (f"cancel {running['id']}", "is being cancelled")):
+        body = {"command": "background", "arguments": typed}
+        with suppress(OpenCodeError):  # the plugin ends the command before the model is asked
+            client.request("POST", f"/session/{parent}/command", body)
+        wait_until(lambda shown=shown: shown in json.dumps(client.messages(parent)[-1]), shown)
+    one(durable, "cancelled", parent)
+    assert len(model.requests) == before, "no call of the model"
+    model.release("listed")
+    told = [e["event"] for e in of_session(durable, parent)]
+    assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]
 
 
 def test_opencodes_own_background_agent_is_told_apart(
