@@ -87,6 +87,26 @@ def checkpoints(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(payload["kind"], payload["state"]) for payload in found]
 
 
+def test_old_sessions_are_imported_once(
+    client: RealOpenCode2, durable: DurableStream, tmp_path: Path, in_one: str
+) -> None:
+    """Into a log that begins now. First of all tests, while there are few sessions to import."""
+    old = turn(client, f"REASON:hm {call('shell', command='echo old')} THEN: SAY:long ago")
+    with DurableStream(tmp_path / "home") as later, plugged(client, later.plugin()):
+        new = turn(client, "SAY:today")
+        assert_recorded(later, client, new)
+        assert later.log(old) == []
+        first, again = (import_old(later, client) for _ in range(2))
+        assert first["opencode_2"]["sessions"] > 0
+        assert again["opencode_2"]["sessions"] == 0
+        records = assert_recorded(later, client, old)
+        assert all(record["event"]["metadata"]["history"] for record in records)
+        turn(client, "SAY:once more", old)
+        assert outcomes(assert_recorded(later, client, old), old) == ["completed"] * 2
+        later.cli("verify")
+    assert outcomes(durable.log(in_one), in_one) == ["completed"] * 2
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_a_scenario_is_recorded_as_the_service_tells_it(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer, feed: Feed, scenario: Scenario
@@ -292,26 +312,6 @@ def test_a_copy_in_one_project_records_only_that_project(
         copy.unlink()
         client.stop_in()
         client.start()
-
-
-def test_old_sessions_are_imported_once(
-    client: RealOpenCode2, durable: DurableStream, tmp_path: Path, in_one: str
-) -> None:
-    """Into a log that begins now."""
-    old = turn(client, f"REASON:hm {call('shell', command='echo old')} THEN: SAY:long ago")
-    with DurableStream(tmp_path / "home") as later, plugged(client, later.plugin()):
-        new = turn(client, "SAY:today")
-        assert_recorded(later, client, new)
-        assert later.log(old) == []
-        first, again = (import_old(later, client) for _ in range(2))
-        assert first["opencode_2"]["sessions"] > 0
-        assert again["opencode_2"]["sessions"] == 0
-        records = assert_recorded(later, client, old)
-        assert all(record["event"]["metadata"]["history"] for record in records)
-        turn(client, "SAY:once more", old)
-        assert outcomes(assert_recorded(later, client, old), old) == ["completed"] * 2
-        later.cli("verify")
-    assert outcomes(durable.log(in_one), in_one) == ["completed"] * 2
 
 
 @contextmanager
