@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar.home import Home
 from sidecar.link.client import ClientError, ControlClient
@@ -30,9 +30,20 @@ PLUGIN = "durable-stream.js"
 
 _READING = ("checkpoints", "intents", "log", "query", "read", "status", "streams", "tree", "verify")
 
+_OF_THE_LOG = ("checkpoints", "intents", "log", "notices", "query", "streams")
+_FRESH_S = 1.0
+
 _POLL_S = 0.05
 _REST = 4
 """How much longer than a look the pause after it is: looking takes at most a fifth of a processor from OpenCode."""
+
+
+class _Look(NamedTuple):
+    """What a command printed, when, and of which files."""
+
+    at: float
+    files: list[tuple[str, int, int]]
+    done: Done
 
 
 class DurableStream:
@@ -43,6 +54,7 @@ class DurableStream:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self._looks: dict[tuple[str, ...], _Look] = {}
 
     def __enter__(self) -> DurableStream:
         return self
@@ -126,7 +138,23 @@ class DurableStream:
         return done.objects()
 
     def _read(self, *arguments: str) -> Done:
-        return run(self.home, *arguments, "--json")
+        """What the command prints; at most a second old if it tells of the log alone, and the log has not changed."""
+        now, files = time.monotonic(), self._files()
+        known = self._looks.get(arguments)
+        if known is not None and known.files == files and now - known.at < _FRESH_S:
+            return known.done
+        done = run(self.home, *arguments, "--json")
+        if arguments[0] in _OF_THE_LOG:
+            self._looks[arguments] = _Look(now, files, done)
+        return done
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        """The log's files, each with its size and the time of its last change."""
+        store = self.home / "store"
+        found = [*store.glob("*"), *store.glob("log/*")]
+        with suppress(FileNotFoundError):
+            return sorted((str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in found)
+        return []
 
     def whole_log(self) -> dict[str, list[Json]]:
         """All records by stream; empty before the first."""

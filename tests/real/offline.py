@@ -28,6 +28,7 @@ from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.registry import FakeRegistry
 
+LOOK_S = 0.3
 START_LIMIT_S = 300.0
 """An OpenCode that waits for npm takes 75 s; only a hung one reaches this."""
 
@@ -150,6 +151,7 @@ def _sessions(count: int, root: Path, environment: dict[str, str]) -> list[str]:
         found = [name for line in lines if (name := json.loads(line)["stream_id"]).startswith("ses_")]
         if len(found) >= count or time.monotonic() > deadline:
             return found
+        time.sleep(LOOK_S)
 
 
 def _tree(root: Path, names: list[str]) -> dict[str, list[Any]]:

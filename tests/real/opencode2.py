@@ -17,6 +17,9 @@ from tests.real.opencode import POLL_S, RealOpenCode, free_port
 
 Json = dict[str, Any]
 
+_REST_S = 0.05
+"""Between two looks, each of which costs the service a request or two."""
+
 
 class RealOpenCode2(RealOpenCode):
     """One isolated OpenCode 2: its service, started as its terminal starts it, and what its API says.
@@ -154,7 +157,7 @@ class RealOpenCode2(RealOpenCode):
         while time.monotonic() < deadline:
             if found := check():
                 return found
-            time.sleep(POLL_S)
+            time.sleep(_REST_S)
         raise AssertionError(f"it did not happen: {what}")
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
-from tests.real.durable import DurableStream
-from tests.real.model_server import HANG_LIMIT_S
+from tests.real.durable import DurableStream, wait_until
 from tests.real.opencode2 import RealOpenCode2
 
 Json = dict[str, Any]
@@ -95,13 +94,19 @@ def assert_recorded(
 
     ``gaps`` are the reasons of the only gaps that may be there.
     """
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while True:
+    expected: dict[str, Facts] = {}
+    found: dict[str, Facts] = {}
+    records: list[Json] = []
+
+    def agrees() -> bool:
+        nonlocal expected, found, records
         expected = {session: told(client, session) for session in (root, *children)}
         records = durable.log(root)
         found = {session: recorded(records, session, _ends(facts)) for session, facts in expected.items()}
-        if (found == expected and not _has_open_turn(records)) or time.monotonic() > deadline:
-            break
+        return found == expected and not _has_open_turn(records)
+
+    with suppress(TimeoutError):
+        wait_until(agrees, "what the service tells")
     for session, facts in expected.items():
         assert found[session] - facts == Counter(), f"in the log and not in {session}: {found[session] - facts}"
         assert facts - found[session] == Counter(), f"in {session} and not in the log: {facts - found[session]}"
