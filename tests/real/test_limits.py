@@ -106,14 +106,14 @@ def test_the_command_lists_and_cancels_without_a_call_of_the_model(
     client.prompt(parent, spawn("HOLD:listed SAY:never"))
     running = one(durable, "running", parent)
     model.wait_held("listed")
-    before = len(model.requests)
-    for typed, shown in (("list", f"{running['id']} running"), (f"cancel {running['id']}", "is being cancelled")):
+    before = len(model.of(parent))
+    for typed, shown in (("list", running["id"]), (f"cancel {running['id']}", "is being cancelled")):
         body = {"command": "background", "arguments": typed}
         with suppress(OpenCodeError):  # the plugin ends the command before the model is asked
             client.request("POST", f"/session/{parent}/command", body)
         wait_until(lambda shown=shown: shown in json.dumps(client.messages(parent)[-1]), shown)
     one(durable, "cancelled", parent)
-    assert len(model.requests) == before, "no call of the model"
+    assert len(model.of(parent)) == before, "no call of the model"
     model.release("listed")
     told = [e["event"] for e in of_session(durable, parent)]
     assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]

@@ -199,6 +199,13 @@ def test_what_a_dead_process_left_may_come_after_what_the_next_one_did(name: str
         assert content(player) == content(whole), f"after {ahead} events of the next one"
 
 
+@pytest.mark.parametrize("name", ["crash", "sigterm"])
+def test_the_process_after_a_dead_one_goes_on_also_if_no_service_can_be_asked_in_time(name: str) -> None:
+    asked, alone = content(play2(name)), content(play2(name, asks=False))
+    calls = [key for key in alone if ":tool:" in key]
+    assert calls and [alone[key] for key in calls] == [asked[key] for key in calls]
+
+
 @pytest.mark.parametrize("name", ["chat", "errors", "subagent", "tools"])
 def test_events_that_come_after_they_were_rebuilt_add_nothing(name: str) -> None:
     """A session is compared in the midst of a turn whose events are still on their way."""

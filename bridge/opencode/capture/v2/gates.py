@@ -67,6 +67,11 @@ class Gates(HostRules):
         """Translate one event of a placed session; implemented in ``HostTranslator``."""
         raise NotImplementedError
 
+    def inherit(self, session_id: str, boot: str) -> None:
+        """Remember of a session what another process did in it, if no comparison said what precedes the events;
+        implemented in ``HostTranslator``."""
+        raise NotImplementedError
+
     def is_placed_by(self, session_id: str, gate: Gate) -> bool:
         """Place a session by what waits; implemented in ``HostTranslator``."""
         raise NotImplementedError
@@ -93,6 +98,7 @@ class Gates(HostRules):
                 self.finish(entry.token)
             return
         self._meet_boot(session_id, boot)
+        self.inherit(session_id, boot)
         for entry, event in _in_order(gate.entries):
             self.run(entry, event)
             self.finish(entry.token)

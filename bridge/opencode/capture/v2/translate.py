@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -193,6 +194,11 @@ class HostTranslator(Gates):
         key = session_id, origin.boot_id
         if key not in self._memories or self.waiting(session_id, origin):
             self._memories[key] = memory or Memory()
+
+    def inherit(self, session_id: str, boot: str) -> None:
+        known = [memory for (each, _), memory in self._memories.items() if each == session_id]
+        if known and (session_id, boot) not in self._memories:
+            self._memories[session_id, boot] = deepcopy(known[-1])
 
     def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
         """Note the call that created a session which is not placed yet."""
