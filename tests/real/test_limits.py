@@ -159,7 +159,7 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     wrong = durable._run("spawn", "HTTPERR:401", *here, "--wait")
     assert (wrong.returncode, "failed: HTTP 401: " in wrong.stderr) == (1, True)
     assert wrong.stderr.rstrip().endswith("[work-failed]")
-    assert durable._run("spawn", "HTTPERR:401", *here, "--agent", "nobody").returncode == 1
+    assert durable._run("spawn", "HTTPERR:401", *here, "--agent", "nobody", "--wait").returncode == 1
     reasons = [each["reason"] for each in intents(durable) if each["directory"] == str(client.project)][-2:]
     assert reasons[0].startswith("HTTP 401: ") and "nobody" in reasons[1]
     assert durable.cli("intents").count("HTTP 401: ") == 1
