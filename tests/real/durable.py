@@ -76,6 +76,11 @@ class DurableStream:
         made = f"({around})(create({options}))" if around else f"plugin({options}, import.meta.url)"
         return f"import {{ create, plugin }} from {json.dumps(str(SHIM))};\n{before}\nexport default {made};\n"
 
+    def be_patient(self) -> None:
+        """Let the next sidecar hold events until the service has answered: on a busy machine that takes longer."""
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        (self.home / "config.toml").write_text("[link]\nhold_seconds = 60\n")
+
     # The command line
 
     def cli(self, *arguments: str) -> str:

@@ -45,6 +45,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 
 @pytest.fixture(scope="module")
 def client(opencode2_binary: Path, model: ModelServer, durable: DurableStream, feed: Feed) -> Iterator[RealOpenCode2]:
+    durable.be_patient()
     with RealOpenCode2(
         opencode2_binary,
         model.port,
