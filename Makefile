@@ -24,7 +24,7 @@ help: ## Show this list
 demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a background agent: nothing is lost
 	$(BIN)/durable-stream demo
 	$(BIN)/python tools/install_opencode.py
-	$(BIN)/python -m tools.demo_background
+	$(BIN)/python -m tools.demo.background
 
 test: test-shim test-python ## All tests, the real OpenCode included
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tools import demo_background
+from tools.demo import background
 
 pytestmark = pytest.mark.real_opencode
 
@@ -22,7 +22,7 @@ README = Path(__file__).parents[2] / "README.md"
 @pytest.mark.usefixtures("opencode_binary")
 def test_the_demo_closes_opencode_and_kills_both_as_the_readme_shows() -> None:
     told = io.StringIO()
-    assert demo_background.main(Console(file=told)) == 0, told.getvalue()
+    assert background.main(Console(file=told)) == 0, told.getvalue()
     shown = README.read_text().split("```text\n", 1)[1].split("```", 1)[0]
     assert without_ids(shown) in without_ids(told.getvalue())
 
