@@ -190,18 +190,19 @@ class Engine:
         self._history.turns.apply(event)
         return True
 
-    async def own(self, epoch: int, previous: str | None) -> Record:
+    async def own(self, epoch: int, previous: str | None, has_inherited: bool) -> Record:
         """Record once an epoch that this home took the agent; return the record. What was decided before is decided
         again, because the record takes its place in the agent's stream.
 
         Raises:
             StreamError: the log cannot be written.
         """
-        event = owned(self.name, epoch, previous, self._identity)
+        event = owned(self.name, epoch, previous, has_inherited, self._identity)
         try:
             return (await self._store.append([event], on_known="keep_first"))[0]
         finally:
             self._history.next = -1
+            self.reload()
 
     @property
     def waiting(self) -> int:

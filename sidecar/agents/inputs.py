@@ -209,9 +209,9 @@ def installed(agent: str, position: int, identity: Identity) -> StreamEvent:
     )
 
 
-def owned(agent: str, epoch: int, previous: str | None, identity: Identity) -> StreamEvent:
+def owned(agent: str, epoch: int, previous: str | None, has_inherited: bool, identity: Identity) -> StreamEvent:
     """The event that records that this home took an agent: ``previous`` is the log that owned it before, if another
-    did."""
+    did; ``has_inherited`` says whether this home knows all that the other did."""
     return identity.stamp(
         {
             "type": OWNED,
@@ -220,7 +220,7 @@ def owned(agent: str, epoch: int, previous: str | None, identity: Identity) -> S
             "actor": agent,
             "source": {"agent": agent, "adapter": ADAPTER},
             "traceparent": str(made_trace(agent_stream(agent))),
-            "payload": {"epoch": epoch, "previous": previous},
+            "payload": {"epoch": epoch, "previous": previous, "inherited": has_inherited},
             "metadata": {"role": "owned"},
         }
     )

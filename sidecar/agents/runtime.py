@@ -152,10 +152,11 @@ class Runtime:
         self.effects.stopped[turn] = agent
         return True
 
-    async def own(self, agent: str, epoch: int, previous: str | None) -> None:
+    async def own(self, agent: str, epoch: int, previous: str | None, has_inherited: bool = False) -> None:
         """Record that this home took an agent; ``previous`` is the log that owned the agent before, if another did.
 
-        What the agent asked for before another home owned it is not done any more.
+        What the agent asked for before is not done any more if the other home may have done it, unless this home knows
+        all that the other did (``has_inherited``).
 
         Raises:
             StreamError: the log cannot be written.
@@ -163,8 +164,8 @@ class Runtime:
         engine = self.engines.get(agent)
         if engine is None:
             return  # not an agent of the runtime, but a part of the sidecar that takes commands like one
-        record = await engine.own(epoch, previous)
-        if previous is not None:
+        record = await engine.own(epoch, previous, has_inherited)
+        if previous is not None and not record.event.payload.get("inherited"):
             self.effects.taken[agent] = record.position
 
     async def resume(self) -> None:

@@ -92,7 +92,7 @@ class RuntimeView:
             if len(self.stopped) > MAX_STOPPED:
                 self.stopped.pop(next(iter(self.stopped)))
         elif event.type == OWNED and role == "owned":
-            if event.payload.get("previous") is not None:
+            if event.payload.get("previous") is not None and not event.payload.get("inherited"):
                 self.taken[event.actor] = record.position
         elif event.type == DEAD_LETTER:
             self.dead[event.id] = DeadLetter(

@@ -92,6 +92,8 @@ class _Lease:
     """When this home first saw that revision."""
     valid_until: float = 0.0
     is_held: bool = False
+    recorded: int | None = None
+    """The epoch of which the log says that this home took the agent."""
     was_lost: bool = False
     """Whether another process took the agent during the life of this one."""
     held: asyncio.Event = field(default_factory=asyncio.Event)
@@ -230,18 +232,18 @@ class Owning:
         ready: JetStream | None = None
         while True:
             try:
-                async with asyncio.timeout(self._lease_s):
-                    session = await sessions.get()
-                    if session is not ready:
-                        await ensure_streams(session, [each for each in wanted() if each.name == OWNERS])
-                        ready = session
-                    for agent, lease in self._leases.items():
-                        await self._look_after(session, agent, lease)
+                session = await sessions.get()
+                if session is not ready:
+                    await ensure_streams(session, [each for each in wanted() if each.name == OWNERS])
+                    ready = session
+                for agent, lease in self._leases.items():
+                    await self._look_after(session, agent, lease)
                 self._problem = ""
-            except (NatsError, TimeoutError) as error:
-                self._problem = str(error) or f"the NATS server did not answer within {self._lease_s:g} s"
-            except StreamError as error:
+            except (NatsError, StreamError) as error:
                 self._problem = str(error)
+            except Exception as error:
+                log.exception("the agents' leases could not be looked after")
+                self._problem = f"{type(error).__name__}; see sidecar.log"
             for agent, lease in self._leases.items():
                 if lease.is_held and not self.holds(agent):
                     log.warning("agent %s stands still: %s", agent, self._problem)
@@ -296,7 +298,9 @@ class Owning:
         was_held = self.holds(agent)  # false, too, if the lease ended a moment ago: what came then was turned away
         lease.valid_until = asked + self._lease_s
         if not was_held:
-            await self._own(agent, epoch, entry.previous)
+            if lease.recorded != epoch:  # what the former owner did may take longer than a lease to read
+                await self._own(agent, epoch, entry.previous)
+                lease.recorded = epoch
             log.info("this home owns agent %s, in epoch %d", agent, epoch)
             self._set_held(lease, True)
             await self._resumed()

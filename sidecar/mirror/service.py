@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
@@ -72,6 +73,7 @@ class NatsService:
         self.commands: CommandConsumers | None = None
         """The consumers of the home's agents; ``None`` before ``consume``."""
         self._owning: Owning | None = None
+        self._identity: Identity | None = None
         self._calls: RemoteCalls | None = None
         self._served: ServedTools | None = None
         self._deltas: DeltaStream | None = None
@@ -122,7 +124,7 @@ class NatsService:
                 self.sessions, log_id, self._source.turn_of, self.mirror.project_of, self._source.clean
             )
 
-    def owner(self, agents: Sequence[str], worker: WorkerConfig) -> Owner:
+    def owner(self, agents: Sequence[str], worker: WorkerConfig, identity: Identity) -> Owner:
         """What decides which of these agents this home owns, once ``consume`` was called.
 
         All are its own unless the server is one that other homes can reach.
@@ -132,6 +134,7 @@ class NatsService:
             return ALONE
         from sidecar.mirror.owning import Owning
 
+        self._identity = identity
         self._owning = Owning(
             names,
             self._source.log_id,
@@ -193,7 +196,7 @@ class NatsService:
         Returns ``None`` if there is no connection or no agent.
         """
         if self.sessions is not None and self._owning is not None:
-            self._owning.start(self.sessions, runtime.own, runtime.resume)
+            self._owning.start(self.sessions, partial(self._own, runtime), runtime.resume)
         if self.sessions is None or not agents:
             return None
         from sidecar.mirror.commands import CommandConsumers
@@ -205,6 +208,17 @@ class NatsService:
             self._calls.view = lambda: runtime.view
         self.commands.start()
         return self.commands
+
+    async def _own(self, runtime: Runtime, agent: str, epoch: int, previous: str | None) -> None:
+        has_inherited = False
+        if previous is not None and agent in runtime.engines and self.sessions and self._source and self._identity:
+            from sidecar.mirror.inheriting import Heir, inherit
+
+            heir = Heir(self._source.store, self._source.log_id, self._identity)
+            has_inherited = await inherit(await self.sessions.get(), heir, agent, previous)
+            if not has_inherited:
+                log.warning("the mirror of log %s lacks a part of agent %s", previous, agent)
+        await runtime.own(agent, epoch, previous, has_inherited)
 
     @property
     def wants_deltas(self) -> bool:

@@ -21,11 +21,14 @@ from bridge.nats.jetstream.publishing import Expect, Stored, publish, publish_al
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, OWNER_KEYS, OWNERS
 from bridge.nats.jetstream.wire import Message
+from sidecar.agents.inputs import state_hash
 from sidecar.agents.owner import NotOwner
 from sidecar.agents.runtime import Runtime
 from sidecar.mirror import owning
 from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.inheriting import Heir, inherit
 from sidecar.mirror.owning import Owning
+from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.memory import MemoryStore
@@ -73,7 +76,13 @@ async def living(server: RealServer, home: Here, *makes: Callable[[], Any], **mo
     await runtime.start()
     home.consumers = CommandConsumers(runtime, sessions, QUICK, agents=["counter"], owning=leases)
     home.consumers.start()
-    leases.start(sessions, runtime.own, runtime.resume)
+
+    async def own(agent: str, epoch: int, previous: str | None) -> None:
+        heir = Heir(home.store, home.name, seeded_identity(1))
+        knows = previous is not None and await inherit(await sessions.get(), heir, agent, previous)
+        await runtime.own(agent, epoch, previous, knows)
+
+    leases.start(sessions, own, runtime.resume)
     try:
         yield home
     finally:
@@ -155,7 +164,9 @@ async def test_two_homes_with_one_agent_handle_each_command_once(server: RealSer
             (row,) = second.consumers.status()
             assert "log-a" in second.runtime.status()[0]["reasons"][0]
             assert "log-a" in row["problem"] and not first.consumers.status()[0]["problem"]
-            assert await owned(first) == [{"epoch": first.owning.epoch("counter"), "previous": None}]
+            assert await owned(first) == [
+                {"epoch": first.owning.epoch("counter"), "previous": None, "inherited": False}
+            ]
             entry = await read_as_others_do(server)
             assert entry["log_id"] == "log-a" and entry["epoch"] in (
                 0,
@@ -214,7 +225,7 @@ async def test_an_agent_is_taken_only_after_the_lease_and_with_leave(
         if allowed:
             epoch = new.owning.epoch("counter")
             assert epoch is not None and before is not None and epoch > before
-            assert await owned(new) == [{"epoch": epoch, "previous": "log-a"}]
+            assert await owned(new) == [{"epoch": epoch, "previous": "log-a", "inherited": False}]
             async with living(server, old):  # the old owner comes back
                 await until(lambda: "log-b" in old.owning.refusal("counter"))
                 with pytest.raises(NotOwner):
@@ -242,6 +253,33 @@ async def test_what_an_owner_asked_for_before_it_lost_the_agent_is_not_done_when
         assert state(old.runtime)["results"][0]["type"] == "effect.failed" and len(old.work.keys) == 1
     (failed,) = [r for r in await records(old.store, "agent/counter/effects") if r.event.type == "effect.failed"]
     assert failed.event.payload["error_code"] == "old-epoch"
+
+
+async def test_a_home_that_takes_an_agent_goes_on_from_what_the_former_owner_did(
+    server: RealServer, sessions: Sessions
+) -> None:
+    """Back and forth: commands handled and effects done by the one are known to the other, and its state goes on."""
+    homes = [Here("log-a"), Here("log-b")]
+    for turn in range(4):
+        home = homes[turn % 2]
+        async with living(server, home, take_over=True):
+            await until(partial(home.owning.holds, "counter"))
+            await until(lambda home=home, turn=turn: state(home.runtime)["total"] == 2 * turn)
+            assert len(state(home.runtime)["results"]) == turn
+            await send(sessions, ADD, range(turn + 1), {"by": 2}, times=1)  # all earlier ones again
+            await send(sessions, CALL, range(turn + 1), {"kind": "work"})
+            await emptied(sessions)
+            await until(lambda home=home, turn=turn: len(state(home.runtime)["results"]) == turn + 1)
+            assert state(home.runtime)["total"] == 2 * (turn + 1)
+            mirror = MirrorTask(home.store, home.name, sessions, lambda: 1)
+            mirror.start()
+            await until(lambda home=home, mirror=mirror: mirror.status()["position"] >= home.store.head)
+            await mirror.close()
+    assert [len(home.work.keys) for home in homes] == [2, 2]
+    assert len({key for home in homes for key in home.work.keys}) == 4
+    assert [each["inherited"] for each in await owned(homes[1])] == [True, True]
+    hashes = [state_hash(state(home.runtime)) for home in homes]
+    assert hashes[0] != hashes[1]  # the second did one more
 
 
 async def test_a_restarted_home_keeps_its_epoch(server: RealServer, sessions: Sessions) -> None:
