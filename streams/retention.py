@@ -13,8 +13,8 @@ and offsets are never reused.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
 from types import MappingProxyType
@@ -60,18 +60,10 @@ class Tally:
         return [self._sizes[name] for name in sorted(self._sizes)]
 
 
-class Pruned(NamedTuple):
-    """What a prune removed; ``bytes`` is counted as in ``StreamSize``."""
-
-    records: int = 0
-    bytes: int = 0
-    streams: int = 0
-    moved_from: str | None = None
-    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
-
-
-class Forgotten(NamedTuple):
-    """What was forgotten; ``bytes`` is how much smaller the events became, including their digests."""
+class Removed(NamedTuple):
+    """What a prune or a forget removed. ``bytes`` is counted as in ``StreamSize``; after a forget, it is how much
+    smaller the events became, including their digests.
+    """
 
     records: int = 0
     bytes: int = 0
@@ -184,24 +176,8 @@ class Ranges:
         at = bisect_right(self._firsts, position)
         return self._before[at] - max(0, self._ends[at - 1] - position) if at else 0
 
-    def including(self, positions: Iterable[int]) -> Ranges:
-        """New ranges that also contain ``positions``."""
-        return Ranges([*self.pairs(), *_grouped(positions)])
-
     def pairs(self) -> list[tuple[int, int]]:
         return list(zip(self._firsts, self._ends, strict=True))
-
-
-def _grouped(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    first = end = -1
-    for position in positions:
-        if position != end:
-            if end > first:
-                yield first, end
-            first = position
-        end = position + 1
-    if end > first:
-        yield first, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,26 +197,6 @@ class Removal:
 
     def __bool__(self) -> bool:
         return bool(self.bases or self.marks or self.singles)
-
-    def pruned(self, positions: Iterable[int], bases: Mapping[str, Base]) -> Removal:
-        """A copy of this removal with these pruned records added."""
-        return replace(self, ranges=self.ranges.including(positions), bases={**self.bases, **bases}, pending=True)
-
-    def forgot(self, marks: Mapping[str, Mark]) -> Removal:
-        """A copy of this removal with these forgotten streams added."""
-        return replace(self, marks={**self.marks, **marks}, pending=True)
-
-    def forgot_singly(self, positions: Iterable[int], marks: Mapping[str, Mark]) -> Removal:
-        """A copy of this removal with single forgotten records added. ``marks`` maps a stream to the offset after the
-        last of these records, and the time when they were forgotten.
-        """
-        singles = self.singles.including(sorted(positions))
-        last = {name: max(mark, self.singles_in.get(name, mark)) for name, mark in marks.items()}
-        return replace(self, singles=singles, singles_in={**self.singles_in, **last}, pending=True)
-
-    def finished(self) -> Removal:
-        """A copy of this removal that is no longer pending: the files no longer contain the removed data."""
-        return replace(self, pending=False)
 
     def first_offset(self, stream_id: str) -> int:
         base = self.bases.get(stream_id)

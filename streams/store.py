@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from streams.event import StreamEvent
 from streams.query import Filter
-from streams.retention import Forgotten, Pruned, StreamRemoval, StreamSize
+from streams.retention import Removed, StreamRemoval, StreamSize
 
 MAX_BATCH = 512
 """Maximum number of events per ``append``; limits how long one append holds the writer."""
@@ -180,7 +180,7 @@ class StreamStore(StreamReader, Protocol):
 class RetentionStore(StreamStore, Protocol):
     """A store that can remove records: sqlite, and a ``Log``, which first migrates to sqlite."""
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.
 
         An offset at or beyond the stream's end removes all records; unknown streams, and offsets that are already gone,
@@ -198,7 +198,7 @@ class RetentionStore(StreamStore, Protocol):
                 is next opened.
         """
 
-    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
         """Durably replace payloads by their digests, both in all records that these streams hold now and in single
         records.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 
@@ -14,9 +15,9 @@ from streams.retention import (
     NOTHING_REMOVED,
     Base,
     Entry,
-    Forgotten,
     Mark,
-    Pruned,
+    Ranges,
+    Removed,
     StreamRemoval,
     StreamSize,
     Tally,
@@ -27,6 +28,10 @@ from streams.stores.hints import checked_name
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import KnownRecord, Placed, PrunedRecord, Request, as_record, encode_batch, plan
+
+
+def _with(ranges: Ranges, more: Sequence[Placed]) -> Ranges:
+    return Ranges([*ranges.pairs(), *((placed.position, placed.position + 1) for placed in more)])
 
 
 class _PlacedRecord:
@@ -140,7 +145,7 @@ class MemoryStore:
                 tally.add(event.stream_id, placed.offset, event.ts, len(placed.encoded.canonical))
         return tally.sizes()
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         self._check_open()
         gone: list[Placed] = []
         bases: dict[str, Base] = {}
@@ -153,18 +158,18 @@ class MemoryStore:
                 bases[name] = Base(last.offset + 1, last.hash, at_ms)
                 self._streams[name] = records[count:]
         if not gone:
-            return Pruned()
+            return Removed()
         for placed in gone:
             key = placed.encoded.event.idempotency_key
             body = body_digest(placed.encoded.body())
             self._keys[key] = Entry(key_digest(key), body, placed.position, placed.offset, placed.hash)
             self._records[placed.position] = None
-        positions = sorted(placed.position for placed in gone)
-        self._removal = self._removal.pruned(positions, bases).finished()
+        ranges = _with(self._removal.ranges, gone)
+        self._removal = replace(self._removal, ranges=ranges, bases={**self._removal.bases, **bases})
         self._snapshots.clear()
-        return Pruned(len(gone), sum(len(placed.encoded.canonical) for placed in gone), len(bases))
+        return Removed(len(gone), sum(len(placed.encoded.canonical) for placed in gone), len(bases))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
         self._check_open()
         marks: dict[str, Mark] = {}
         records = saved = 0
@@ -179,10 +184,18 @@ class MemoryStore:
         saved += sum(self._forget_one(placed) for placed in singles)
         last = {placed.encoded.event.stream_id: Mark(placed.offset + 1, at_ms) for placed in singles}
         if marks or singles:
-            removal = self._removal.forgot(marks).forgot_singly((placed.position for placed in singles), last)
-            self._removal = removal.finished()
+            was = self._removal
+            self._removal = replace(
+                was,
+                marks={**was.marks, **marks},
+                singles=_with(was.singles, singles),
+                singles_in={
+                    **was.singles_in,
+                    **{name: max(m, was.singles_in.get(name, m)) for name, m in last.items()},
+                },
+            )
             self._snapshots.clear()
-        return Forgotten(records + len(singles), saved, len({*marks, *last}))
+        return Removed(records + len(singles), saved, len({*marks, *last}))
 
     def _forget_one(self, placed: Placed) -> int:
         """Forget a record's payload; return the number of bytes freed."""

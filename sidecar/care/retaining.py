@@ -21,7 +21,7 @@ from streams.log.log import Log
 from streams.log.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
 from streams.log.reader import LogReader
 from streams.query import Filter
-from streams.retention import Forgotten, Pruned
+from streams.retention import Removed
 from streams.store import Record
 
 SYSTEM: Final = "system"
@@ -76,7 +76,7 @@ async def plan_prune(
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
 
-async def prune(log: Log, state: CaptureState, plan: PrunePlan, sessions: Collection[str], *, now_ms: int) -> Pruned:
+async def prune(log: Log, state: CaptureState, plan: PrunePlan, sessions: Collection[str], *, now_ms: int) -> Removed:
     """Carry out a plan, and forget what the agents' own streams say of its ``sessions``. Records that were written
     after the plan was made stay.
 
@@ -99,7 +99,7 @@ async def forget(
     elsewhere: Collection[str],
     *,
     now_ms: int,
-) -> Forgotten:
+) -> Removed:
     """Replace payloads with their digests: in all records of ``streams``, and in the records of ``sessions`` in the
     streams ``elsewhere``.
 

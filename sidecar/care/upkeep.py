@@ -28,7 +28,7 @@ from streams.log.migrate import Migration, Progress, discard_old
 from streams.log.prune_plan import PrunePlan, PruneRequest
 from streams.log.reader import LogReader
 from streams.projection import resume
-from streams.retention import Forgotten, Pruned
+from streams.retention import Removed
 from streams.store import NOTHING, Record, Snapshot
 from streams.system.threads import in_thread
 
@@ -278,7 +278,7 @@ class Upkeep:
 
     # --- pruning and forgetting ---
 
-    async def prune(self, request: PruneRequest) -> tuple[PrunePlan, Pruned | None]:
+    async def prune(self, request: PruneRequest) -> tuple[PrunePlan, Removed | None]:
         """Remove what the request asks for; return the plan, and what was done, or ``None`` if there was nothing to
         remove.
 
@@ -300,7 +300,7 @@ class Upkeep:
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
 
-    async def forget(self, streams: Sequence[str], sessions: Sequence[str] = ()) -> Forgotten:
+    async def forget(self, streams: Sequence[str], sessions: Sequence[str] = ()) -> Removed:
         """Replace payloads by their digests, in all records of these streams and in all records of these sessions.
 
         Raises:

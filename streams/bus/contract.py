@@ -164,10 +164,7 @@ class Subscription(Protocol):
 
 
 class EventBus(Protocol):
-    """Publishing and subscribing.
-
-    Implementations: in memory (``streams/bus/memory.py``), and on JetStream (``bridge/nats/jetstream/bus.py``).
-    """
+    """Publishing and subscribing; implemented in ``bridge/nats/jetstream/bus.py``."""
 
     async def publish(
         self,

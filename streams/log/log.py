@@ -21,7 +21,7 @@ from streams.log.migrate import Migration, discard_old
 from streams.log.presence import located
 from streams.log.reader import ask_wherever, read_wherever
 from streams.query import Filter
-from streams.retention import Forgotten, Pruned, StreamRemoval, StreamSize
+from streams.retention import Removed, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record, Wanted, every_event
 from streams.stores.directory import (
     LOCK,
@@ -225,7 +225,7 @@ class Log(KeepsHints):
     async def removed(self) -> dict[str, StreamRemoval]:
         return await self._backend.removed()
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         """See ``RetentionStore.prune``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.
 
         Raises:
@@ -233,7 +233,7 @@ class Log(KeepsHints):
         """
         return await self._to_its_end(self._prune(cuts, at_ms))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
         """See ``RetentionStore.forget``. First migrates a jsonl log to sqlite, and deletes the old store of a
         migration.
 
@@ -242,16 +242,16 @@ class Log(KeepsHints):
         """
         return await self._to_its_end(self._forget(streams, positions, at_ms))
 
-    async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Pruned:
+    async def _prune(self, cuts: Mapping[str, int], at_ms: int) -> Removed:
         if not self._closed and not any(cuts.get(s.stream_id, 0) > s.first_offset for s in await self.sizes()):
-            return Pruned()
+            return Removed()
         moved = await self._to_sqlite()
         async with self._removing() as backend:
             return (await backend.prune(cuts, at_ms=at_ms))._replace(moved_from=moved)
 
-    async def _forget(self, streams: Collection[str], positions: Collection[int], at_ms: int) -> Forgotten:
+    async def _forget(self, streams: Collection[str], positions: Collection[int], at_ms: int) -> Removed:
         if not self._closed and not positions and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
-            return Forgotten()
+            return Removed()
         moved = await self._to_sqlite()
         async with self._removing() as backend:
             return (await backend.forget(streams, at_ms=at_ms, positions=positions))._replace(moved_from=moved)

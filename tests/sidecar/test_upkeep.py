@@ -23,7 +23,7 @@ from streams.log.prune_plan import PruneRequest
 from streams.log.reader import LogReader
 from streams.projection import fold
 from streams.query import Filter
-from streams.retention import Forgotten
+from streams.retention import Removed
 from streams.stores.directory import Backend
 from tests.bridge.opencode.playing import names, play
 from tests.sidecar.agents.support import until
@@ -167,7 +167,7 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     at_work, go_on = asyncio.Event(), asyncio.Event()
     real = log.forget
 
-    async def held(streams: Sequence[str], **how: Any) -> Forgotten:
+    async def held(streams: Sequence[str], **how: Any) -> Removed:
         at_work.set()
         await go_on.wait()
         return await real(streams, **how)

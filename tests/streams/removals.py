@@ -9,7 +9,7 @@ from typing import Any
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.verify import Verification
-from streams.retention import Forgotten, Pruned
+from streams.retention import Removed
 from streams.stores.directory import Backend
 from streams.stores.disk import Disk
 from tests.streams.disks import FastDisk
@@ -30,9 +30,9 @@ async def faults(store: Path) -> list[str]:
     return [str(finding) async for finding in Verification(store).run()]
 
 
-async def prune(log: Log) -> Pruned:
+async def prune(log: Log) -> Removed:
     return await log.prune({"ses_0": 4, "ses_1": 99}, at_ms=NOW)
 
 
-async def forget(log: Log) -> Forgotten:
+async def forget(log: Log) -> Removed:
     return await log.forget(["ses_0", "ses_2"], at_ms=NOW)

@@ -11,7 +11,7 @@ import pytest
 from streams.errors import InvalidEvent
 from streams.hashing import chain, encode, is_digest, stored_form_of
 from streams.query import Filter
-from streams.retention import Forgotten, StreamRemoval
+from streams.retention import Removed, StreamRemoval
 from streams.store import Record, RetentionStore, Snapshot
 from tests.streams.builders import event, events
 from tests.streams.opened import Opened, collect
@@ -159,9 +159,9 @@ class RetentionContract(Opened):
         shorter = [r for r in before if r.event.stream_id in ("ses_0", "ses_2")]
         saved = sum(len(encode(r.event).canonical) - len(encode(r.event).digest_form) for r in shorter)
         done = await store.forget(["ses_0", "ses_2", "ses_2"], at_ms=NOW)
-        assert done._replace(moved_from=None) == Forgotten(len(shorter), saved, 2)
+        assert done._replace(moved_from=None) == Removed(len(shorter), saved, 2)
         later = (await store.append([event("later", stream="ses_0", payload={"text": "kept"})]))[0]
-        assert await store.forget(["ses_2"], at_ms=NOW + 1) == Forgotten(0, 0, 0), "it is forgotten already"
+        assert await store.forget(["ses_2"], at_ms=NOW + 1) == Removed(0, 0, 0), "it is forgotten already"
         store = await self.reopened(store)
         for record in await collect(store.read_all()):
             if record.position == 20:
@@ -182,7 +182,7 @@ class RetentionContract(Opened):
             "ses_2": StreamRemoval(0, None, 6, NOW),
         }
         await check_chains(store)
-        assert await store.forget(["ses_0"], at_ms=NOW + 2) == Forgotten(
+        assert await store.forget(["ses_0"], at_ms=NOW + 2) == Removed(
             1, len(encode(later.event).canonical) - len(encode(later.event).digest_form), 1
         )
         await store.close()

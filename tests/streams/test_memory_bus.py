@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streams.bus.contract import EventBus, Redelivery, Retry
-from streams.bus.memory import MemoryEventBus
+from tests.memory_bus import MemoryEventBus
 from tests.streams.bus_contract import BusContract
 from tests.streams.bus_handlers import HANG_S, Gate, Inbox
 

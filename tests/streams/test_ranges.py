@@ -11,7 +11,7 @@ def test_ranges_are_the_set_of_positions_that_they_were_given() -> None:
     random = Random(1)
     for _ in range(100):
         positions = {random.randrange(30) for _ in range(random.randrange(25))}
-        ranges = Ranges().including(sorted(positions)[::2]).including(sorted(positions)[1::2])
+        ranges = Ranges((position, position + 1) for position in positions)
         assert ranges.count == len(positions)
         for first in range(32):
             assert ranges.holds(first) is (first in positions)

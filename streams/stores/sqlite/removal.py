@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from streams.errors import StoreUnavailable
-from streams.retention import Forgotten, Pruned
+from streams.retention import Removed
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.sqlite import removed as tables
@@ -50,22 +50,22 @@ class SqliteRemover:
         self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
         self._connection, self._turns, self._changed = connection, turns, changed
 
-    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Pruned:
+    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Removed:
         with self._told("pruned"):
             self.resume(exclusively)
             with translated(self._path, "reading"):
                 ends = exclusively(lambda: self._ends(cuts))
             cuts = {name: min(cuts[name], end) for name, (first, end) in ends.items() if min(cuts[name], end) > first}
             if not cuts:
-                return Pruned()
+                return Removed()
             self._check({name: (ends[name][0], cut) for name, cut in cuts.items()}, exclusively)
             exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "prune", cuts, at_ms)))
             records, size, _, _ = self._work(exclusively)
-            return Pruned(records, size, len(cuts))
+            return Removed(records, size, len(cuts))
 
     def forget(
         self, streams: Collection[str], positions: Collection[int], at_ms: int, exclusively: Exclusive
-    ) -> Forgotten:
+    ) -> Removed:
         with self._told("forgotten"):
             self.resume(exclusively)
             wanted = exclusively(lambda: self._to_forget(streams))
@@ -73,7 +73,7 @@ class SqliteRemover:
                 singles = exclusively(lambda: tables.singles_among(self._connection, sorted(set(positions))))
             singles = {position: name for position, name in singles.items() if name not in wanted}
             if not wanted and not singles:
-                return Forgotten()
+                return Removed()
             self._check(wanted, exclusively)
             ends = {name: end for name, (_, end) in wanted.items()}
 
@@ -85,7 +85,7 @@ class SqliteRemover:
 
             exclusively(lambda: self._transact(begin))
             _, _, records, saved = self._work(exclusively)
-            return Forgotten(records, saved, len({*wanted, *singles.values()}))
+            return Removed(records, saved, len({*wanted, *singles.values()}))
 
     def resume(self, exclusively: Exclusive) -> None:
         with translated(self._path, "reading"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -85,11 +84,8 @@ def load(connection: sqlite3.Connection) -> Removal:
     found = connection.execute("SELECT position, stream, offset, at_ms FROM singles ORDER BY position")
     singles = [row for row in found if _as_written("singles", row, int, str, int, int)]
     pending = connection.execute("SELECT 1 FROM pending LIMIT 1").fetchone() is not None
-    removal = Removal(ranges, bases, marks, pending=pending)
-    if not singles:
-        return removal
     last = {stream: Mark(offset + 1, at_ms) for _, stream, offset, at_ms in singles}
-    return replace(removal.forgot_singly((row[0] for row in singles), last), pending=pending)
+    return Removal(ranges, bases, marks, Ranges((row[0], row[0] + 1) for row in singles), last, pending)
 
 
 def find(connection: sqlite3.Connection, key: bytes) -> Entry | None:

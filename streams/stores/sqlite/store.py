@@ -20,7 +20,7 @@ from streams.errors import BadStore, CorruptLog, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.hashing import GENESIS
 from streams.query import Filter
-from streams.retention import Forgotten, Pruned, Removal, StreamRemoval, StreamSize
+from streams.retention import Removal, Removed, StreamRemoval, StreamSize
 from streams.store import NOTHING, OnKnown, Record
 from streams.stores.commit import GroupCommit, Pending, WouldStall
 from streams.stores.keys import key_digest
@@ -260,10 +260,10 @@ class SqliteStore:
     async def sizes(self) -> list[StreamSize]:
         return await self._reader.sizes()
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Pruned:
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Forgotten:
+    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
         return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._between))
 
     async def removed(self) -> dict[str, StreamRemoval]:

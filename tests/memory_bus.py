@@ -1,4 +1,4 @@
-"""The event bus in memory: for one process, for tests, and for deterministic runs. No I/O."""
+"""The event bus in memory, for tests that need no server."""
 
 from __future__ import annotations
 
