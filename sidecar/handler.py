@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.opencode.capture.shapes import mapping, session_info
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
-from bridge.opencode.link.link import CallError, Refused
+from bridge.opencode.link.protocol import CallError, Refused
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.upkeep import Upkeep

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bridge.nats.jetstream.errors import NatsUnavailable
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from streams.errors import StreamError
 
 log = logging.getLogger("sidecar.registry")

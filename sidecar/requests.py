@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.care.exported import ExportError, import_export
 from sidecar.care.metrics import SidecarMetrics
 from sidecar.care.upkeep import Upkeep

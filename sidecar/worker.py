@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy

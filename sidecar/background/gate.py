@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from bridge.opencode.capture.state import CaptureState
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.intents import state as intent_state
 from sidecar.background.intents.state import Intent
 from sidecar.background.people import checkpoints

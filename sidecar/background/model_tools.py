@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import EFFECT_REQUESTED, Agent, Output
 from sidecar.agents.effects.ledger import StepRecord
 from sidecar.agents.inputs import Command

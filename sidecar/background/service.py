@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.state import CaptureState
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.effects.runner import EffectKind

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Final
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.messages import without_tags
 from sidecar.read.catalog import Catalog
 from sidecar.read.projects import Project

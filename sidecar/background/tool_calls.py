@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
-from bridge.opencode.link.link import CallError, RequestError
+from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.background import background_command
 from sidecar.background.gate import Caller

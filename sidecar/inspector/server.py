@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.inspector.access import Access
 from sidecar.inspector.data import Data
 from sidecar.link.client import ClientError

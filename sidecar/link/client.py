@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from bridge.opencode.link.frames import BATCH_ITEMS, MAX_FRAME_BYTES, ByeReason, HookItem, ShimIdentity, Welcome
-from bridge.opencode.link.link import (
-    Acked,
-    CallError,
-    CallReceived,
-    ClientLink,
-    Closed,
-    ContextReceived,
-    Event,
-    LocalProtocolError,
-    RequestError,
-    ResultReceived,
-    Welcomed,
+from bridge.opencode.link.frames import (
+    BATCH_ITEMS,
+    MAX_FRAME_BYTES,
+    Ack,
+    ByeReason,
+    Call,
+    Context,
+    HookItem,
+    Result,
+    ShimIdentity,
+    Welcome,
 )
+from bridge.opencode.link.link import ClientLink
+from bridge.opencode.link.protocol import CallError, Closed, Event, LocalProtocolError, RequestError
 from sidecar.home import Home
 
 if TYPE_CHECKING:
@@ -284,18 +284,18 @@ class ShimClient(_Client):
 
     def _take(self, event: Event) -> None:
         match event:
-            case Acked():
+            case Ack():
                 self._progress.set()
-            case CallReceived():
+            case Call():
                 task = asyncio.create_task(self._answer(event))
                 self._answers.add(task)
                 task.add_done_callback(self._answers.discard)
-            case ContextReceived():
+            case Context():
                 self.context = event.context
                 if self._on_context is not None:
                     self._on_context(event.context)
 
-    async def _answer(self, event: CallReceived) -> None:
+    async def _answer(self, event: Call) -> None:
         value: Any = None
         failure: CallError | None = None
         if self._on_call is None:
@@ -359,7 +359,7 @@ class ControlClient(_Client):
             self._requests.pop(request_id, None)
 
     def _take(self, event: Event) -> None:
-        if not isinstance(event, ResultReceived):
+        if not isinstance(event, Result):
             return
         future = self._requests.pop(str(event.id), None)
         if future is None or future.done():
@@ -440,8 +440,8 @@ async def _welcome(socket: ClientConnection, link: ClientLink) -> Welcome:
         for text in link.data_to_send():
             await socket.send(text)
         for event in link.receive(await socket.recv(decode=False)):
-            if isinstance(event, Welcomed):
-                return event.welcome
+            if isinstance(event, Welcome):
+                return event
             if isinstance(event, Closed):
                 raise _refusal(event)
 

@@ -13,7 +13,8 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from bridge.opencode.link.frames import ByeReason
-from bridge.opencode.link.link import Closed, Event, SidecarLink, State
+from bridge.opencode.link.link import SidecarLink
+from bridge.opencode.link.protocol import Closed, Event, State
 from sidecar.link.links import Counters
 
 MAX_PENDING_FRAMES: Final = 1024

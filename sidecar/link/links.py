@@ -15,20 +15,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from bridge.opencode.link.frames import ByeReason, HookItem, ShimIdentity
-from bridge.opencode.link.link import (
-    CallError,
-    Closed,
-    Event,
-    HooksReceived,
-    LocalProtocolError,
-    LossyReceived,
-    Refused,
-    ResultReceived,
-    SidecarLink,
-    State,
-    ToolReceived,
-)
+from bridge.opencode.link.frames import ByeReason, HookItem, Hooks, Lossy, Result, ShimIdentity, Tool
+from bridge.opencode.link.link import SidecarLink
+from bridge.opencode.link.protocol import CallError, Closed, Event, LocalProtocolError, Refused, State
 
 MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
@@ -183,7 +172,7 @@ class ShimConnection:
         self._call_count = 0
         self._open = asyncio.Event()  # set when the link is welcomed, or closed before that
         self._closed = False
-        self._queue: asyncio.Queue[tuple[HooksReceived, int] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Hooks, int] | None] = asyncio.Queue()
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._moved = asyncio.Event()
@@ -291,15 +280,15 @@ class ShimConnection:
         while (got := await self._wire.read()) is not None:
             for event in got[0]:
                 match event:
-                    case HooksReceived():
+                    case Hooks():
                         self._wire.counters.repaired_values += event.repaired
                         self._queued_bytes += got[1]
                         self._queue.put_nowait((event, got[1]))
-                    case ResultReceived():
+                    case Result():
                         self._answer(event)
-                    case LossyReceived():
+                    case Lossy():
                         handler.lossy(self, event.items)
-                    case ToolReceived():
+                    case Tool():
                         self._spawn(self._tool(handler, event))
                         await asyncio.sleep(0)  # one chunk of bytes may hold a thousand calls; let each begin in turn
                     case Closed():
@@ -319,7 +308,7 @@ class ShimConnection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tool(self, handler: Handler, event: ToolReceived) -> None:
+    async def _tool(self, handler: Handler, event: Tool) -> None:
         value: Any = None
         failed: CallError | None = None
         try:
@@ -354,7 +343,7 @@ class ShimConnection:
             self._queued_bytes -= size
             self._room.set()
 
-    def _answer(self, event: ResultReceived) -> None:
+    def _answer(self, event: Result) -> None:
         future = self._calls.pop(str(event.id), None)
         if future is None or future.done():
             return  # the answer is too late, because the call timed out

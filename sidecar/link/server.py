@@ -26,9 +26,9 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response as HttpResponse
 from websockets.protocol import State as HttpState
 
-from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason, ShimIdentity
-from bridge.opencode.link.link import (
-    DEFAULT_WINDOW,
+from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason, Request, ShimIdentity
+from bridge.opencode.link.link import SidecarLink
+from bridge.opencode.link.protocol import (
     CallError,
     Closed,
     Identified,
@@ -36,9 +36,8 @@ from bridge.opencode.link.link import (
     Refused,
     RemoteError,
     RequestError,
-    RequestReceived,
-    SidecarLink,
 )
+from bridge.opencode.link.window import DEFAULT_WINDOW
 from sidecar.link.caller import PEER, Peer
 from sidecar.link.connection import SocketWire
 from sidecar.link.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
@@ -385,7 +384,7 @@ class LinkServer:
                         wire.noted(event)
                         await writer
                         return
-                    if isinstance(event, RequestReceived):
+                    if isinstance(event, Request):
                         request = asyncio.create_task(self._answer(wire, event))
                         requests.add(request)
                         request.add_done_callback(requests.discard)
@@ -397,7 +396,7 @@ class LinkServer:
                 task.cancel()
             await asyncio.gather(writer, *requests, return_exceptions=True)
 
-    async def _answer(self, wire: SocketWire, event: RequestReceived) -> None:
+    async def _answer(self, wire: SocketWire, event: Request) -> None:
         value: Any = None
         failure: RemoteError | None = None
         try:

@@ -31,7 +31,7 @@ from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.arriving import known_headers
 from bridge.nats.l0.payloads import PayloadError, UiAction, UiActionAck
 from bridge.nats.subjects import L0Subject, consumer_name
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Reconciled, Unknown
 from sidecar.agents.inputs import ADAPTER, digest

@@ -21,7 +21,7 @@ from typing import Any, Final
 from bridge.opencode.capture.history import HISTORY_INSTANCE, turn_items, turns_of
 from bridge.opencode.capture.state import CaptureState, SessionState
 from bridge.opencode.capture.translate import Origin
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.record.ingest import Ingest
 from streams.errors import StreamError
 from streams.lineage import RESUMED

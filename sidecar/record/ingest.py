@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from bridge.opencode.capture.translate import Drained, Origin, Token, Translator
 from bridge.opencode.capture.v2.translate import HostTranslator, is_of_service
 from bridge.opencode.link.frames import HookItem
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.processes import still_runs
 from sidecar.record.exclusion import Exclusion
 from streams.errors import StreamError

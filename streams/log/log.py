@@ -19,10 +19,9 @@ from streams.identity import Identity
 from streams.log.backends import DiskStore, open_backend, unavailable
 from streams.log.migrate import Migration, discard_old
 from streams.log.presence import located
-from streams.log.reader import ask_wherever, read_wherever
-from streams.query import Filter
-from streams.retention import Removed, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record, Wanted, every_event
+from streams.log.reader import AnyBackend
+from streams.retention import Removed
+from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_event
 from streams.stores.directory import (
     LOCK,
     Backend,
@@ -35,7 +34,7 @@ from streams.stores.directory import (
     write_manifest,
 )
 from streams.stores.disk import Disk
-from streams.stores.hints import HintAhead, Hints, KeepsHints
+from streams.stores.hints import HintAhead, Hints
 from streams.stores.jsonl.segments import Sizes
 from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
 from streams.stores.live import LiveTail
@@ -50,8 +49,8 @@ migration falls behind.
 Result = TypeVar("Result")
 
 
-class Log(KeepsHints):
-    """``StreamStore`` over a store's directory. Open it with ``Log.open``."""
+class Log(AnyBackend):
+    """``RetentionStore`` over a store's directory. Open it with ``Log.open``."""
 
     def __init__(
         self, store: Path, lock: StoreLock, manifest: Manifest, backend: DiskStore, segment_bytes: int
@@ -169,20 +168,25 @@ class Log(KeepsHints):
         """See ``StreamStore.differences``; counted by this object."""
         return self._differences + self._backend.differences
 
-    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        return read_wherever(lambda: self._backend, lambda backend, _: backend.read(stream_id, from_offset=from_offset))
-
-    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        return read_wherever(lambda: self._backend, lambda backend, last: backend.read_all(after=max(after, last)))
-
-    def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        return read_wherever(lambda: self._backend, lambda backend, _: backend.query(wanted))
-
-    async def find(self, idempotency_key: str) -> Record | None:
-        return await ask_wherever(lambda: self._backend, lambda backend: backend.find(idempotency_key))
+    def _now(self) -> DiskStore:
+        return self._backend
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
-        return await ask_wherever(lambda: self._backend, lambda backend: backend.find_each(idempotency_keys))
+        return await self._ask(lambda _: self._backend.find_each(idempotency_keys))
+
+    async def cursor(self, name: str) -> int:
+        position = await asyncio.to_thread(self._hints.cursor, name)
+        return position if position <= self.head else NOTHING
+
+    async def advance(self, name: str, position: int) -> None:
+        await asyncio.to_thread(self._hints.advance, name, position)
+
+    async def snapshot(self, name: str, version: int) -> Snapshot | None:
+        found = await asyncio.to_thread(self._hints.snapshot, name, version)
+        return found if found is not None and found.position <= self.head else None
+
+    async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        await asyncio.to_thread(self._hints.put_snapshot, name, snapshot)
 
     async def append(
         self,
@@ -218,12 +222,6 @@ class Log(KeepsHints):
                     await self._admitted.wait()
         finally:
             self._waiting -= 1
-
-    async def sizes(self) -> list[StreamSize]:
-        return await self._backend.sizes()
-
-    async def removed(self) -> dict[str, StreamRemoval]:
-        return await self._backend.removed()
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         """See ``RetentionStore.prune``. First migrates a jsonl log to sqlite, and deletes the old store of a migration.

@@ -16,7 +16,7 @@ from streams.errors import CorruptLog, StreamError
 from streams.log.presence import located
 from streams.query import Filter
 from streams.retention import StreamRemoval, StreamSize
-from streams.store import NOTHING, Record, Snapshot, StreamReader
+from streams.store import NOTHING, Record, Snapshot
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.hints import Hints
 from streams.stores.jsonl.reader import JsonlReader
@@ -24,7 +24,6 @@ from streams.stores.jsonl.segments import Sizes
 from streams.stores.sqlite.reader import SqliteReader
 
 DiskReader = JsonlReader | SqliteReader
-Backend = TypeVar("Backend", bound=StreamReader)
 Result = TypeVar("Result")
 
 
@@ -32,7 +31,67 @@ def every_record(record: Record) -> bool:
     return True
 
 
-class LogReader:
+class AnyBackend:
+    """Reading a log that may migrate during a read. ``_now`` returns the backend that holds the log now."""
+
+    def _now(self) -> DiskReader:
+        raise NotImplementedError
+
+    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        return self._read(lambda backend, _: backend.read(stream_id, from_offset=from_offset))
+
+    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        return self._read(lambda backend, last: backend.read_all(after=max(after, last)))
+
+    def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        return self._read(lambda backend, _: backend.query(wanted))
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        return await self._ask(lambda backend: backend.find(idempotency_key))
+
+    async def sizes(self) -> list[StreamSize]:
+        return await self._ask(lambda backend: backend.sizes())
+
+    async def removed(self) -> dict[str, StreamRemoval]:
+        return await self._ask(lambda backend: backend.removed())
+
+    async def _read(self, read: Callable[[DiskReader, int], AsyncIterator[Record]]) -> AsyncIterator[Record]:
+        """Yield what ``read`` yields; continue in the other backend if the log has migrated there in the meantime.
+
+        Reading deleted files finds damage, or nothing. Either result counts only if the log is still in the backend
+        that was read. ``read`` also gets the position after which to continue; earlier records are skipped.
+        """
+        backend, last = self._now(), NOTHING
+        while True:
+            try:
+                async with aclosing(cast("AsyncGenerator[Record, None]", read(backend, last))) as records:
+                    async for record in records:
+                        if record.position > last:
+                            last = record.position
+                            yield record
+            except (StreamError, OSError):
+                if (moved_to := self._now()) is backend:
+                    raise
+            else:
+                if (moved_to := self._now()) is backend:
+                    return
+            backend = moved_to
+
+    async def _ask(self, ask: Callable[[DiskReader], Awaitable[Result]]) -> Result:
+        """Like ``_read``, but returns one answer."""
+        while True:
+            backend = self._now()
+            try:
+                answer = await ask(backend)
+            except (StreamError, OSError):
+                if self._now() is backend:
+                    raise
+            else:
+                if self._now() is backend:
+                    return answer
+
+
+class LogReader(AnyBackend):
     """``StreamReader`` over a store's directory, in either backend; a missing directory reads as an empty log.
 
     Raises:
@@ -45,7 +104,7 @@ class LogReader:
         self._sqlite: SqliteReader | None = None
         self._jsonl = JsonlReader(store)
 
-    def _backend(self) -> DiskReader:
+    def _now(self) -> DiskReader:
         # Check a sqlite store's files only until its database is open, because a check on every read is slow.
         look = located if self._sqlite is None else read_manifest
         manifest = look(self.store)
@@ -62,33 +121,21 @@ class LogReader:
     def head(self) -> int:
         """See ``StreamReader.head``. Read from disk at each call."""
         while True:
-            backend = self._backend()
+            backend = self._now()
             try:
                 head = backend.head
             except (StreamError, OSError):
-                if self._backend() is backend:
+                if self._now() is backend:
                     raise
                 continue
             # The log may have migrated in the meantime, and the store that was just read may be deleted.
-            if self._backend() is backend:
+            if self._now() is backend:
                 return head
 
     @property
     def is_indexed(self) -> bool:
         """True if finding one stream, or one event, does not read the whole log."""
-        return isinstance(self._backend(), SqliteReader)
-
-    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        return read_wherever(self._backend, lambda backend, _: backend.read(stream_id, from_offset=from_offset))
-
-    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        return read_wherever(self._backend, lambda backend, last: backend.read_all(after=max(after, last)))
-
-    def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        return read_wherever(self._backend, lambda backend, _: backend.query(wanted))
-
-    async def find(self, idempotency_key: str) -> Record | None:
-        return await ask_wherever(self._backend, lambda backend: backend.find(idempotency_key))
+        return isinstance(self._now(), SqliteReader)
 
     async def newest(
         self, wanted: Filter, count: int, *, after: int = NOTHING, fits: Callable[[Record], bool] = every_record
@@ -99,7 +146,7 @@ class LogReader:
         ``fits`` sees the records newest first. The result is ``None`` if the end that was read is damaged, or if the
         log has migrated in the meantime: only a read from the beginning tells what is damaged, and where.
         """
-        backend = self._backend()
+        backend = self._now()
         found: list[Record] = []
         try:
             async with aclosing(cast("AsyncGenerator[Record, None]", backend.back(wanted, after))) as records:
@@ -109,13 +156,13 @@ class LogReader:
         except CorruptLog:
             return None
         except (StreamError, OSError):
-            if self._backend() is backend:
+            if self._now() is backend:
                 raise
-        return found[::-1] if self._backend() is backend else None
+        return found[::-1] if self._now() is backend else None
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record with the given event id, or ``None``."""
-        return await ask_wherever(self._backend, lambda backend: backend.find_event(event_id))
+        return await self._ask(lambda backend: backend.find_event(event_id))
 
     async def glance(self) -> None:
         """Check that every file of the log exists and is long enough. Quick for a log of any size.
@@ -124,12 +171,12 @@ class LogReader:
             CorruptLog: a file is missing or was cut short.
         """
         # Only a jsonl log needs this check, because ``located`` has already compared a sqlite log with its head file.
-        if self._backend() is self._jsonl:
+        if self._now() is self._jsonl:
             await self._jsonl.glance()
 
     def file_sizes(self) -> Sizes | None:
         """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
-        return self._jsonl.file_sizes() if self._backend() is self._jsonl else None
+        return self._jsonl.file_sizes() if self._now() is self._jsonl else None
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
         """Yield the ids that contain ``part``, many at a time, in no particular order, without reading payloads.
@@ -137,16 +184,16 @@ class LogReader:
         Some ids may come twice if the log migrates in the meantime.
         """
         while True:
-            backend = self._backend()
+            backend = self._now()
             try:
                 async with aclosing(cast("AsyncGenerator[list[str], None]", backend.event_ids(part))) as found:
                     async for some in found:
                         yield some
             except (StreamError, OSError):
-                if self._backend() is backend:
+                if self._now() is backend:
                     raise
             else:
-                if self._backend() is backend:
+                if self._now() is backend:
                     return
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
@@ -156,14 +203,11 @@ class LogReader:
         if found is None or found.position > self.head:
             return None
         # The snapshot may include removed records, because a removal drops snapshots last.
-        return None if (await self._backend().removal()).pending else found
-
-    async def sizes(self) -> list[StreamSize]:
-        return await ask_wherever(self._backend, lambda backend: backend.sizes())
+        return None if (await self._now().removal()).pending else found
 
     async def is_removing(self) -> bool:
         """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""
-        return (await self._backend().removal()).pending
+        return (await self._now().removal()).pending
 
     async def cut_off(self) -> str | None:
         """The message about a prune or forget that was cut off, for example by a kill; ``None`` if there was none."""
@@ -174,49 +218,6 @@ class LogReader:
             "sidecar or `durable-stream repair` finishes it"
         )
 
-    async def removed(self) -> dict[str, StreamRemoval]:
-        return await ask_wherever(self._backend, lambda backend: backend.removed())
-
     async def close(self) -> None:
         if self._sqlite is not None:
             await self._sqlite.close()
-
-
-async def read_wherever(
-    now: Callable[[], Backend], read: Callable[[Backend, int], AsyncIterator[Record]]
-) -> AsyncIterator[Record]:
-    """Yield what ``read`` yields; continue in the other backend if the log has migrated there in the meantime.
-
-    ``now`` returns the backend that holds the log now. Reading deleted files finds damage, or nothing. Either result
-    counts only if the log is still in the backend that was read. ``read`` also gets the position after which to
-    continue; earlier records are skipped.
-    """
-    backend, last = now(), NOTHING
-    while True:
-        try:
-            async with aclosing(cast("AsyncGenerator[Record, None]", read(backend, last))) as records:
-                async for record in records:
-                    if record.position > last:
-                        last = record.position
-                        yield record
-        except (StreamError, OSError):
-            if (moved_to := now()) is backend:
-                raise
-        else:
-            if (moved_to := now()) is backend:
-                return
-        backend = moved_to
-
-
-async def ask_wherever(now: Callable[[], Backend], ask: Callable[[Backend], Awaitable[Result]]) -> Result:
-    """Like ``read_wherever``, but returns one answer."""
-    while True:
-        backend = now()
-        try:
-            answer = await ask(backend)
-        except (StreamError, OSError):
-            if now() is backend:
-                raise
-        else:
-            if now() is backend:
-                return answer

@@ -17,15 +17,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Final, TypeVar
 
 from streams.errors import StoreClosed, StoreFailed, StoreFenced, StoreUnavailable, StreamError
-from streams.store import Record
-from streams.stores.plan import Request
+from streams.event import StreamEvent
+from streams.store import OnKnown, Record
+from streams.stores.plan import Request, encode_batch
+from streams.stores.recent import Recent
+from streams.stores.stored import Stored
+from streams.system.threads import in_thread
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
 """Maximum number of bytes that one commit writes, so that a burst does not delay every ack. A larger append is
@@ -336,6 +341,52 @@ class GroupCommit:
     def _settle(self, pendings: list[Pending]) -> None:
         for pending in pendings:
             pending.settle()
+
+
+class GroupedStore:
+    """A store whose appends are group commits: what both backends do alike. They set ``_commits``."""
+
+    _commits: GroupCommit
+    _path: Path
+
+    def __init__(self) -> None:
+        self.recent = Recent()
+        self.differences = 0
+        self._closed = False
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        return (await self.find_each([idempotency_key]))[0]
+
+    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
+        raise NotImplementedError
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
+
+    async def drained(self) -> None:
+        await self._commits.drained()
+
+    def guard(self, check: Callable[[], None]) -> None:
+        """Run ``check`` before every write."""
+        self._commits.check = check
+
+    async def copy_in(self, records: Sequence[Stored]) -> None:
+        try:
+            await in_thread(self._copy, records)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"writing the copy {self._path} failed: {error.strerror or error}",
+                "free disk space or repair the disk, then run the migration again",
+            ) from error
+
+    def _copy(self, records: Sequence[Stored]) -> None:
+        raise NotImplementedError
 
 
 def _wake_up(waiter: asyncio.Future[None]) -> None:

@@ -7,12 +7,11 @@ sync (the rename keeps each file complete), and a damaged hint counts as missing
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import orjson
@@ -144,27 +143,6 @@ class Hints:
             except BaseException:
                 temporary.unlink(missing_ok=True)  # delete the partial file, so that it does not fill a full disk
                 raise
-
-
-class KeepsHints:
-    """``StreamStore``'s hint methods over files, for a store that has a ``head`` and sets ``_hints``."""
-
-    _hints: Hints
-    head: Any  # every store defines ``head`` as a property of type int
-
-    async def cursor(self, name: str) -> int:
-        position = await asyncio.to_thread(self._hints.cursor, name)
-        return position if position <= self.head else NOTHING
-
-    async def advance(self, name: str, position: int) -> None:
-        await asyncio.to_thread(self._hints.advance, name, position)
-
-    async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        found = await asyncio.to_thread(self._hints.snapshot, name, version)
-        return found if found is not None and found.position <= self.head else None
-
-    async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        await asyncio.to_thread(self._hints.put_snapshot, name, snapshot)
 
 
 def _crc(version: int, position: int, state: bytes) -> int:

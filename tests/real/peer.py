@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from bridge.opencode.link.frames import PROTOCOL
-from bridge.opencode.link.link import Identified, SidecarLink
+from bridge.opencode.link.link import SidecarLink
+from bridge.opencode.link.protocol import Identified
 from sidecar.home import Home, SidecarInfo
 from streams.identity import system_identity
 

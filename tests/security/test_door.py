@@ -10,7 +10,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from bridge.opencode.link.frames import HookItem, ShimIdentity
-from bridge.opencode.link.link import proof
+from bridge.opencode.link.protocol import proof
 from sidecar.link import server as server_module
 from sidecar.link.client import Address, ControlClient, ShimClient
 from sidecar.link.server import LinkServer

@@ -10,7 +10,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from bridge.opencode.link.frames import HookItem
-from bridge.opencode.link.link import CallError, Refused, proof
+from bridge.opencode.link.protocol import CallError, Refused, proof
 from sidecar.link.server import LinkServer, RequestError, ShimConnection
 
 TOKEN = "7e" * 32

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.home import Home, SidecarInfo
 from tests.sidecar.cli.helpers import command
 

@@ -11,7 +11,7 @@ import pytest
 
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import HookItem
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.record.ingest import Ingest
 from streams.errors import StoreFailed
 from streams.identity import seeded_identity

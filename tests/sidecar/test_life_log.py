@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from bridge.opencode.link.frames import HookItem, ShimIdentity
-from bridge.opencode.link.link import proof
+from bridge.opencode.link.protocol import proof
 from sidecar.care.logs import log_to, note_failure
 from sidecar.config import ConfigError, LogConfig, load_config
 from sidecar.home import Home

@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from bridge.nats.jetstream.errors import NatsUnavailable
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.home import Home
 from sidecar.link.client import ControlClient
 from sidecar.registry import Args, NoArgs, Requests

@@ -100,7 +100,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             stream = f"ses_{number % 3}"
             records += await log.append([event(f"{number}-{n}", stream=stream, payload=payload) for n in range(2)])
             if number == moved_at:
-                source._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                source._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
         shutil.copytree(place / "store", place / "copy", ignore=shutil.ignore_patterns("*-shm", "lock"))
         await log.close()
         return records

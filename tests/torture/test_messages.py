@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.translate import Origin, Token, Translator
-from bridge.opencode.link.frames import FrameError, HookItem, Hooks, ShimIdentity, decode, encode
-from bridge.opencode.link.link import ClientLink, HooksReceived, SidecarLink, State
+from bridge.opencode.link.frames import HookItem, Hooks, ShimIdentity, decode, encode
+from bridge.opencode.link.lenient import FrameError
+from bridge.opencode.link.link import ClientLink, SidecarLink
+from bridge.opencode.link.protocol import State
 from bridge.opencode.link.spool import parse_header, parse_line
 from bridge.opencode.redact import Redactor
 from streams.identity import seeded_identity
@@ -106,7 +108,7 @@ class Ends:
         if self._client.state is State.CLOSED:
             self._client = client_link(self._random.choice(CLIENT_STATES))
         for event in self._sidecar.receive(message):
-            if isinstance(event, HooksReceived):
+            if isinstance(event, Hooks):
                 self._sidecar.finish(range(event.first_seq, event.first_seq + len(event.items)))
         self._client.receive(message)
         for text in self._sidecar.data_to_send() + self._client.data_to_send():

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from bridge.opencode.link.frames import ShimIdentity
-from bridge.opencode.link.link import proof
+from bridge.opencode.link.protocol import proof
 from tests.torture.hostile import hooks_corpus, mutate
 from tests.torture.sidecars import HANG_S
 

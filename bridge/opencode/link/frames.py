@@ -26,39 +26,6 @@ from msgspec.json import schema_components
 
 from bridge.opencode.link.lenient import FrameError, UnknownFrame, read_leniently, repair
 
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_ITEMS",
-    "MAX_FRAME_BYTES",
-    "MAX_SEQ",
-    "PROTOCOL",
-    "Ack",
-    "Bye",
-    "ByeReason",
-    "Call",
-    "Challenge",
-    "Context",
-    "ErrorBody",
-    "Frame",
-    "FrameError",
-    "Hello",
-    "HookItem",
-    "Hooks",
-    "Identify",
-    "Lossy",
-    "Request",
-    "Result",
-    "Role",
-    "ShimIdentity",
-    "Tool",
-    "UnknownFrame",
-    "Welcome",
-    "batches",
-    "decode",
-    "encode",
-    "json_schema",
-]
-
 PROTOCOL: Final = 1
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024

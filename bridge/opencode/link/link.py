@@ -50,62 +50,18 @@ from bridge.opencode.link.protocol import (
     CLIENT,
     OPEN,
     SIDECAR,
-    Acked,
-    CallError,
-    CallReceived,
     Closed,
-    ContextReceived,
     Event,
-    HooksReceived,
     Identified,
-    LinkError,
     LocalProtocolError,
-    LossyReceived,
     Refused,
     RemoteError,
-    RequestError,
-    RequestReceived,
-    ResultReceived,
-    SeqWentBack,
     State,
     Table,
-    ToolReceived,
-    Welcomed,
     WindowError,
-    WindowOverrun,
     proof,
 )
 from bridge.opencode.link.window import DEFAULT_WINDOW, AckWindow
-
-__all__ = [
-    "DEFAULT_WINDOW",
-    "AckWindow",
-    "Acked",
-    "CallError",
-    "CallReceived",
-    "ClientLink",
-    "Closed",
-    "ContextReceived",
-    "Event",
-    "HooksReceived",
-    "Identified",
-    "LinkError",
-    "LocalProtocolError",
-    "LossyReceived",
-    "Refused",
-    "RemoteError",
-    "RequestError",
-    "RequestReceived",
-    "ResultReceived",
-    "SeqWentBack",
-    "SidecarLink",
-    "State",
-    "ToolReceived",
-    "Welcomed",
-    "WindowError",
-    "WindowOverrun",
-    "proof",
-]
 
 
 class _Link:
@@ -268,14 +224,8 @@ class SidecarLink(_Link):
         match frame:
             case Hooks():
                 return self._hooks(frame)
-            case Lossy():
-                return [LossyReceived(frame.items)]
-            case Result():
-                return [ResultReceived(frame.id, frame.value, frame.error)]
-            case Request():
-                return [RequestReceived(frame.id, frame.method, frame.args)]
-            case Tool():
-                return [ToolReceived(frame.id, frame.name, frame.args, frame.context)]
+            case Lossy() | Result() | Request() | Tool():
+                return [frame]
             case Hello():
                 return self._hello(frame, after)
             case Identify():
@@ -341,15 +291,13 @@ class SidecarLink(_Link):
             return self._fail("protocol", "seq exceeds the maximum")
         try:
             known = self.acks.begin(frame.first_seq, count)
-        except WindowOverrun as error:
-            return self._fail("window", str(error))
-        except SeqWentBack as error:
-            return self._fail("protocol", str(error))
+        except WindowError as error:
+            return self._fail(error.bye, str(error))
         if known and self.acks.acked:
             self._ack_sent = self.acks.acked - 1  # the peer missed the last ack, so send that ack again
         if known == count:
             return []
-        return [HooksReceived(frame.first_seq + known, frame.items[known:], frame.repaired)]
+        return [Hooks(frame.first_seq + known, frame.items[known:], repaired=frame.repaired)]
 
 
 class ClientLink(_Link):
@@ -429,19 +377,15 @@ class ClientLink(_Link):
         match frame:
             case Ack():
                 return self._acked(frame.seq)
-            case Result():
-                return [ResultReceived(frame.id, frame.value, frame.error)]
-            case Call():
-                return [CallReceived(frame.id, frame.method, frame.args)]
-            case Context():
-                return [ContextReceived(frame.context)]
+            case Result() | Call() | Context():
+                return [frame]
             case Challenge():
                 return self._challenge(frame, after)
             case Welcome():
                 self.welcomed = frame
                 self.acked = frame.acked_seq
                 self.state = OPEN[self.role]
-                return [Welcomed(frame)]
+                return [frame]
             case _:  # pragma: no cover - the table lets nothing else through
                 raise AssertionError(frame.type)
 
@@ -477,4 +421,4 @@ class ClientLink(_Link):
             self._flight[0] = (last, left)
             self._in_flight -= count - left
         self.acked = max(self.acked, seq)
-        return [Acked(self.acked)]
+        return [Ack(seq=self.acked)]

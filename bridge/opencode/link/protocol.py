@@ -16,7 +16,7 @@ import enum
 import hashlib
 import hmac
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -30,7 +30,6 @@ from bridge.opencode.link.frames import (
     ErrorBody,
     Frame,
     Hello,
-    HookItem,
     Hooks,
     Identify,
     Lossy,
@@ -57,29 +56,11 @@ class LocalProtocolError(LinkError):
 
 
 class WindowError(LinkError):
-    """The peer broke the rules for seqs."""
+    """The peer broke the rules for seqs; ``bye`` is the reason for closing the link."""
 
-
-class SeqWentBack(WindowError):
-    """``seq`` is neither above the last seq received on this connection nor finished."""
-
-    def __init__(self, seq: int, received: int) -> None:
-        super().__init__(seq, received)
-        self.seq, self.received = seq, received
-
-    def __str__(self) -> str:
-        return f"seq {self.seq} came after seq {self.received}"
-
-
-class WindowOverrun(WindowError):
-    """After taking these items, ``unacked`` items would be unacknowledged, which is more than twice the ``window``."""
-
-    def __init__(self, unacked: int, window: int) -> None:
-        super().__init__(unacked, window)
-        self.unacked, self.window = unacked, window
-
-    def __str__(self) -> str:
-        return f"{self.unacked} items would be unacknowledged; the window is {self.window}"
+    def __init__(self, bye: ByeReason, text: str) -> None:
+        super().__init__(text)
+        self.bye: ByeReason = bye
 
 
 class RemoteError(LinkError):
@@ -134,71 +115,6 @@ class Refused(Struct, frozen=True):
     protocol: int
 
 
-class HooksReceived(Struct, frozen=True):
-    """Emitted on the sidecar's side: new items with consecutive seqs. Finish each item once, in any order."""
-
-    first_seq: int
-    items: list[HookItem]
-    repaired: int
-
-
-class LossyReceived(Struct, frozen=True):
-    """Emitted on the sidecar's side: lossy items, which are not acknowledged."""
-
-    items: list[HookItem]
-
-
-class ResultReceived(Struct, frozen=True):
-    """Emitted on either side: the answer to the call, request or tool ``id``."""
-
-    id: str | int
-    value: Any
-    error: ErrorBody | None
-
-
-class RequestReceived(Struct, frozen=True):
-    """Emitted on the sidecar's side: the command line made a request; answer with ``result``."""
-
-    id: str | int
-    method: str
-    args: dict[str, Any]
-
-
-class ToolReceived(Struct, frozen=True):
-    """Emitted on the sidecar's side: a plugin's tool made a request; answer with ``result``."""
-
-    id: str | int
-    name: str
-    args: dict[str, Any]
-    context: dict[str, Any]
-
-
-class Welcomed(Struct, frozen=True):
-    """Emitted on the client's side: the link is open."""
-
-    welcome: Welcome
-
-
-class Acked(Struct, frozen=True):
-    """Emitted on the client's side: everything up to ``seq`` is durable."""
-
-    seq: int
-
-
-class CallReceived(Struct, frozen=True):
-    """Emitted on the client's side, in the role shim: run ``method`` and answer with ``result``."""
-
-    id: str | int
-    method: str
-    args: dict[str, Any]
-
-
-class ContextReceived(Struct, frozen=True):
-    """Emitted on the client's side, in the role shim: the complete new context."""
-
-    context: dict[str, Any]
-
-
 class Closed(Struct, frozen=True):
     """The link is closed. ``impostor``: the peer could not prove its identity, and no user data was sent to it.
 
@@ -211,19 +127,10 @@ class Closed(Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Identified
-    | Refused
-    | HooksReceived
-    | LossyReceived
-    | ResultReceived
-    | RequestReceived
-    | ToolReceived
-    | Welcomed
-    | Acked
-    | CallReceived
-    | ContextReceived
-    | Closed
+    Identified | Refused | Hooks | Lossy | Result | Request | Tool | Welcome | Ack | Call | Context | Closed
 )
+"""What a link tells its owner. A frame among the events has been received; ``Hooks`` has only new items, each of which
+is to be finished once, in any order; ``Ack`` says that everything up to its ``seq`` is durable."""
 
 
 # --- the states of a link ---------------------------------------------------------------------------

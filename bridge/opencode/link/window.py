@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from bridge.opencode.link.protocol import SeqWentBack, WindowOverrun
+from bridge.opencode.link.protocol import WindowError
 
 DEFAULT_WINDOW: Final = 512
 """Maximum number of unacknowledged items that a shim keeps in flight."""
@@ -34,16 +34,16 @@ class AckWindow:
         """Take ``count`` items, starting at ``seq``; return how many of the first items were already finished.
 
         Raises:
-            SeqWentBack: a seq is neither new nor finished. Nothing was taken.
-            WindowOverrun: more than twice the window would be unacknowledged. Nothing was taken.
+            WindowError: a seq is neither new nor finished (``protocol``), or more than twice the window would be
+                unacknowledged (``window``). Nothing was taken.
         """
         known = min(count, max(0, self.received - seq + 1))
         for again in range(max(seq, self.acked + 1), seq + known):
             if again not in self._done:
-                raise SeqWentBack(again, self.received)
+                raise WindowError("protocol", f"seq {again} came after seq {self.received}")
         unacked = len(self._order) + count - known
         if unacked > 2 * self.window:
-            raise WindowOverrun(unacked, self.window)
+            raise WindowError("window", f"{unacked} items would be unacknowledged; the window is {self.window}")
         if known < count:
             self._order.extend(range(seq + known, seq + count))
             self.received = seq + count - 1

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from bridge.opencode.capture.emitter import trace_of
 from bridge.opencode.capture.state import CaptureState
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.effects import is_kept
 from sidecar.background.forks.cut import Cut, Ran, cut_at, kept, ran_at
 from sidecar.background.hosts.host import HostAbsent, HostError, Part

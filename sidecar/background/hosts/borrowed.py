@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts.environments import Environments
 from sidecar.background.hosts.host import HostAbsent, HostError
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from bridge.opencode.capture.state import CaptureState, Turn
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless, HeadlessError

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from bridge.opencode.capture.shapes import is_human
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
 from sidecar.background.intents.intent_effects import how_to_continue

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.people import answer_link
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.notify_config import NotifyConfig

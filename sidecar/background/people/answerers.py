@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.link.caller import PEER, Caller, find_caller
 
 log = logging.getLogger("sidecar.background")

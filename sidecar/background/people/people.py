@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.runner import EffectKind, Resolution
 from sidecar.agents.inputs import Command

@@ -37,7 +37,7 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
     Raises:
         SidecarSilent: the link failed, no answer came in time, or the sidecar refused.
     """
-    from bridge.opencode.link.link import RequestError
+    from bridge.opencode.link.protocol import RequestError
     from sidecar.link.client import ClientError, ControlClient
 
     try:

@@ -92,7 +92,7 @@ async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag 
 
 async def _settle(context: typer.Context, request: str, given: list[str], json: bool) -> int:
     """Send the sidecar a request for each letter. If the sidecar refuses a letter, continue with the next one."""
-    from bridge.opencode.link.link import RequestError
+    from bridge.opencode.link.protocol import RequestError
     from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.command import complain
     from sidecar.cli.shared.control import control

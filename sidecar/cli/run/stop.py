@@ -85,7 +85,7 @@ async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:
     """Why the request was refused, or ``None`` if it was accepted; and the answer, empty if there was none."""
     import asyncio
 
-    from bridge.opencode.link.link import RequestError
+    from bridge.opencode.link.protocol import RequestError
     from sidecar.cli.shared.identity import own_identity
     from sidecar.link.client import ClientError, ControlClient, LinkClosed
     from sidecar.private_files import HomeError

@@ -19,31 +19,26 @@ reads through the index, and ``reader.py`` scans.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
-from streams.errors import StoreUnavailable, StreamError
-from streams.event import StreamEvent
+from streams.errors import StreamError
 from streams.hashing import GENESIS
 from streams.query import Filter
-from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record
-from streams.stores.commit import GroupCommit, Pending
+from streams.store import NOTHING, Record
+from streams.stores.commit import GroupCommit, GroupedStore, Pending
 from streams.stores.disk import Disk
 from streams.stores.jsonl.lookup import Lookup
 from streams.stores.jsonl.reader import JsonlReader
-from streams.stores.jsonl.segments import Sizes
 from streams.stores.jsonl.writer import JsonlWriter
 from streams.stores.keys import key_digest
-from streams.stores.plan import KnownRecord, Placed, Plan, Request, StoredRecord, as_record, encode_batch, plan
-from streams.stores.recent import Recent
+from streams.stores.plan import KnownRecord, Placed, Plan, StoredRecord, as_record, plan
 from streams.stores.stored import Stored
-from streams.system.threads import in_thread
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
 
-class JsonlStore:
+class JsonlStore(GroupedStore, JsonlReader):
     """The writing backend over a directory that exists and whose lock the caller holds.
 
     Creating it recovers and indexes the log; the time this takes grows with the log (about a second for 300 MB).
@@ -55,17 +50,15 @@ class JsonlStore:
     """
 
     def __init__(self, store: Path, disk: Disk, segment_bytes: int) -> None:
-        self._store = store
+        GroupedStore.__init__(self)
+        JsonlReader.__init__(self, store)
+        self._path = store
         self._fresh: dict[int, Placed] = {}
-        self._closed = False
-        self.differences = 0
-        self._reader = JsonlReader(store)
         self._writer = JsonlWriter(store, disk, segment_bytes)
         self.torn = self._writer.torn
         self.head_lost = self._writer.head_lost
         self._index = self._writer.index
         self._lookup = Lookup(self._index)
-        self.recent = Recent()
         self._commits = GroupCommit(self._commit, self._writer.abandon, store.name)
 
     # --- reading ---
@@ -88,7 +81,7 @@ class JsonlStore:
         passed_over = after + 1 - segments[-1].first if segments else 0
         # Use the index to follow the log, because scans start at a segment's beginning and would read the last segment
         # over and over.
-        return self._by_place(after) if passed_over > self.head - after else self._reader.read_all(after=after)
+        return self._by_place(after) if passed_over > self.head - after else super().read_all(after=after)
 
     async def _by_place(self, after: int) -> AsyncIterator[Record]:
         """Yield the records after position ``after``, found through the index."""
@@ -97,15 +90,12 @@ class JsonlStore:
 
     async def query(self, wanted: Filter) -> AsyncIterator[Record]:
         if len(wanted.streams) != 1:
-            async for record in self._reader.query(wanted):
+            async for record in super().query(wanted):
                 yield record
             return
         async for record in self.read(wanted.streams[0]):
             if wanted.matches(record.event):
                 yield record
-
-    async def find(self, idempotency_key: str) -> Record | None:
-        return (await self.find_each([idempotency_key]))[0]
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
         places = [self._index.keys.get(key_digest(key)) for key in idempotency_keys]
@@ -113,12 +103,6 @@ class JsonlStore:
         durable = [place for place in places if place is not None]
         found = iter(await asyncio.to_thread(self._lookup.records_at, durable) if durable else ())
         return [next(found) if place is not None else None for place in places]
-
-    async def sizes(self) -> list[StreamSize]:
-        return await self._reader.sizes()
-
-    async def removed(self) -> dict[str, StreamRemoval]:
-        return {}
 
     # --- planning (see ``Tails``), called only by the writer thread ---
 
@@ -137,18 +121,6 @@ class JsonlStore:
         return StoredRecord(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
 
     # --- writing ---
-
-    async def append(
-        self,
-        events: Sequence[StreamEvent],
-        *,
-        expected: Mapping[str, int] | None = None,
-        on_known: OnKnown = "conflict",
-    ) -> list[Record]:
-        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
-
-    async def drained(self) -> None:
-        await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
         seconds = 0.0
@@ -176,34 +148,13 @@ class JsonlStore:
 
     # --- migrating a log from or to another backend ---
 
-    def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        return self._reader.copy_out(after=after, most=most)
-
-    async def copy_in(self, records: Sequence[Stored]) -> None:
-        try:
-            await in_thread(self._writer.copy, records)
-        except OSError as error:
-            raise self._copy_failed(error) from error
+    def _copy(self, records: Sequence[Stored]) -> None:
+        self._writer.copy(records)
 
     async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
         known = self._index.streams
         names = known if among is None else known.keys() & set(among)
         return {name: (known[name].next_offset(), known[name].hash) for name in names}
-
-    async def removal(self) -> Removal:
-        return NOTHING_REMOVED
-
-    def _copy_failed(self, error: OSError) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"writing the copy in {self._store} failed: {error.strerror or error}",
-            "free disk space or repair the disk, then run the migration again",
-        )
-
-    def guard(self, check: Callable[[], None]) -> None:
-        self._commits.check = check
-
-    def file_sizes(self) -> Sizes:
-        return self._reader.file_sizes()
 
     async def close(self) -> None:
         if self._closed:

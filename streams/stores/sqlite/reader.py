@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
@@ -25,7 +25,7 @@ from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
-from streams.stores.sqlite.keys import find_key, find_known
+from streams.stores.sqlite.keys import find_key
 from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
@@ -105,17 +105,6 @@ class SqliteReader:
         digest = key_digest(idempotency_key)
         row = await asyncio.to_thread(self._with_log, lambda connection: find_key(connection, SELECT, digest), None)
         return record_of(row, str(self._path)) if row is not None else None
-
-    async def find_known(self, keys: Sequence[str], recent: Callable[[bytes], int | None]) -> list[Record | None]:
-        digests = [key_digest(key) for key in keys]
-        places = [(digest, recent(digest)) for digest in digests]
-        nothing: list[tuple[Any, ...] | None] = [None] * len(places)
-        rows = await asyncio.to_thread(
-            self._with_log,
-            lambda connection: [find_known(connection, SELECT, *place) for place in places],
-            nothing,
-        )
-        return [record_of(row, str(self._path)) if row is not None else None for row in rows]
 
     async def find_event(self, event_id: str) -> Record | None:
         rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []

@@ -11,40 +11,35 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from streams.errors import BadStore, CorruptLog, StoreUnavailable, StreamError
-from streams.event import StreamEvent
 from streams.hashing import GENESIS
-from streams.query import Filter
-from streams.retention import Removal, Removed, StreamRemoval, StreamSize
-from streams.store import NOTHING, OnKnown, Record
-from streams.stores.commit import GroupCommit, Pending, WouldStall
+from streams.retention import Removal, Removed
+from streams.store import Record
+from streams.stores.commit import GroupCommit, GroupedStore, Pending, WouldStall
 from streams.stores.keys import key_digest
 from streams.stores.plan import (
     KnownRecord,
     Placed,
     Plan,
     PrunedRecord,
-    Request,
     StoredRecord,
     as_record,
-    encode_batch,
     plan,
 )
-from streams.stores.recent import Recent
-from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, STEPS, connect_to_write, translated
+from streams.stores.sqlite.files import BUSY_MS, STEPS, connect_to_write, translated
 from streams.stores.sqlite.head import HeadFile, make_head_file
-from streams.stores.sqlite.keys import Keys
+from streams.stores.sqlite.keys import Keys, find_known
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import HEAD, base_of, find, load
 from streams.stores.sqlite.rows import INSERT, KEY, POSITION, SELECT, Row, record_of, row_of, stored_row
 from streams.stores.stored import Stored
-from streams.system.threads import InTurn, in_thread
+from streams.system.threads import InTurn
 
 CHECKPOINT_PAGES: Final = 8192
 """About how much the WAL holds when the writer moves it into the database file. A WAL holds many versions of an index
@@ -60,14 +55,14 @@ records."""
 Result = TypeVar("Result")
 
 
-class SqliteStore:
+class SqliteStore(GroupedStore, SqliteReader):
     """The writing backend over ``store/log.db``. Open it with ``open``; the caller holds the store's lock."""
 
     def __init__(self, store: Path) -> None:
-        self._path = store / LOG_FILE
+        GroupedStore.__init__(self)
+        SqliteReader.__init__(self, store, exists=True)
         self.head_lost = make_head_file(store)
-        self._connection = connect_to_write(self._path, STEPS)
-        self._reader = SqliteReader(store, exists=True)
+        self._writing = connect_to_write(self._path, STEPS)
         self._head = self._stored_head()
         self._next = self._head + 1
         self._tails: dict[str, tuple[int, bytes]] = {}
@@ -75,22 +70,21 @@ class SqliteStore:
         self._has_entries = bool(removal.bases)
         try:
             self._check_end(removal.ranges.end)
-            self._head_file = HeadFile(store, self._connection)
+            self._head_file = HeadFile(store, self._writing)
         except BaseException:
-            self._connection.close()
+            self._writing.close()
             raise
         self._last_hash = b""
         """The hash of the last record planned since opening."""
         self._turns = InTurn()
-        self.recent = Recent()
-        self._remover = SqliteRemover(store, self._connection, self._turns, self._removed_some)
+        self._remover = SqliteRemover(store, self._writing, self._turns, self._removed_some)
         # Finish an interrupted removal. If a full disk or a reader prevents that, the next removal or opening finishes
         # it. Damage in the records to remove must not prevent writing either. `verify` reports both.
         with suppress(OSError, StoreUnavailable, BadStore):
             self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
         with translated(self._path, "opening"):
-            self._keys = Keys(self._connection)
+            self._keys = Keys(self._writing)
         self._fresh: dict[bytes, Placed] = {}
         self._digests: dict[str, bytes] = {}
         self._stored: dict[bytes, int] = {}
@@ -99,8 +93,6 @@ class SqliteStore:
         self._wal_pages = 0
         """About how many WAL pages are not in the database file. The WAL's size does not show it: SQLite overwrites
         moved pages, and never shortens the file."""
-        self._closed = False
-        self.differences = 0
         self._commits = GroupCommit(self._commit, self._abandon, store.name, may_stall=self._is_tidying_due)
 
     @classmethod
@@ -116,12 +108,12 @@ class SqliteStore:
 
     def _stored_head(self) -> int:
         with translated(self._path, "opening"):
-            found = self._connection.execute(HEAD).fetchone()[0]
+            found = self._writing.execute(HEAD).fetchone()[0]
         return int(found)
 
     def _load_removal(self) -> Removal:
         with translated(self._path, "opening"):
-            return load(self._connection)
+            return load(self._writing)
 
     def _removed_some(self) -> None:
         self._tails.clear()
@@ -134,20 +126,16 @@ class SqliteStore:
     def head(self) -> int:
         return self._head
 
-    def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        return self._reader.read(stream_id, from_offset=from_offset)
-
-    def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        return self._reader.read_all(after=after)
-
-    def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        return self._reader.query(wanted)
-
-    async def find(self, idempotency_key: str) -> Record | None:
-        return (await self.find_each([idempotency_key]))[0]
-
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
-        return await self._reader.find_known(idempotency_keys, self._keys.recent)
+        digests = [key_digest(key) for key in idempotency_keys]
+        places = [(digest, self._keys.recent(digest)) for digest in digests]
+        nothing: list[tuple[Any, ...] | None] = [None] * len(places)
+        rows = await asyncio.to_thread(
+            self._with_log,
+            lambda connection: [find_known(connection, SELECT, *place) for place in places],
+            nothing,
+        )
+        return [record_of(row, str(self._path)) if row is not None else None for row in rows]
 
     # --- planning (see ``Tails``), called only by the writer thread ---
 
@@ -157,12 +145,12 @@ class SqliteStore:
     def tail(self, stream_id: str) -> tuple[int, bytes]:
         tail = self._tails.get(stream_id)
         if tail is None:
-            row = self._connection.execute(
+            row = self._writing.execute(
                 "SELECT offset, hash FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
                 " ORDER BY offset DESC LIMIT 1",
                 [stream_id],
             ).fetchone()
-            tail = (row[0] + 1, row[1]) if row is not None else base_of(self._connection, stream_id) or (0, GENESIS)
+            tail = (row[0] + 1, row[1]) if row is not None else base_of(self._writing, stream_id) or (0, GENESIS)
             self._tails[stream_id] = tail
         return tail
 
@@ -173,26 +161,14 @@ class SqliteStore:
             return StoredRecord(lambda: fresh)
         if digest in self._stored:
             where = [self._stored[digest], digest]
-            row = self._connection.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
+            row = self._writing.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
             if row is not None:  # no row: the record was pruned
                 found = record_of(row, str(self._path))
                 return StoredRecord(lambda: found)
-        entry = find(self._connection, digest) if self._has_entries else None
+        entry = find(self._writing, digest) if self._has_entries else None
         return None if entry is None else PrunedRecord(entry)
 
     # --- writing ---
-
-    async def append(
-        self,
-        events: Sequence[StreamEvent],
-        *,
-        expected: Mapping[str, int] | None = None,
-        on_known: OnKnown = "conflict",
-    ) -> list[Record]:
-        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
-
-    async def drained(self) -> None:
-        await self._commits.drained()
 
     def _commit(self, group: Sequence[Pending]) -> float:
         with translated(self._path, "writing"):
@@ -200,9 +176,9 @@ class SqliteStore:
                 self._tidy()
             self._begin()
             decided, rows = self._decide(group)
-            self._connection.executemany(INSERT, rows)
+            self._writing.executemany(INSERT, rows)
             begun = time.perf_counter()
-            self._connection.execute("COMMIT")
+            self._writing.execute("COMMIT")
             seconds = time.perf_counter() - begun
             if rows:
                 self._head_file.write(self._next - 1, self._last_hash)
@@ -217,17 +193,17 @@ class SqliteStore:
     def _begin(self) -> None:
         """Begin a transaction. Wait for another program that holds the file, but never on the event loop."""
         if not self._commits.on_loop:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._writing.execute("BEGIN IMMEDIATE")
             return
-        self._connection.execute("PRAGMA busy_timeout = 0")
+        self._writing.execute("PRAGMA busy_timeout = 0")
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._writing.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 raise WouldStall from None
             raise
         finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            self._writing.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     def _decide(self, group: Sequence[Pending]) -> tuple[list[tuple[Pending, Plan]], list[Row]]:
         decided: list[tuple[Pending, Plan]] = []
@@ -257,17 +233,11 @@ class SqliteStore:
 
     # --- removing ---
 
-    async def sizes(self) -> list[StreamSize]:
-        return await self._reader.sizes()
-
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._between))
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
         return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._between))
-
-    async def removed(self) -> dict[str, StreamRemoval]:
-        return await self._reader.removed()
 
     def _check_end(self, pruned_end: int) -> None:
         """Raise ``CorruptLog`` if records were pruned beyond the log's end, because the records before the pruned ones
@@ -277,39 +247,18 @@ class SqliteStore:
             reason = f"records {self._next} to {pruned_end - 1} are missing, but not all of them were pruned"
             raise CorruptLog(str(self._path), self._next + 1, self._next, reason)
 
-    def guard(self, check: Callable[[], None]) -> None:
-        self._commits.check = check
-
     def _between(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` between two commits. First the reader closes the search index, which ``work`` may delete."""
-        self._reader.let_go_of_search()
+        self.let_go_of_search()
         return self._commits.exclusively(work)
 
     # --- migrating a log from or to another backend ---
-
-    def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        return self._reader.copy_out(after=after, most=most)
-
-    async def copy_in(self, records: Sequence[Stored]) -> None:
-        try:
-            await in_thread(self._copy, records)
-        except OSError as error:
-            raise StoreUnavailable(
-                f"writing the copy {self._path} failed: {error.strerror or error}",
-                "free disk space or repair the disk, then run the migration again",
-            ) from error
-
-    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        return await self._reader.tails(among)
-
-    async def removal(self) -> Removal:
-        return await self._reader.removal()
 
     def _copy(self, records: Sequence[Stored]) -> None:
         with translated(self._path, "writing"):
             if self._is_tidying_due():
                 self._tidy()
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._writing.execute("BEGIN IMMEDIATE")
             try:
                 rows: list[Row] = []
                 following = self._next
@@ -319,11 +268,11 @@ class SqliteStore:
                     following += 1
                     event = record.parse()
                     rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
-                self._connection.executemany(INSERT, rows)
-                self._connection.execute("COMMIT")
+                self._writing.executemany(INSERT, rows)
+                self._writing.execute("COMMIT")
             except BaseException:
                 self._stream_ids.clear()
-                self._connection.rollback()
+                self._writing.rollback()
                 raise
             if records:
                 self._head_file.write(records[-1].position, records[-1].hash)
@@ -335,9 +284,9 @@ class SqliteStore:
     def _stream_id(self, name: str) -> int:
         found = self._stream_ids.get(name)
         if found is None:
-            row = self._connection.execute("SELECT id FROM streams WHERE name = ?", [name]).fetchone()
+            row = self._writing.execute("SELECT id FROM streams WHERE name = ?", [name]).fetchone()
             if row is None:
-                row = self._connection.execute("INSERT INTO streams (name) VALUES (?) RETURNING id", [name]).fetchone()
+                row = self._writing.execute("INSERT INTO streams (name) VALUES (?) RETURNING id", [name]).fetchone()
             found = self._stream_ids[name] = int(row[0])
         return found
 
@@ -357,7 +306,7 @@ class SqliteStore:
         if self._keys.are_many:
             self._keys.fold()
         if self._wal_pages > CHECKPOINT_PAGES:
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self._wal_pages = 0
 
     def _abandon(self) -> None:
@@ -365,7 +314,7 @@ class SqliteStore:
         uncommitted data the next time the file is opened.
         """
         with suppress(sqlite3.Error):
-            self._connection.rollback()
+            self._writing.rollback()
 
     async def close(self) -> None:
         if self._closed:
@@ -373,7 +322,7 @@ class SqliteStore:
         self._closed = True
         await self._turns.close()
         await self._commits.close()
-        await self._reader.close()
+        await super().close()
         self._head_file.close()
         with translated(self._path, "closing"):
-            await asyncio.to_thread(self._connection.close)
+            await asyncio.to_thread(self._writing.close)

@@ -15,7 +15,6 @@ from bridge.opencode.link.frames import (
     Challenge,
     Context,
     ErrorBody,
-    FrameError,
     Hello,
     HookItem,
     Hooks,
@@ -24,13 +23,13 @@ from bridge.opencode.link.frames import (
     Request,
     Result,
     Tool,
-    UnknownFrame,
     Welcome,
     batches,
     decode,
     encode,
     json_schema,
 )
+from bridge.opencode.link.lenient import FrameError, UnknownFrame
 
 N64 = "0123456789abcdef" * 4
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.intents.registering import RegisterArgs
 from sidecar.background.service import DurableStream
 from sidecar.registry import Requests

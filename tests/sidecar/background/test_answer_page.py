@@ -12,7 +12,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.people import answer_link
 from sidecar.background.people.answer_link import LIVES_MS, Link
 from sidecar.background.people.answer_page import AnswerPage

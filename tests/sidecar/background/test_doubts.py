@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
 from sidecar.agents.effects.runner import Done
 from sidecar.agents.inputs import MAX_DEPTH, Command, effects_stream

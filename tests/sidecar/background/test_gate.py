@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.opencode.capture.state import SessionState
-from bridge.opencode.link.link import CallError, RequestError
+from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar.background.intents.registering import RegisterArgs
 from sidecar.background.people import people
 from sidecar.background.people.people import AnswerArgs, SignalArgs

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.inputs import agent_stream
 from sidecar.background.hosts.host import HostError
 from sidecar.background.people import answerers

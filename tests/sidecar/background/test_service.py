@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.agents.engine import InputRefused
 from sidecar.background.hosts.host import HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule

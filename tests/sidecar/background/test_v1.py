@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
-from bridge.opencode.link.link import CallError
+from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.v1 import V1Host

@@ -14,7 +14,7 @@ import pytest
 import bridge
 import sidecar
 import streams
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.owner import NotOwner
 from sidecar.care.exported import ExportError

@@ -16,7 +16,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import L0_COMMANDS, L0_EVENTS
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.table import decode
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.mirror.actions import InternalTool, UiActions
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity
