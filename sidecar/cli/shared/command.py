@@ -36,7 +36,7 @@ _OUR_ERRORS = (
     ("sidecar.read.select", "SelectError"),
     ("sidecar.link.client", "ClientError"),
     ("sidecar.record.playing.hooks", "RecordingError"),
-    ("bridge.opencode.link.link", "RequestError"),
+    ("bridge.opencode.link.protocol", "RequestError"),
     ("bridge.nats.jetstream.errors", "NatsError"),
     ("sidecar.mirror.verify", "Disturbed"),
 )
