@@ -8,7 +8,7 @@ else get the same answer, so that nobody learns which ids exist. What a person n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from bridge.opencode.capture.state import CaptureState
@@ -19,6 +19,31 @@ from sidecar.background.people import checkpoints
 from sidecar.background.people.checkpoints import Checkpoint
 
 T = TypeVar("T", Intent, Checkpoint)
+
+
+def intent_of_person(intents: Iterable[Intent], given: str) -> Intent:
+    """The intent whose id begins with ``given``, as a person names it.
+
+    Raises:
+        RequestError: no intent has an id that begins with ``given``, or several have.
+    """
+    found = [intent for intent in intents if intent.id.startswith(given)]
+    if len(found) == 1:
+        return found[0]
+    raise RequestError("no-intent", _not_one(found, "intent", given, "durable-stream intents"))
+
+
+def checkpoint_of_person(listed: Iterable[Checkpoint], given: str) -> Checkpoint:
+    """The checkpoint whose id begins with ``given``, or whose request OpenCode calls so; raises as above."""
+    found = [each for each in listed if each.id.startswith(given) or each.request == given]
+    if len(found) == 1:
+        return found[0]
+    raise RequestError("no-checkpoint", _not_one(found, "checkpoint", given, "durable-stream checkpoints --all"))
+
+
+def _not_one(found: Sequence[T], noun: str, given: str, lists: str) -> str:
+    several = "more than one" if found else "no"
+    return f"{several} {noun} has an id that begins with {given[:40]!a}; `{lists}` lists all ids"
 
 
 class Caller:

@@ -158,19 +158,15 @@ async def read_failing(reader: StreamReader) -> dict[str, str]:
     return {channel: error for channel, error in newest.items() if error is not None}
 
 
+def _row(kind: str, identifier: str, about: str, event: StreamEvent) -> dict[str, Any]:
+    given = {"id": identifier, "kind": kind, "session": event.payload.get("session"), "about": about}
+    return {**given, "text": event.payload["text"], "state": "queued", "queued": event.ts, "channels": []}
+
+
 def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
     given = event.payload
     if event.type == "notice.queued":
-        rows[given["notice"]] = {
-            "id": given["notice"],
-            "kind": "wake",
-            "session": given["session"],
-            "about": given.get("intent") or "",
-            "text": given["text"],
-            "state": "queued",
-            "queued": event.ts,
-            "channels": [],
-        }
+        rows[given["notice"]] = _row("wake", given["notice"], given.get("intent") or "", event)
     elif (row := rows.get(given["notice"])) is not None:
         state = event.type.removeprefix("notice.")
         row["state"] = "queued" if state == "held" else state
@@ -180,16 +176,7 @@ def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
 def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
     given = event.payload
     if event.type == "alert.raised":
-        rows[given["alert"]] = {
-            "id": given["alert"],
-            "kind": "alert",
-            "session": given.get("session"),
-            "about": given["about"],
-            "text": given["text"],
-            "state": "queued",
-            "queued": event.ts,
-            "channels": [],
-        }
+        rows[given["alert"]] = _row("alert", given["alert"], given["about"], event)
         return
     row = rows.get(given["alert"])
     if row is None:

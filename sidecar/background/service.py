@@ -22,7 +22,7 @@ from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import effect_kinds
 from sidecar.background.gardener import GardenerAgent
-from sidecar.background.gate import Caller
+from sidecar.background.gate import Caller, intent_of_person
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import HostError
@@ -356,18 +356,8 @@ class DurableStream:
         return Caller(session, self._state, self.data, self.people.checkpoints.data)
 
     def find(self, given: str) -> Intent:
-        """The intent whose id is, or begins with, ``given``, as a person names it. For a model, see ``of_caller``.
-
-        Raises:
-            RequestError: no intent has an id that begins with ``given``, or several have.
-        """
-        found = [intent for intent in self.data.intents.values() if intent.id.startswith(given)]
-        if len(found) != 1:
-            several = "more than one" if found else "no"
-            text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
-            raise RequestError("no-intent", text)
-        intent: Intent = found[0]
-        return intent
+        """The intent that a person names. For a model, see ``of_caller``."""
+        return intent_of_person(self.data.intents.values(), given)
 
     async def cancel(self, intent: Intent, reason: str) -> None:
         """Cancel an intent and everything that it started; returns when that is durable.

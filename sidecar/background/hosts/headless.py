@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sidecar.background.hosts.environments import Environments, OpenCodeProcess
-from sidecar.background.hosts.host import HostAbsent
+from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.home import Home
 from sidecar.processes import still_runs
 from streams.system.files import write_durably
@@ -36,10 +36,6 @@ START_SECONDS: Final = 60.0
 LINK_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
 _REQUEST_SECONDS: Final = 2.0
-
-
-class HeadlessError(Exception):
-    """The headless OpenCode cannot be started or reached; the text says why."""
 
 
 class Headless:
@@ -83,7 +79,7 @@ class Headless:
 
         Raises:
             HostAbsent: nothing is known of the environment until an OpenCode that has it is open.
-            HeadlessError: the headless OpenCode did not start, or did not link back.
+            HostError: the headless OpenCode did not start, or did not link back.
         """
         environment = environment or self.usual(directory)
         async with self._starting:
@@ -101,7 +97,7 @@ class Headless:
         else the only known one. Empty if none is known, which means the environment of the sidecar.
 
         Raises:
-            HeadlessError: there are several, and none is that of the directory.
+            HostError: there are several, and none is that of the directory.
         """
         opened = [link for link in reversed(list(self._links())) if link.is_open and not link.identity.service]
         of = [(link.directory, self.environment_of(link.pid) or self.know(link.pid)) for link in opened]
@@ -109,7 +105,7 @@ class Headless:
             return near
         names = self.environments.names
         if len(names) > 1:
-            raise HeadlessError("OpenCode is used in several environments, and is not open in this directory")
+            raise HostError("OpenCode is used in several environments, and is not open in this directory")
         return names[0] if names else ""
 
     def environment_of(self, pid: int | None) -> str:
@@ -169,9 +165,7 @@ class Headless:
         deadline = asyncio.get_running_loop().time() + LINK_SECONDS
         while (found := self._linked(pid, directory)) is None:
             if asyncio.get_running_loop().time() > deadline:
-                raise HeadlessError(
-                    f"the plugin of the headless OpenCode did not connect to the sidecar for {directory}"
-                )
+                raise HostError(f"the plugin of the headless OpenCode did not connect to the sidecar for {directory}")
             await asyncio.sleep(_POLL_SECONDS)
         return found
 
@@ -191,7 +185,7 @@ class Headless:
         found = (asking.executable if asking is not None else None, *self._last())
         executable = self._executable or next(filter(_runs, found), None) or _on_path()
         if executable is None:
-            raise HeadlessError("no `opencode` was found; set `executable` in [phantom] in config.toml")
+            raise HostError("no `opencode` was found; set `executable` in [phantom] in config.toml")
         port, password = _free_port(), self._nonce()
         variables = {
             **(asking.environment if asking is not None else os.environ),
@@ -225,9 +219,9 @@ class Headless:
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while not await asyncio.to_thread(_answers, info):
             if process.poll() is not None:
-                raise HeadlessError(f"the headless OpenCode ended with code {process.returncode}")
+                raise HostError(f"the headless OpenCode ended with code {process.returncode}")
             if asyncio.get_running_loop().time() > deadline:
-                raise HeadlessError("the headless OpenCode did not answer")
+                raise HostError("the headless OpenCode did not answer")
             await asyncio.sleep(_POLL_SECONDS)
         return info
 
@@ -242,7 +236,7 @@ class Headless:
 def _answers(info: dict[str, Any]) -> bool:
     try:
         _ask(info, "/global/health")
-    except HeadlessError:
+    except HostError:
         return False
     return True
 
@@ -260,11 +254,11 @@ def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
         connection.request("GET", path, headers=headers)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise HeadlessError(f"the headless OpenCode does not answer ({type(error).__name__})") from None
+        raise HostError(f"the headless OpenCode does not answer ({type(error).__name__})") from None
     finally:
         connection.close()
     if status != 200:
-        raise HeadlessError(f"the headless OpenCode answered with HTTP status {status}")
+        raise HostError(f"the headless OpenCode answered with HTTP status {status}")
 
 
 def _runs(executable: Path | None) -> bool:

@@ -17,7 +17,7 @@ from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts.borrowed import Borrowed
-from sidecar.background.hosts.headless import Headless, HeadlessError
+from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, Status, about_session
 from sidecar.background.hosts.rights import Rights, Rule, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
@@ -329,10 +329,7 @@ class V1Host:
         return found
 
     def variables(self, directory: str, environment: str) -> dict[str, str]:
-        try:
-            return self._headless.variables(directory, environment)
-        except HeadlessError as error:
-            raise HostError(str(error)) from None
+        return self._headless.variables(directory, environment)
 
     def waiting_for(self, link: Link) -> list[str]:
         """The sessions on which a process that has just linked may now be asked to act."""
@@ -396,10 +393,7 @@ class V1Host:
     async def _phantoms(self, directory: str, work: str) -> Link:
         """The link to the OpenCode that hosts an intent, or a phantom's session, for a directory; a headless one is
         started if needed."""
-        try:
-            link: Link = await self._headless.link(directory, self._environment(work))
-        except HeadlessError as error:
-            raise HostError(str(error)) from None
+        link: Link = await self._headless.link(directory, self._environment(work))
         return link
 
 

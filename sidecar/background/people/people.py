@@ -18,6 +18,7 @@ from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.runner import EffectKind, Resolution
 from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
+from sidecar.background.gate import checkpoint_of_person
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.people import alerts, checkpoints, signals
 from sidecar.background.people.alerts import AlertAgent
@@ -369,12 +370,7 @@ class People:
                 allowed, or OpenCode cannot be reached.
         """
         listed = await read_checkpoints(open_reader(self._home.store_path))
-        found = [c for c in listed if c.id.startswith(args.checkpoint) or c.request == args.checkpoint]
-        if len(found) != 1:
-            several = "more than one" if found else "no"
-            what = f"{several} checkpoint has an id that begins with {args.checkpoint[:40]!a}"
-            raise RequestError("no-checkpoint", f"{what}; `durable-stream checkpoints --all` lists all ids")
-        known = found[0]
+        known = checkpoint_of_person(listed, args.checkpoint)
         if known.state in CLOSED:
             raise _late(known)
         _check_answer(known, args.answer)

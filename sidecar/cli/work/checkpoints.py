@@ -44,6 +44,7 @@ async def checkpoints(
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """
+    from sidecar.background.gate import checkpoint_of_person
     from sidecar.background.people.checkpoints import as_row
     from sidecar.background.reading import read_checkpoints, whole
     from sidecar.cli.printing.output import Output
@@ -69,7 +70,7 @@ async def checkpoints(
     reader = open_reader(home.store_path)
     listed = await read_checkpoints(reader)
     if checkpoint is not None:
-        _show(out, await whole(reader, _named(listed, checkpoint)))
+        _show(out, await whole(reader, checkpoint_of_person(listed, checkpoint)))
         return
     shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
     if json:
@@ -86,16 +87,6 @@ async def checkpoints(
             if empty
             else "Nothing is waiting for an answer."
         )
-
-
-def _named(listed: list[Checkpoint], given: str) -> Checkpoint:
-    found = [each for each in listed if each.id.startswith(given) or each.request == given]
-    if len(found) != 1:
-        several = "more than one" if found else "no"
-        hint = "`durable-stream checkpoints --all` lists all ids"
-        text = f"{several} checkpoint has an id that begins with {given[:40]!a}; {hint}"
-        raise Failure("no-checkpoint", text)
-    return found[0]
 
 
 def _table(out: Output, listed: list[Checkpoint]) -> None:

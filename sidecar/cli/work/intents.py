@@ -46,6 +46,7 @@ async def intents(
     json: JsonFlag = False,
 ) -> None:
     """List background work, newest last: its state, age, cost, title, and why it failed."""
+    from sidecar.background.gate import intent_of_person
     from sidecar.background.intents.rows import as_row, spent_by
     from sidecar.background.reading import read_intents
     from sidecar.cli.printing.output import Output
@@ -81,11 +82,11 @@ async def intents(
         return
     reader = open_reader(home.store_path)
     state = await read_intents(reader)
-    if intent is not None and diff and not json:
-        out.text(visible((await _diff(_named(state, intent))).rstrip("\n")))
-        return
     if intent is not None:
-        named = _named(state, intent)
+        named = intent_of_person(state.intents.values(), intent)
+        if diff and not json:
+            out.text(visible((await _diff(named)).rstrip("\n")))
+            return
         _show(out, named, state, await _waits(home, reader, state, named))
         return
     listed = list(state.intents.values())[-limit if limit else 0 :]
@@ -145,15 +146,6 @@ async def _diff(intent: Intent) -> str:
         return await whole_diff(intent.worktree["repository"], intent.worktree["base"], commit)
     except WorktreeError as error:
         raise Failure(error.code, f"the changes of {intent.id} cannot be read: {error}") from None
-
-
-def _named(state: State, given: str) -> Intent:
-    found = [intent for intent in state.intents.values() if intent.id.startswith(given)]
-    if len(found) != 1:
-        several = "more than one" if found else "no"
-        text = f"{several} intent has an id that begins with {given[:40]!a}; `durable-stream intents` lists all ids"
-        raise Failure("no-intent", text)
-    return found[0]
 
 
 def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:

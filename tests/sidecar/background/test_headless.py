@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.background.hosts.headless import Headless, HeadlessError
-from sidecar.background.hosts.host import HostAbsent
+from sidecar.background.hosts.headless import Headless
+from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.home import Home
 from sidecar.install.plugin import is_installed
 
@@ -33,7 +33,7 @@ def opencode(directory: Path) -> Path:
 
 async def started(headless: Headless, home: Path, environment: str) -> str:
     """The program that was started."""
-    with pytest.raises(HeadlessError, match="ended with code"):
+    with pytest.raises(HostError, match="ended with code"):
         await headless.link(str(home), environment)
     return str(json.loads((home / "headless.json").read_text())["servers"][-1]["executable"])
 
@@ -61,7 +61,7 @@ def known(headless: Headless, program: str = SLEEP, **environment: str) -> str:
 
 async def test_the_program_of_an_opencode_that_ended_is_remembered(headless: Headless, tmp_path: Path) -> None:
     programs = [opencode(tmp_path / name) for name in ("one", "other")]
-    with pytest.raises(HeadlessError, match="no `opencode` was found"):
+    with pytest.raises(HostError, match="no `opencode` was found"):
         await headless.link(str(tmp_path), "")
     one, other = (known(headless, str(program), WHOSE=program.parent.name) for program in programs)
     assert await started(headless, tmp_path, one) == str(programs[0])
@@ -81,7 +81,7 @@ async def test_its_environment_is_that_of_the_one_that_asked_and_never_another(
     headless = made(tmp_path, script)
 
     async def whose(environment: str) -> str:
-        with pytest.raises(HeadlessError, match="ended with code"):
+        with pytest.raises(HostError, match="ended with code"):
             await headless.link(str(tmp_path), environment)
         return (tmp_path / "opencode.whose").read_text()
 
@@ -90,7 +90,7 @@ async def test_its_environment_is_that_of_the_one_that_asked_and_never_another(
     assert await whose("") == "one's", "the only one that is known"
     other = known(headless, WHOSE="the other's")
     assert await whose(one) == "one's" and await whose(other) == "the other's"
-    with pytest.raises(HeadlessError, match="several environments"):
+    with pytest.raises(HostError, match="several environments"):
         await headless.link(str(tmp_path), "")
     for name in ("env_of_nobody", made(tmp_path, script).environments.name({"WHOSE": "a third's"})):
         with pytest.raises(HostAbsent):
