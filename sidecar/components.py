@@ -23,6 +23,23 @@ class Component(Protocol):
         ...
 
 
+class Tasks(set[asyncio.Task[Any]]):
+    """Tasks that run beside each other until they end or are cancelled."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    async def cancel(self, *more: asyncio.Task[Any]) -> None:
+        """Cancel all of them, and ``more``, and wait for their ends."""
+        tasks = (*more, *self)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` in a task until ``stack`` closes, which cancels the task and waits for its end."""
     task = asyncio.create_task(work)

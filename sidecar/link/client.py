@@ -32,6 +32,7 @@ from bridge.opencode.link.frames import (
 )
 from bridge.opencode.link.link import ClientLink
 from bridge.opencode.link.protocol import CallError, Closed, Event, LocalProtocolError, RequestError
+from sidecar.components import Tasks
 from sidecar.home import Home
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class _Client:
         self._writing = asyncio.Lock()
         self._progress = asyncio.Event()
         self._ended: str | None = None
-        self._answers: set[asyncio.Task[None]] = set()
+        self._answers = Tasks()
         self._reader: asyncio.Task[None] = asyncio.create_task(self._read())
 
     @property
@@ -140,10 +141,7 @@ class _Client:
         self._link.bye(reason)
         with contextlib.suppress(LinkClosed):  # the link may have ended already, which is no error
             await self._flush()
-        tasks = [self._reader, *self._answers]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._answers.cancel(self._reader)
         await self._socket.close()
 
     async def __aenter__(self) -> Self:
@@ -287,9 +285,7 @@ class ShimClient(_Client):
             case Ack():
                 self._progress.set()
             case Call():
-                task = asyncio.create_task(self._answer(event))
-                self._answers.add(task)
-                task.add_done_callback(self._answers.discard)
+                self._answers.spawn(self._answer(event))
             case Context():
                 self.context = event.context
                 if self._on_context is not None:

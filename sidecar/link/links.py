@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from bridge.opencode.link.frames import ByeReason, HookItem, Hooks, Lossy, Result, ShimIdentity, Tool
 from bridge.opencode.link.link import SidecarLink
 from bridge.opencode.link.protocol import CallError, Closed, Event, LocalProtocolError, Refused, State
+from sidecar.components import Tasks
 
 MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
@@ -176,7 +177,7 @@ class ShimConnection:
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._moved = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -260,7 +261,7 @@ class ShimConnection:
         self._open.set()
         writer = asyncio.create_task(self._wire.write())
         worker = asyncio.create_task(self._work(handler))
-        self._spawn(self._ready(handler))
+        self._tasks.spawn(self._ready(handler))
         try:
             await self._read(handler)
             self.end()
@@ -271,10 +272,7 @@ class ShimConnection:
             await writer
         finally:
             self.end()
-            tasks = [worker, writer, *self._tasks]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._tasks.cancel(worker, writer)
 
     async def _read(self, handler: Handler) -> None:
         while (got := await self._wire.read()) is not None:
@@ -289,7 +287,7 @@ class ShimConnection:
                     case Lossy():
                         handler.lossy(self, event.items)
                     case Tool():
-                        self._spawn(self._tool(handler, event))
+                        self._tasks.spawn(self._tool(handler, event))
                         await asyncio.sleep(0)  # one chunk of bytes may hold a thousand calls; let each begin in turn
                     case Closed():
                         self._wire.noted(event)
@@ -302,11 +300,6 @@ class ShimConnection:
             while self._queued_bytes > MAX_QUEUED_BYTES:
                 self._room.clear()
                 await self._room.wait()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _tool(self, handler: Handler, event: Tool) -> None:
         value: Any = None

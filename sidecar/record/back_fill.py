@@ -11,7 +11,6 @@ For OpenCode 2, see ``sidecar/record/opencode2/history.py``.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +21,7 @@ from bridge.opencode.capture.history import HISTORY_INSTANCE, turn_items, turns_
 from bridge.opencode.capture.state import CaptureState, SessionState
 from bridge.opencode.capture.translate import Origin
 from bridge.opencode.link.protocol import CallError
+from sidecar.components import Tasks
 from sidecar.record.ingest import Ingest
 from streams.errors import StreamError
 from streams.lineage import RESUMED
@@ -48,16 +48,11 @@ class BackFill:
         self._ingest, self._store, self._state = ingest, store, state
         self._due: dict[str, str] = {}
         """Maps a session to the OpenCode process that continues the session."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._seqs = count(1)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        async def stop() -> None:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-        stack.push_async_callback(stop)
+        stack.push_async_callback(self._tasks.cancel)
 
     def owes(self) -> bool:
         """See ``Component``: whether a session is being read."""
@@ -80,9 +75,7 @@ class BackFill:
                 mine = (s.id for s in self._state.sessions.values() if boot in s.boots and not s.ended)
                 self._due.update(dict.fromkeys(mine, boot))
             elif event.type == ENDED and session in self._due:
-                task = asyncio.create_task(self._fill(session))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.spawn(self._fill(session))
 
     async def _fill(self, session: str) -> None:
         """Record the missing turns of a session. If the next turn of the session has begun, this is tried again at the

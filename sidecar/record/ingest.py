@@ -20,6 +20,7 @@ from bridge.opencode.capture.translate import Drained, Origin, Token, Translator
 from bridge.opencode.capture.v2.translate import HostTranslator, is_of_service
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.protocol import CallError
+from sidecar.components import Tasks
 from sidecar.processes import still_runs
 from sidecar.record.exclusion import Exclusion
 from streams.errors import StreamError
@@ -95,7 +96,7 @@ class Ingest:
         self._order: asyncio.Queue[tuple[asyncio.Future[None], Drained] | None] = asyncio.Queue()
         self._appends = 0
         self._appending: set[asyncio.Task[None]] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._progress = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -178,7 +179,7 @@ class Ingest:
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
             if not origin.service:
-                self._spawn(self._find_missing(link))
+                self._tasks.spawn(self._find_missing(link))
         self.pump()
 
     def excludes(self, directory: str) -> bool:
@@ -215,7 +216,7 @@ class Ingest:
         for translator, ask in ((self._translator, self._ask), (self.host, self._compare)):
             drained = translator.drain()
             for session_id, origin in drained.asks:
-                self._spawn(ask(session_id, origin))
+                self._tasks.spawn(ask(session_id, origin))
             appended = self.write(drained) or appended
         if self._timer is not None:
             self._timer.cancel()
@@ -234,7 +235,7 @@ class Ingest:
         if not (drained.events or drained.done):
             return None
         self._appends += 1
-        appended = self._spawn(self._append(drained.events))
+        appended = self._tasks.spawn(self._append(drained.events))
         self._appending.add(appended)
         appended.add_done_callback(self._appending.discard)
         appended.add_done_callback(_seen)
@@ -389,15 +390,7 @@ class Ingest:
             self._timer.cancel()
         self._order.put_nowait(None)
         await self._finisher
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await self._tasks.cancel()
 
 
 def _seen(appended: asyncio.Task[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bridge.opencode.capture import shapes
 from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.shapes import mapping, text
-from bridge.opencode.capture.state import REVERTED, CaptureState, SessionState, Turn
+from bridge.opencode.capture.state import REVERTED, CaptureState, SessionState, Turn, remember
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import Identity
@@ -20,6 +20,8 @@ from streams.trace import parse_traceparent
 
 HOLD_S = 2.0
 """Maximum number of seconds that an item waits, unacknowledged, for its counterpart or its parent."""
+
+_SEEN_EVENTS = 50_000
 
 _ROOTS = frozenset({"human.input", CREATED, RESUMED, LINKED, "capture.gap", "opencode.unreadable"})
 """Event types that begin a causal chain; for all others a missing cause is counted."""
@@ -121,6 +123,7 @@ class Emitter:
         self.asked: Asks = _nothing_asked
         self.identity, self.clean = identity, clean
         self._out = Drained()
+        self._seen: OrderedDict[str, None] = OrderedDict()
 
     def drain(self) -> Drained:
         """Return everything that became ready since the last call, in order."""
@@ -130,6 +133,17 @@ class Emitter:
     def finish(self, token: Token) -> None:
         """Mark an item as done: it is finished once the events emitted so far are durable."""
         self._out.done.append(token)
+
+    def nothing(self, *_: object) -> bool:
+        """The rule of what is recorded elsewhere, such as the creation of a session, with which it is placed."""
+        return False
+
+    def is_seen(self, event_id: str) -> bool:
+        """Whether an event of OpenCode came before, perhaps from a second copy of the plugin."""
+        if event_id in self._seen:
+            return True
+        remember(self._seen, event_id, None, _SEEN_EVENTS)
+        return False
 
     def ask(self, session_id: str, origin: Origin) -> None:
         self._out.asks.append((session_id, origin))
@@ -235,6 +249,106 @@ class Emitter:
             at_ms=at_ms,
         )
 
+    def put_appeared(
+        self,
+        entry: Entry,
+        info: dict[str, Any],
+        lineage: str,
+        parent: SessionState | None,
+        asked: Asked | None,
+        *,
+        created: bool,
+    ) -> None:
+        """Record that a session was created or resumed. ``info`` has the fields of ``shapes.appeared``, and perhaps
+        ``fork``."""
+        session_id = str(info["id"])
+        self.emit(
+            entry,
+            type_=CREATED if created else RESUMED,
+            key=session_id if created else f"{session_id}:{entry.token.origin.boot_id}",
+            payload={**shapes.appeared(info, lineage), **shapes.present(fork=info.get("fork"))},
+            cause=self.state.spawns.get(session_id) or (asked and asked.cause) if created else None,
+            actor=text(info.get("agent")) or "opencode",
+            stream=parent.stream if parent is not None else safe_stream(session_id),
+            trace=self.trace_at(session_id, parent, asked),
+        )
+
+    def put_input(
+        self,
+        entry: Entry,
+        session: SessionState,
+        message: str,
+        payload: dict[str, Any],
+        *,
+        human: bool,
+        cause: str | None,
+    ) -> None:
+        """Record an input. What a person wrote has no cause."""
+        type_, actor = ("human.input", "user") if human else ("agent.input", "opencode")
+        cause = None if human else cause
+        self.put(entry, session, type_, message, payload, cause=cause, actor=actor, correlation=message)
+
+    def put_turn_started(
+        self, entry: Entry, session: SessionState, payload: dict[str, Any], cause: str | None, handed: Entry
+    ) -> None:
+        """Record the beginning of a turn, and before it, made from ``handed``, that another agent takes over."""
+        message, agent = payload["message"], payload["agent"]
+        about: dict[str, Any] = {"cause": cause, "actor": agent, "correlation": message}
+        previous = session.handed_from(agent, payload["trigger"])
+        if previous is not None:
+            handoff = {"message": message, "from": previous, "to": agent}
+            self.put(handed, session, "agent.handoff", message, handoff, **about)
+        self.put(entry, session, "turn.started", message, payload, **about)
+
+    def put_turn_ended(
+        self,
+        entry: Entry | None,
+        session: SessionState,
+        turn: Turn,
+        outcome: str,
+        title: str | None,
+        at_ms: int | None = None,
+    ) -> None:
+        payload = shapes.present(
+            message=turn.user_message,
+            outcome=outcome,
+            error=turn.error,
+            steps=turn.steps,
+            model=turn.model,
+            tokens=turn.tokens or None,
+            cost=turn.cost,
+            title=title,
+        )
+        self.put(entry, session, "turn.ended", turn.user_message, payload, turn=turn, at_ms=at_ms)
+
+    def put_checkpoint(
+        self,
+        entry: Entry,
+        session: SessionState | None,
+        turn: PartTurn | Turn | None,
+        *,
+        request: str,
+        kind: str,
+        state: str,
+        content: dict[str, Any],
+        call: str | None = None,
+    ) -> None:
+        """Record that OpenCode asks a person, or how the ask ended."""
+        if session is not None and f"{request}:{state}" in session.asks:
+            self.counts["duplicate:workflow.checkpoint"] += 1
+            return
+        user = turn.user if isinstance(turn, PartTurn) else turn.user_message if turn is not None else None
+        self.put(
+            entry,
+            session,
+            "workflow.checkpoint",
+            f"{request}:{state}",
+            {**shapes.present(kind=kind, state=state, request=request, call=call, turn=user), **content},
+            cause=session.asks.get(f"{request}:asked") if state != "asked" and session is not None else None,
+            actor="user" if state != "asked" else None,
+            turn=turn,
+        )
+
     def link(self, session: SessionState, parent_id: str | None, entry: Entry | None) -> None:
         """Link a session of unknown lineage to its parent's root. A session without a parent becomes a root itself."""
         parent = self.state.sessions.get(parent_id) if parent_id else None
@@ -305,6 +419,12 @@ def trace_of(session: SessionState) -> str:
 def mark_of(metadata: Any) -> str:
     """The mark of a message that the sidecar sent, from the message's metadata; empty for any other message."""
     return text(mapping(mapping(metadata).get("durable_stream")).get("key")) or ""
+
+
+def whole_type(name: str) -> str:
+    """The type of the event that keeps something unknown whole; ``name`` is OpenCode's."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
+    return "opencode." + (".".join(part for part in plain.split(".") if part)[:120] or "event")
 
 
 def safe_stream(session_id: str) -> str:

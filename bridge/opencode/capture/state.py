@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import PlainSerializer, TypeAdapter
@@ -21,6 +21,9 @@ from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, FORKED, LINKED, RESUMED
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 STATE_VERSION = 10
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
@@ -154,7 +157,7 @@ def input_digest(value: Any) -> str:
     return sha256(canonical(value)).hexdigest()[:16]
 
 
-def remember(known: OrderedDict[str, str], key: str, value: str, most: int = REMEMBERED) -> None:
+def remember(known: OrderedDict[K, V], key: K, value: V, most: int = REMEMBERED) -> None:
     """Add ``key``; if there are more than ``most`` entries, forget the oldest."""
     known[key] = value
     if len(known) > most:

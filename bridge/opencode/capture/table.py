@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "session.created",
         "event",
-        "session_created",
+        "nothing",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
         "A child session waits for the `task` call that created it, so that the cause comes before the effect. For a "
@@ -134,19 +134,19 @@ RULES: tuple[Rule, ...] = (
         "One event for each assistant message, without the provider's headers and bodies. An abort is not recorded as "
         "an error; it ends the turn instead.",
     ),
-    Rule("permission.asked", "event", "permission_asked", ("workflow.checkpoint",), "request and state"),
+    Rule("permission.asked", "event", "ask_checkpoint", ("workflow.checkpoint",), "request and state"),
     Rule(
         "permission.replied",
         "event",
-        "permission_replied",
+        "ask_checkpoint",
         ("workflow.checkpoint",),
         "request and state",
         "The actor is always `user`, because OpenCode does not say who answered. `opencode run` itself rejects what "
         "nobody can be asked.",
     ),
-    Rule("question.asked", "event", "question_asked", ("workflow.checkpoint",), "question and state"),
-    Rule("question.replied", "event", "question_replied", ("workflow.checkpoint",), "question and state"),
-    Rule("question.rejected", "event", "question_rejected", ("workflow.checkpoint",), "question and state"),
+    Rule("question.asked", "event", "ask_checkpoint", ("workflow.checkpoint",), "question and state"),
+    Rule("question.replied", "event", "ask_checkpoint", ("workflow.checkpoint",), "question and state"),
+    Rule("question.rejected", "event", "ask_checkpoint", ("workflow.checkpoint",), "question and state"),
     Rule("session.compacted", "event", "session_compacted", ("lifecycle.session.compacted",), "bus event"),
     Rule(
         "capture.gap",

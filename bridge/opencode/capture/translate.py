@@ -12,7 +12,7 @@ and ``Translator`` decides which session a hook belongs to.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,12 +27,9 @@ from bridge.opencode.capture.table import Rule, rule_for
 from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
 from streams.identity import Identity
-from streams.lineage import CREATED, ENDED, RESUMED, traceparent
+from streams.lineage import ENDED, traceparent
 
 __all__ = ["HOLD_S", "Drained", "Origin", "Token", "Translator"]
-
-_SEEN_EVENTS = 50_000
-"""How many bus event ids are remembered, to recognise events that a second plugin copy sends again."""
 
 
 @dataclass(slots=True)
@@ -67,7 +64,6 @@ class Translator(Parts):
     ) -> None:
         super().__init__(identity, state if state is not None else CaptureState(), clean, hold_s)
         self._waiting: dict[str, _Waiting] = {}
-        self._seen: OrderedDict[str, None] = OrderedDict()
 
     # --- called by ``sidecar/record`` ---
 
@@ -81,7 +77,7 @@ class Translator(Parts):
             self.counts[f"dropped:{source[:60]}"] += 1
             self.finish(token)
             return
-        if item.hook == "event" and self._told_before(item):
+        if (event_id := shapes.bus_id(item)) is not None and self.is_seen(event_id):
             self.counts[f"duplicate:{source[:60]}"] += 1
             self.finish(token)
             return
@@ -135,17 +131,6 @@ class Translator(Parts):
         session = self.state.sessions.get(session_id)
         if session is not None:
             self.end_dead_turn(session, at_ms)
-
-    def _told_before(self, item: HookItem) -> bool:
-        event_id = shapes.bus_id(item)
-        if event_id is None:
-            return False
-        if event_id in self._seen:
-            return True
-        self._seen[event_id] = None
-        if len(self._seen) > _SEEN_EVENTS:
-            self._seen.popitem(last=False)
-        return False
 
     # --- placing sessions ---
 
@@ -207,17 +192,7 @@ class Translator(Parts):
     ) -> None:
         session_id = info["id"]
         parent = self.state.sessions.get(text(info.get("parentID")) or "") if lineage == "child" else None
-        boot = entry.token.origin.boot_id
-        self.emit(
-            entry,
-            type_=CREATED if created else RESUMED,
-            key=session_id if created else f"{session_id}:{boot}",
-            payload=shapes.appeared(info, lineage),
-            cause=self.state.spawns.get(session_id) or (asked and asked.cause) if created else None,
-            actor=text(info.get("agent")) or "opencode",
-            stream=parent.stream if parent is not None else safe_stream(session_id),
-            trace=self.trace_at(session_id, parent, asked),
-        )
+        self.put_appeared(entry, info, lineage, parent, asked, created=created)
         for orphan in [s for s in self.state.unknown() if s.parent == session_id]:
             self.link(orphan, session_id, entry)
 
@@ -261,10 +236,6 @@ class Translator(Parts):
         self.put(entry, session, "opencode.unreadable", self.own_key(entry), payload)
 
     # --- rules for whole sessions (for the other rules, see turns.py and parts.py) ---
-
-    def session_created(self, entry: Entry, session: SessionState | None) -> bool:
-        """Do nothing, because the event was written when the session was placed."""
-        return False
 
     def session_deleted(self, entry: Entry, session: SessionState | None) -> bool:
         info = shapes.session_info(entry.item) or {}

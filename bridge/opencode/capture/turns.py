@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Entry, Late, PartTurn
+from bridge.opencode.capture.emitter import Entry, Late, PartTurn, whole_type
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
@@ -56,14 +56,9 @@ class Turns(Shells):
 
     # --- unknown items ---
 
-    def nothing(self, entry: Entry, session: SessionState | None) -> bool:
-        return False
-
     def unknown_event(self, entry: Entry, session: SessionState | None) -> bool:
         """Keep an item whole, because its type is unknown or no rule understands its shape."""
-        name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in shapes.source_of(entry.item))
-        type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
-        key = shapes.bus_id(entry.item) or self.own_key(entry)
+        type_, key = whole_type(shapes.source_of(entry.item)), shapes.bus_id(entry.item) or self.own_key(entry)
         self.put(entry, session, type_, key, shapes.whole(entry.item, type_.removeprefix("opencode.")))
         return False
 
@@ -108,16 +103,9 @@ class Turns(Shells):
             return False
         human = session.known and session.parent is None and (not parts or shapes.is_human(parts))
         agent = text(message.get("agent")) or text(mapping(entry.item.input).get("agent"))
-        self.put(
-            entry,
-            session,
-            "human.input" if human else "agent.input",
-            message_id,
-            present(message=message_id, agent=agent, model=shapes.model_of(message), parts=parts),
-            cause=None if human else self.cause_of_input(session, *(mapping(part).get("metadata") for part in parts)),
-            actor="user" if human else "opencode",
-            correlation=message_id,
-        )
+        payload = present(message=message_id, agent=agent, model=shapes.model_of(message), parts=parts)
+        cause = self.cause_of_input(session, *(mapping(part).get("metadata") for part in parts))
+        self.put_input(entry, session, message_id, payload, human=human, cause=cause)
         return False
 
     def message_removed(self, entry: Entry, session: SessionState | None) -> bool:
@@ -218,26 +206,9 @@ class Turns(Shells):
         if trigger == "unknown" and session.compacted is not None:
             # After a compaction, OpenCode continues automatically, with a user message that OpenCode itself creates.
             trigger, cause = "continuation", session.compacted
-        previous = session.handed_from(agent, trigger)
-        if previous is not None:
-            handoff = {"message": user, "from": previous, "to": agent}
-            self.put(entry, session, "agent.handoff", user, handoff, cause=cause, actor=agent, correlation=user)
-        self.put(
-            entry,
-            session,
-            "turn.started",
-            user,
-            present(
-                message=user,
-                assistant_message=message,
-                trigger=trigger,
-                agent=agent,
-                model=shapes.model_of(info) if trigger != SHELL else None,  # a `!` command asks no model
-            ),
-            cause=cause,
-            actor=agent,
-            correlation=user,
-        )
+        model = shapes.model_of(info) if trigger != SHELL else None  # a `!` command asks no model
+        payload = present(message=user, assistant_message=message, trigger=trigger, agent=agent, model=model)
+        self.put_turn_started(entry, session, payload, cause, entry)
 
     def session_idle(self, entry: Entry, session: SessionState | None) -> bool:
         """End the turn. After an abort or an error, wait, because the last parts follow and then another idle."""
@@ -290,26 +261,7 @@ class Turns(Shells):
         outcome = outcome or self._judge(session, turn)
         self._aborted.discard(turn.user_message)
         self._current.pop(session.id, None)
-        self.put(
-            entry,
-            session,
-            "turn.ended",
-            turn.user_message,
-            present(
-                message=turn.user_message,
-                outcome=outcome,
-                error=turn.error,
-                steps=turn.steps,
-                model=turn.model,
-                tokens=turn.tokens or None,
-                cost=turn.cost,
-                title=self._titles.get(session.id) or session.title,
-            ),
-            cause=turn.event_id,
-            actor=turn.agent or "opencode",
-            correlation=turn.user_message,
-            at_ms=at_ms,
-        )
+        self.put_turn_ended(entry, session, turn, outcome, self._titles.get(session.id) or session.title, at_ms)
         abort = self._aborts.pop(session.id, None)
         if abort is not None:
             self.finish(abort.entry.token)
@@ -426,47 +378,18 @@ class Turns(Shells):
         actor = (known or {}).get("agent") or (turn.agent if turn is not None else None) or "opencode"
         self.put(entry, session, "agent.error", key, payload, cause=cause, actor=actor, correlation=user)
 
-    def permission_asked(self, entry: Entry, session: SessionState | None) -> bool:
-        return self._ask_checkpoint(entry, session, "permission", "asked")
-
-    def permission_replied(self, entry: Entry, session: SessionState | None) -> bool:
-        return self._ask_checkpoint(entry, session, "permission", "replied")
-
-    def question_asked(self, entry: Entry, session: SessionState | None) -> bool:
-        return self._ask_checkpoint(entry, session, "question", "asked")
-
-    def question_replied(self, entry: Entry, session: SessionState | None) -> bool:
-        return self._ask_checkpoint(entry, session, "question", "replied")
-
-    def question_rejected(self, entry: Entry, session: SessionState | None) -> bool:
-        return self._ask_checkpoint(entry, session, "question", "rejected")
-
-    def _ask_checkpoint(self, entry: Entry, session: SessionState | None, kind: str, state: str) -> bool:
+    def ask_checkpoint(self, entry: Entry, session: SessionState | None) -> bool:
+        kind, _, state = shapes.source_of(entry.item).partition(".")
         properties = shapes.properties_of(entry.item)
-        request = properties.get("requestID") or properties["id"]
-        if session is not None and f"{request}:{state}" in session.asks:
-            self.counts["duplicate:workflow.checkpoint"] += 1
-            return False
-        content = {k: v for k, v in properties.items() if k not in ("sessionID", "requestID", "id", "tool")}
-        tool = mapping(properties.get("tool"))
-        turn = session.turn if session is not None else None
-        cause = turn.event_id if turn is not None else None
-        if state != "asked" and session is not None:
-            cause = session.asks.get(f"{request}:asked")
-        payload = {
-            **present(kind=kind, state=state, request=request, call=text(tool.get("callID"))),
-            **present(turn=turn.user_message if turn is not None else None),
-            **content,
-        }
-        self.put(
+        self.put_checkpoint(
             entry,
             session,
-            "workflow.checkpoint",
-            f"{request}:{state}",
-            payload,
-            cause=cause,
-            actor="user" if state != "asked" else turn.agent if turn is not None and turn.agent else "opencode",
-            correlation=turn.user_message if turn is not None else None,
+            session.turn if session is not None else None,
+            request=properties.get("requestID") or properties["id"],
+            kind=kind,
+            state=state,
+            content={k: v for k, v in properties.items() if k not in ("sessionID", "requestID", "id", "tool")},
+            call=text(mapping(properties.get("tool")).get("callID")),
         )
         return False
 

@@ -27,6 +27,11 @@ MOST_EDITED: Final = 200
 """How many edited files of an intent are remembered."""
 
 
+def some_of(payload: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of these fields that a payload has, and that are not null."""
+    return {name: payload[name] for name in names if payload.get(name) is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of background work. A limit on a root counts everything that one session started, at any depth.
@@ -445,39 +450,16 @@ class State:
 
 
 def intent_of(payload: Mapping[str, Any]) -> Intent:
-    return Intent(
-        id=payload["intent"],
-        prompt=payload["prompt"],
-        title=payload["title"],
-        parent=payload.get("parent"),
-        directory=payload["directory"],
-        created=payload["ts"],
-        agent=payload.get("agent"),
-        models=list(payload.get("models") or ()),
-        wall_ms=int(payload.get("wall_ms") or 0),
-        max_tokens=int(payload.get("max_tokens") or 0),
-        max_cost=float(payload.get("max_cost") or 0),
-        pid=payload.get("pid"),
-        rights=dict(payload.get("rights") or {}),
-        environment=str(payload.get("environment") or ""),
-        said=str(payload.get("said") or ""),
-        call=str(payload.get("call") or ""),
-        turn=str(payload.get("turn") or ""),
-        root=payload.get("root") or payload.get("parent") or payload["intent"],
-        depth=int(payload.get("depth") or 1),
-        starter=payload.get("starter"),
-        isolation=str(payload.get("isolation") or "shared"),
-        wake=payload.get("wake") is not False,
-        continues=dict(payload.get("continues") or {}),
-    )
+    root = payload.get("root") or payload.get("parent") or payload["intent"]
+    given = {"parent": None, **some_of(payload, *_REGISTERED)}
+    return Intent(id=payload["intent"], created=payload["ts"], root=root, **given)
+
+
+_REGISTERED: Final = (
+    *("prompt", "title", "parent", "directory", "agent", "models", "wall_ms", "max_tokens", "max_cost", "pid"),
+    *("rights", "environment", "said", "call", "turn", "depth", "starter", "isolation", "wake", "continues"),
+)
 
 
 def notice_of(payload: Mapping[str, Any]) -> Notice:
-    return Notice(
-        payload["notice"],
-        payload["session"],
-        payload["text"],
-        intent=payload.get("intent"),
-        wake=payload.get("wake", True),
-        said=payload.get("said", ""),
-    )
+    return Notice(payload["notice"], **some_of(payload, "session", "text", "intent", "wake", "said"))

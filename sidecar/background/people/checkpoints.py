@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
+from sidecar.background.intents.state import some_of
 from sidecar.background.messages import message, quoted
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import doubts
@@ -463,25 +464,13 @@ def as_row(known: Checkpoint) -> dict[str, Any]:
 
 
 def opened_as(given: dict[str, Any]) -> Checkpoint:
-    return Checkpoint(
-        id=given["checkpoint"],
-        kind=given["kind"],
-        session=given["session"],
-        text=given["text"],
-        opened=given["ts"],
-        request=given.get("request", ""),
-        effect=given.get("effect") or {},
-        questions=given.get("questions", 1),
-        options=list(given.get("options") or ()),
-        always=list(given.get("always") or ()),
-        left_out=given.get("left_out", 0),
-        tell=given.get("tell"),
-        intent=given.get("intent"),
-        work=given.get("work") or "",
-        directory=given.get("directory") or "",
-        expires=given.get("expires"),
-        default=given.get("default") or "",
-    )
+    return Checkpoint(id=given["checkpoint"], opened=given["ts"], **some_of(given, *_OPENED))
+
+
+_OPENED: Final = (
+    *("kind", "session", "text", "request", "effect", "questions", "options", "always", "left_out"),
+    *("tell", "intent", "work", "directory", "expires", "default"),
+)
 
 
 def _who(known: Checkpoint) -> dict[str, Any]:

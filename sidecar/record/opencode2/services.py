@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.emitter import Origin
 from bridge.opencode.capture.v2.translate import HostTranslator
+from sidecar.components import Tasks
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.history import History, Scope
 from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
@@ -74,11 +75,11 @@ class Services:
         self._turn = asyncio.Lock()
         self._due: dict[str, Origin] = {}
         """The sessions that could not be compared, and the process whose event asked for it."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def start(self, stack: AsyncExitStack) -> None:
-        stack.push_async_callback(self.close)
-        self._spawn(self._retry())
+        stack.push_async_callback(self._tasks.cancel)
+        self._tasks.spawn(self._retry())
 
     def owes(self) -> bool:
         """See ``Component``: whether a session is being compared."""
@@ -88,7 +89,7 @@ class Services:
         """Note a link of a plugin instance. It announces its service's registration file, and the directories whose
         sessions it records."""
         self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = _Linked(origin.pid, scope)
-        self._spawn(self._catch_up(origin, last_seq))
+        self._tasks.spawn(self._catch_up(origin, last_seq))
 
     def closed(self, origin: Origin) -> None:
         for known in self._announced.values():
@@ -104,11 +105,6 @@ class Services:
     def registrations(self) -> list[Path]:
         """The registration files that linked plugins announce."""
         return [known.path for known in self._announced.values() if known.links]
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def status(self) -> list[dict[str, Any]]:
         """Everything that ``status`` and ``doctor`` show about each service."""
@@ -263,11 +259,6 @@ class Services:
         linked = known.links.get((origin.boot_id, origin.instance))
         directories = linked.scope if linked is not None else ()
         return Scope(origin, since_ms, registration.pid, registration.written_ms, directories)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _origin(known: _Announced) -> Origin:

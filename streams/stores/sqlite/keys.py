@@ -111,14 +111,10 @@ class Keys:
     def fold(self) -> None:
         """Write the remembered digests in a separate transaction, which changes nothing if it is cut off."""
         # Take the digests from the records, because the digests in memory may include those of pruned records.
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(f"INSERT INTO keys {_NOT_FOLDED} ORDER BY key")
             self._connection.execute(_FOLDED_NOW)
-            self._connection.execute("COMMIT")
-        except BaseException:
-            self._connection.rollback()
-            raise
         self._remembered.clear()
 
 

@@ -174,13 +174,9 @@ class SqliteRemover:
 
     def _transact(self, work: Callable[[], Result]) -> Result:
         with translated(self._path, "writing"):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
                 result = work()
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.rollback()
-                raise
             self._changed()
             return result
 

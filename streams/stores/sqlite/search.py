@@ -68,15 +68,10 @@ class SearchIndex:
             return 0
         records = [record_of(row, str(self._log_path)) for row in rows]
         texts = [(record.position, payload_text(record.event).casefold()) for record in records]
-        with translated(self._path, "writing"):
+        with translated(self._path, "writing"), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._connection.executemany("INSERT INTO payloads (rowid, text) VALUES (?, ?)", texts)
-                self._connection.execute("UPDATE progress SET position = ?", [records[-1].position])
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.rollback()
-                raise
+            self._connection.executemany("INSERT INTO payloads (rowid, text) VALUES (?, ?)", texts)
+            self._connection.execute("UPDATE progress SET position = ?", [records[-1].position])
         return len(rows)
 
     def _follow_file(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bridge.opencode.capture.emitter import HOLD_S, Origin
 from bridge.opencode.capture.shapes import text
-from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.capture.state import CaptureState, remember
 from bridge.opencode.capture.v2 import shapes
 from bridge.opencode.capture.v2.rules import HostEntry, HostRules
 from bridge.opencode.capture.v2.shapes import HostEvent
@@ -200,9 +200,7 @@ class Gates(HostRules):
             self._reached.popitem(last=False)
 
     def _meet_boot(self, session_id: str, boot: str) -> None:
-        self._met[session_id, boot] = None
-        if len(self._met) > MET:
-            self._met.popitem(last=False)
+        remember(self._met, (session_id, boot), None, MET)
 
 
 def _in_order(entries: Iterable[tuple[HostEntry, HostEvent]]) -> list[tuple[HostEntry, HostEvent]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import Emitter, Entry, PartTurn
+from bridge.opencode.capture.emitter import Emitter, Entry, PartTurn, whole_type
 from bridge.opencode.capture.shapes import mapping, number, present, text, tool_started
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, SessionState, Turn
 from bridge.opencode.capture.v2 import shapes
@@ -58,11 +58,10 @@ class HostRules(Emitter):
     def unknown(self, entry: HostEntry, session: SessionState | None, event: HostEvent, memory: Memory) -> None:
         """Keep an event whole, because its type is unknown or has no counterpart in OpenCode 1."""
         self.counts[f"kept_whole:{event.type[:60]}"] += 1
-        name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in event.type)
-        type_ = "opencode." + (".".join(part for part in name.split(".") if part)[:120] or "event")
         turn = self._turn(session, memory) if session is not None else None
         cause = session.event_id if session is not None and turn is None else None
-        self.put(entry, session, type_, event.key, {"properties": event.data}, cause=cause, turn=turn)
+        payload = {"properties": event.data}
+        self.put(entry, session, whole_type(event.type), event.key, payload, cause=cause, turn=turn)
 
     # --- inputs and turns ---
 
@@ -78,22 +77,15 @@ class HostRules(Emitter):
             return
         human = given.kind == "user" and session.known and session.parent is None
         human = human and "durable_stream" not in given.metadata
-        self.put(
-            entry,
-            session,
-            "human.input" if human else "agent.input",
-            message,
-            present(
-                message=message,
-                parts=given.parts,
-                synthetic=(given.kind == "synthetic") or None,
-                delivery=given.delivery,
-                metadata=given.metadata or None,
-            ),
-            cause=None if human else self._cause_of_input(session, given),
-            actor="user" if human else "opencode",
-            correlation=message,
+        payload = present(
+            message=message,
+            parts=given.parts,
+            synthetic=(given.kind == "synthetic") or None,
+            delivery=given.delivery,
+            metadata=given.metadata or None,
         )
+        cause = self._cause_of_input(session, given)
+        self.put_input(entry, session, message, payload, human=human, cause=cause)
 
     def _cause_of_input(self, session: SessionState, given: shapes.Input) -> str | None:
         child = text(given.metadata.get("childID"))
@@ -150,26 +142,9 @@ class HostRules(Emitter):
         # A compaction's event names no agent. In the turn of a prompt it is the session's agent, otherwise OpenCode.
         agent = text(event.data.get("agent")) or (session.agent if trigger == "prompt" else None) or "opencode"
         cause = session.inputs.get(message) or session.last_end or session.event_id
-        begun, previous = replace_time(entry, at_ms or entry.item.t), session.handed_from(agent, trigger)
-        if previous is not None:
-            handoff, handed = {"message": message, "from": previous, "to": agent}, replace_seq(begun, None)
-            self.put(handed, session, "agent.handoff", message, handoff, cause=cause, actor=agent, correlation=message)
-        self.put(
-            begun,
-            session,
-            "turn.started",
-            message,
-            present(
-                message=message,
-                assistant_message=shapes.message_id(event),
-                trigger=trigger,
-                agent=agent,
-                model=_model(event.data),
-            ),
-            cause=cause,
-            actor=agent,
-            correlation=message,
-        )
+        begun, first, model = replace_time(entry, at_ms or entry.item.t), shapes.message_id(event), _model(event.data)
+        payload = present(message=message, assistant_message=first, trigger=trigger, agent=agent, model=model)
+        self.put_turn_started(begun, session, payload, cause, replace_seq(begun, None))
 
     def execution_succeeded(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self._end_execution(entry, session, memory, "completed")
@@ -203,28 +178,8 @@ class HostRules(Emitter):
             self._start_turn(replace_seq(entry, None), session, event, memory, answered.message, "prompt", answered.t)
 
     def end_turn(self, entry: HostEntry, session: SessionState, outcome: str | None) -> None:
-        turn = session.turn
-        if turn is None:
-            return
-        self.put(
-            entry,
-            session,
-            "turn.ended",
-            turn.user_message,
-            present(
-                message=turn.user_message,
-                outcome=outcome or _judge(turn),
-                error=turn.error,
-                steps=turn.steps,
-                model=turn.model,
-                tokens=turn.tokens or None,
-                cost=turn.cost,
-                title=session.title,
-            ),
-            cause=turn.event_id,
-            actor=turn.agent or "opencode",
-            correlation=turn.user_message,
-        )
+        if (turn := session.turn) is not None:
+            self.put_turn_ended(entry, session, turn, outcome or _judge(turn), session.title)
 
     # --- steps, outputs, errors ---
 
@@ -320,16 +275,8 @@ class HostRules(Emitter):
         begin = replace_time(replace_seq(entry, None), began)
         human = session.known and session.parent is None
         if message not in session.inputs:
-            self.put(
-                begin,
-                session,
-                "human.input" if human else "agent.input",
-                message,
-                present(message=message, shell=command or ""),
-                cause=None if human else self.state.spawns.get(session.id),
-                actor="user" if human else "opencode",
-                correlation=message,
-            )
+            payload, cause = present(message=message, shell=command or ""), self.state.spawns.get(session.id)
+            self.put_input(begin, session, message, payload, human=human, cause=cause)
         own = session.turn is None and memory.turn is None
         if own:
             payload = present(message=message, trigger=SHELL, agent="opencode")
@@ -410,21 +357,8 @@ class HostRules(Emitter):
             self.unknown(entry, session, event, memory)
             return
         request, kind, state, content = found
-        if f"{request}:{state}" in session.asks:
-            self.counts["duplicate:workflow.checkpoint"] += 1
-            return
         turn = self._turn(session, memory)
-        cause = session.asks.get(f"{request}:asked") if state != "asked" else None
-        self.put(
-            entry,
-            session,
-            "workflow.checkpoint",
-            f"{request}:{state}",
-            {**present(kind=kind, state=state, request=request, turn=self._message(session, memory)), **content},
-            cause=cause,
-            actor="user" if state != "asked" else None,
-            turn=turn,
-        )
+        self.put_checkpoint(entry, session, turn, request=request, kind=kind, state=state, content=content)
 
     def _put_in_turn(
         self,

@@ -13,7 +13,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "created",
         "event",
-        "created",
+        "nothing",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
         "The service's API describes the first session of a process, which is older than the plugin. `tool.progress` "
@@ -23,7 +23,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "forked",
         "event",
-        "created",
+        "nothing",
         ("lifecycle.session.created",),
         "the session",
         "A root session; `fork` names its origin, whose messages are not recorded again.",

@@ -18,9 +18,9 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, safe_stream, trace_of
-from bridge.opencode.capture.shapes import appeared, mapping, number, present, text
-from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState
+from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, trace_of
+from bridge.opencode.capture.shapes import mapping, number, present, text
+from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState, remember
 from bridge.opencode.capture.v2 import shapes
 from bridge.opencode.capture.v2.gates import MET, Called, Gate, Gates
 from bridge.opencode.capture.v2.memory import Memory
@@ -39,7 +39,6 @@ HOOK = "service"
 SESSION_HOOK = "service.session"
 """The hook name of an item that describes a session which began before the plugin was loaded."""
 
-_SEEN_EVENTS = 50_000
 _REBUILT = 50_000
 _FAULTS = (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
@@ -70,7 +69,6 @@ class HostTranslator(Gates):
         """By session and process: the events of another process may come in between, and earlier or later than they
         happened."""
         self._infos: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._seen: OrderedDict[str, None] = OrderedDict()
         self._rebuilt: OrderedDict[str, None] = OrderedDict()
         """The keys of what was rebuilt: the plugin's events of it may come later, and then add nothing."""
         self._excluded: set[str] = set()
@@ -85,7 +83,7 @@ class HostTranslator(Gates):
             return
         event = read_event_of(item)
         entry = HostEntry(token, HookItem(item.hook, event.t or item.t), event.id, event.seq)
-        if event.id is not None and self._is_seen(event.id):
+        if event.id is not None and self.is_seen(event.id):
             self.counts[f"duplicate:{event.type[:60]}"] += 1
             self.finish(token)
         elif event.session is None:
@@ -169,9 +167,7 @@ class HostTranslator(Gates):
         ids: dict[str, str] = {}
         count = 0
         for event in rebuilt:
-            self._rebuilt[event.idempotency_key] = None
-            if len(self._rebuilt) > _REBUILT:
-                self._rebuilt.popitem(last=False)
+            remember(self._rebuilt, event.idempotency_key, None, _REBUILT)
             if (there := known.get(event.idempotency_key)) is not None:
                 ids[event.id] = there
                 continue
@@ -218,23 +214,13 @@ class HostTranslator(Gates):
     def _describe(self, token: Token, info: dict[str, Any]) -> None:
         session_id = text(info.get("id"))
         if session_id is not None:
-            self._infos[session_id] = info
-            if len(self._infos) > MET:
-                self._infos.popitem(last=False)
+            remember(self._infos, session_id, info, MET)
             for (waiting, boot), gate in list(self._gates.items()):
                 if waiting == session_id:
                     gate.info = info
                     if gate.is_compared:
                         self._open_compared(session_id, boot)
         self.finish(token)
-
-    def _is_seen(self, event_id: str) -> bool:
-        if event_id in self._seen:
-            return True
-        self._seen[event_id] = None
-        if len(self._seen) > _SEEN_EVENTS:
-            self._seen.popitem(last=False)
-        return False
 
     def _of_no_session(self, entry: HostEntry, event: HostEvent) -> None:
         if not event.type:
@@ -334,17 +320,8 @@ class HostTranslator(Gates):
         lineage = "child" if parent is not None else "root" if is_known and parent_id is None else "unknown"
         if lineage == "unknown":
             self.counts["lineage_unknown"] += 1
-        boot = entry.token.origin.boot_id
-        self.emit(
-            entry,
-            type_=type_,
-            key=session_id if type_ == CREATED else f"{session_id}:{boot}",
-            payload={**appeared(info, lineage), **present(fork=shapes.origin_of(info))},
-            cause=self.state.spawns.get(session_id) or (asked and asked.cause) if type_ == CREATED else None,
-            actor=text(info.get("agent")) or "opencode",
-            stream=parent.stream if parent is not None else safe_stream(session_id),
-            trace=self.trace_at(session_id, parent, asked),
-        )
+        info = {**info, "fork": shapes.origin_of(info)}
+        self.put_appeared(entry, info, lineage, parent, asked, created=type_ == CREATED)
 
     def _meet(self, session: SessionState, entry: HostEntry, event: HostEvent) -> None:
         boot = entry.token.origin.boot_id
@@ -373,9 +350,6 @@ class HostTranslator(Gates):
         )
         cause = parent.turns.get(message or "")
         self.put(replace_seq(entry, None), parent, "agent.spawned", child, payload, cause=cause, turn=turn)
-
-    def created(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        """Does nothing, because the event was written when the session was placed."""
 
     def deleted(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         if not session.ended:
