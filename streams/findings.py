@@ -72,26 +72,8 @@ class Summary:
         return asdict(self)
 
 
-class FindingQueue:
-    """Findings waiting to be reported, in order. The length is the number of waiting findings."""
-
-    def __init__(self, summary: Summary) -> None:
-        """``summary`` counts each finding as it is added."""
-        self._summary = summary
-        self._waiting: list[Finding] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, finding: Finding | None) -> None:
-        if finding is not None:
-            self._waiting.append(finding)
-            self._summary.findings += 1
-
-    def drain(self) -> list[Finding]:
-        """Return and remove the waiting findings."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-    def clear(self) -> None:
-        self._waiting.clear()
+def drained(waiting: list[Finding]) -> list[Finding]:
+    """Remove and return the findings that wait to be reported, in order."""
+    found = waiting.copy()
+    waiting.clear()
+    return found

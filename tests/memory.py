@@ -9,7 +9,7 @@ import orjson
 
 from streams.errors import StoreClosed
 from streams.event import StreamEvent
-from streams.hashing import GENESIS, Encoded
+from streams.hashing import GENESIS
 from streams.query import Filter
 from streams.retention import (
     NOTHING_REMOVED,
@@ -27,22 +27,11 @@ from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_even
 from streams.stores.hints import checked_name
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
-from streams.stores.plan import KnownRecord, Placed, PrunedRecord, Request, as_record, encode_batch, plan
+from streams.stores.plan import Known, Placed, Request, as_record, encode_batch, plan
 
 
 def _with(ranges: Ranges, more: Sequence[Placed]) -> Ranges:
     return Ranges([*ranges.pairs(), *((placed.position, placed.position + 1) for placed in more)])
-
-
-class _PlacedRecord:
-    def __init__(self, placed: Placed) -> None:
-        self._placed = placed
-
-    def equals(self, encoded: Encoded) -> bool:
-        return self._placed.encoded.body() == encoded.body()
-
-    def first(self, encoded: Encoded) -> Record:
-        return _stored(self._placed)
 
 
 def _stored(placed: Placed) -> Record:
@@ -87,11 +76,9 @@ class MemoryStore:
         base = self._removal.bases.get(stream_id)
         return (0, GENESIS) if base is None else (base.offset, base.hash)
 
-    def known(self, key: str) -> KnownRecord | None:
+    def known(self, key: str) -> Known | None:
         found = self._keys.get(key)
-        if found is None:
-            return None
-        return PrunedRecord(found) if isinstance(found, Entry) else _PlacedRecord(found)
+        return _stored(found) if isinstance(found, Placed) else found
 
     async def append(
         self,

@@ -60,7 +60,7 @@ def lost_findings(store: Path, last: int) -> list[Finding]:
     hint that was set aside when the log was opened.
     """
     hints = Hints(store)
-    ahead = [HintAhead(name, last, position) for name, position in hints.known() if position > last]
+    ahead = [HintAhead(name, last, position) for name, position in hints.known().items() if position > last]
     found = []
     for name, after, until in [*ahead, *hints.lost()]:
         records = f"record {until} was" if until == after + 1 else f"records {after + 1} to {until} were"

@@ -41,7 +41,7 @@ def leftovers(store: Path) -> list[str]:
     """
     manifest = read_manifest(store)
     hints = Hints(store)
-    whole = {hint.name for hint in hints.known()}
+    whole = hints.known()
     found = [*_drafts(store, manifest), *(f"hints/{path.name}" for path in hints.files() if path.name not in whole)]
     if manifest is not None:
         kept = manifest.kept.backend if manifest.kept is not None else None
@@ -83,12 +83,11 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
             stores[backend] = StoreFacts(await _head(store, backend))
     truth, head = _log_of(manifest, stores)
     hints = Hints(store)
-    known = hints.known()
-    whole = {hint.name for hint in known}
+    whole = hints.known()
     ahead = {f"hints/{name}": until for name, _, until in hints.lost()}
     if truth is not None and (stores[truth].is_sound or stores[truth].only_indexes):
         # A hint beyond head is wrong only if the log is sound: a damaged log may reach it once restored from a backup.
-        ahead |= {f"hints/{name}": until for name, until in known if until > head}
+        ahead |= {f"hints/{name}": until for name, until in whole.items() if until > head}
     return Facts(
         manifest=manifest,
         manifest_is_damaged=damaged,

@@ -82,6 +82,7 @@ class Verification:
         try:
             async for finding in self._of_backend.run():
                 self._refuse_deleted()
+                found += 1
                 yield finding
         except (StreamError, OSError):
             self._refuse_deleted()
@@ -92,7 +93,7 @@ class Verification:
             for lost in lost_findings(self._store, last):
                 found += 1
                 yield lost
-        self.summary.findings += found
+        self.summary.findings = found
 
     def _refuse_deleted(self) -> None:
         if not self._may_move:

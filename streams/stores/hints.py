@@ -35,17 +35,6 @@ another thread. One lock for all stores is enough, because a change takes well u
 NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
-class _Header(NamedTuple):
-    crc: int
-    version: int
-    position: int
-
-
-class IntactHint(NamedTuple):
-    name: str
-    position: int
-
-
 class HintAhead(NamedTuple):
     """A hint that shows that the log once reached position ``until``. The log has lost the records after ``after``."""
 
@@ -85,10 +74,10 @@ class Hints:
                 if found is None or found.state:
                     path.unlink()
 
-    def known(self) -> list[IntactHint]:
-        """All undamaged hints, sorted by name."""
+    def known(self) -> dict[str, int]:
+        """The positions of all undamaged hints, by their names in order."""
         found = [(path.name, self._read(path.name)) for path in self.files()]
-        return [IntactHint(name, hint.position) for name, hint in found if hint is not None]
+        return {name: hint.position for name, hint in found if hint is not None}
 
     def files(self) -> list[Path]:
         if not self._directory.is_dir():
@@ -101,7 +90,7 @@ class Hints:
         Once the log has grown that far again, such a hint would refer to different records. A hint set aside stays next
         to the valid hints, so that ``verify`` can report the loss.
         """
-        for name, known in self.known():
+        for name, known in self.known().items():
             if known > position:
                 (self._directory / name).replace(self._directory / f"{name}{_LOST}{position}")
         return self.lost()
@@ -120,11 +109,12 @@ class Hints:
         except FileNotFoundError:
             return None
         try:
-            fields = _Header(**orjson.loads(header))
+            fields = orjson.loads(header)
+            version, position = fields["version"], fields["position"]
             # The checksum also covers the version and the position, so a change in either counts as damage.
-            if newline and fields.crc == _crc(fields.version, fields.position, state):
-                return Snapshot(fields.version, fields.position, state)
-        except (orjson.JSONDecodeError, TypeError):
+            if newline and fields["crc"] == _crc(version, position, state):
+                return Snapshot(version, position, state)
+        except (orjson.JSONDecodeError, TypeError, KeyError):
             return None
         return None
 

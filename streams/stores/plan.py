@@ -6,9 +6,9 @@ as they will be after all earlier plans, because the appends of one group commit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict
 from streams.event import StreamEvent
@@ -52,44 +52,26 @@ class Tails(Protocol):
     def tail(self, stream_id: str) -> tuple[int, bytes]:
         """(next offset, last hash) of a stream; (0, GENESIS) for a new one."""
 
-    def known(self, key: str) -> KnownRecord | None:
+    def known(self, key: str) -> Known | None:
         """The record stored or already planned under a key; ``None`` if the key is new."""
 
 
-class KnownRecord(Protocol):
-    """The record of a known key."""
-
-    def equals(self, encoded: Encoded) -> bool:
-        """True if an event with the same key has the stored event's type, stream, actor and payload."""
-
-    def first(self, encoded: Encoded) -> Placed | Record:
-        """The stored record. If it was pruned: a record with the pruned record's numbers and the given event."""
+Known: TypeAlias = Placed | Record | Entry
+"""What is stored or planned under a known key: a new or a stored record, or what is left of a pruned one."""
 
 
-class StoredRecord:
-    """``KnownRecord`` for a record that still exists; ``read`` returns the record and is called only when needed."""
-
-    def __init__(self, read: Callable[[], Placed | Record]) -> None:
-        self._read = read
-
-    def equals(self, encoded: Encoded) -> bool:
-        return _body_of(self._read()) == encoded.body()
-
-    def first(self, encoded: Encoded) -> Placed | Record:
-        return self._read()
+def _equals(known: Known, encoded: Encoded) -> bool:
+    """True if an event with the same key has the stored event's type, stream, actor and payload."""
+    if isinstance(known, Entry):
+        return known.body == body_digest(encoded.body())
+    return _body_of(known) == encoded.body()
 
 
-class PrunedRecord:
-    """``KnownRecord`` for a pruned record, of which only an entry is left."""
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-
-    def equals(self, encoded: Encoded) -> bool:
-        return self._entry.body == body_digest(encoded.body())
-
-    def first(self, encoded: Encoded) -> Record:
-        return Record(encoded.event, self._entry.offset, self._entry.position, self._entry.hash.hex())
+def _first(known: Known, encoded: Encoded) -> Placed | Record:
+    """The stored record. If it was pruned: a record with the pruned record's numbers and the given event."""
+    if isinstance(known, Entry):
+        return Record(encoded.event, known.offset, known.position, known.hash.hex())
+    return known
 
 
 def _body_of(first: Placed | Record) -> tuple[str, str, str, str]:
@@ -145,8 +127,8 @@ def plan(request: Request, tails: Tails) -> Plan:
     for encoded, earlier in zip(request.batch, known, strict=True):
         event = encoded.event
         if earlier is not None:
-            result.differences += not earlier.equals(encoded)
-            result.answers.append(as_duplicate(earlier.first(encoded)))
+            result.differences += not _equals(earlier, encoded)
+            result.answers.append(as_duplicate(_first(earlier, encoded)))
             continue
         if event.idempotency_key in in_batch:
             first = in_batch[event.idempotency_key]
@@ -163,7 +145,7 @@ def plan(request: Request, tails: Tails) -> Plan:
     return result
 
 
-def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[KnownRecord | None]) -> None:
+def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -> None:
     found = [k for k in known if k is not None]
     keys = [encoded.event.idempotency_key for encoded in batch]
     if len(set(keys)) != len(keys):
@@ -176,11 +158,11 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[KnownRecord | No
             f"{len(found)} of the batch's {len(batch)} keys are already stored, but the others are not",
         )
     for encoded, earlier in zip(batch, known, strict=True):
-        if earlier is not None and not earlier.equals(encoded):
+        if earlier is not None and not _equals(earlier, encoded):
             raise IdempotencyConflict(encoded.event.idempotency_key, "it is already stored with another body")
 
 
-def _check_expected(request: Request, known: Sequence[KnownRecord | None], tails: Tails) -> None:
+def _check_expected(request: Request, known: Sequence[Known | None], tails: Tails) -> None:
     if all(k is not None for k in known):
         return
     for stream_id, expected in request.expected.items():

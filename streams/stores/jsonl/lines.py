@@ -35,6 +35,7 @@ class EventKeys(msgspec.Struct):
     id: str
     stream_id: str
     idempotency_key: str
+    ts: int
 
 
 class LineKeys(msgspec.Struct):

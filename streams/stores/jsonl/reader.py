@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import aiofiles
-import msgspec
 import orjson
 
 from streams.errors import CorruptLog
@@ -143,8 +142,7 @@ class JsonlReader:
         """See ``StreamStore.sizes``. Scans the log."""
         tally = Tally()
         async for located in self._located_lines(NOTHING):
-            _check_line(located)
-            line = _sizes_decoder.decode(located.line)
+            line = _checked(parse_keys, located)
             tally.add(line.event.stream_id, line.offset, line.event.ts, event_bytes(located.line))
         return tally.sizes()
 
@@ -299,19 +297,6 @@ def _has_hash(line: bytes, hash_: str) -> bool:
 
 def _says(line: bytes, position: int) -> bool:
     return b',"position":%d,"tx":[' % position in line[-56:]
-
-
-class _TimedEvent(msgspec.Struct):
-    stream_id: str
-    ts: int
-
-
-class _TimedLine(msgspec.Struct):
-    event: _TimedEvent
-    offset: int
-
-
-_sizes_decoder = msgspec.json.Decoder(_TimedLine)
 
 
 class _Mark(NamedTuple):

@@ -32,7 +32,7 @@ from streams.stores.jsonl.lookup import Lookup
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.jsonl.writer import JsonlWriter
 from streams.stores.keys import key_digest
-from streams.stores.plan import KnownRecord, Placed, Plan, StoredRecord, as_record, plan
+from streams.stores.plan import Known, Placed, Plan, as_record, plan
 from streams.stores.stored import Stored
 
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -113,12 +113,12 @@ class JsonlStore(GroupedStore, JsonlReader):
         tail = self._index.streams.get(stream_id)
         return (0, GENESIS) if tail is None else (tail.next_offset(), tail.hash)
 
-    def known(self, key: str) -> KnownRecord | None:
+    def known(self, key: str) -> Known | None:
         position = self._index.keys.get(key_digest(key))
         if position is None:
             return None
         # Look in ``_fresh`` first, because a record of the current commit cannot be read from disk yet.
-        return StoredRecord(lambda: self._fresh.get(position) or self._lookup.records_at([position])[0])
+        return self._fresh.get(position) or self._lookup.records_at([position])[0]
 
     # --- writing ---
 

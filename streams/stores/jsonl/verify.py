@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from streams.findings import Finding, FindingQueue, Kind, Summary
+from streams.findings import Finding, Kind, Summary, drained
 from streams.hashing import canonical
 from streams.retention import NOTHING_REMOVED, payload_fault
 from streams.store import NOTHING
@@ -62,7 +62,7 @@ class JsonlVerification:
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
     """The last position that the log reached, set at the end; ``None`` if unknown."""
-    _found: FindingQueue = field(init=False)
+    _found: list[Finding] = field(default_factory=list)
     _chains: Chains = field(default_factory=lambda: Chains({}))
     _last: int = NOTHING
     """The highest position read so far."""
@@ -75,9 +75,6 @@ class JsonlVerification:
     """First position and count of the batch being read; (0, 0) between batches."""
     _batch_line: int = 0
     _batch_size: int = 0
-
-    def __post_init__(self) -> None:
-        self._found = FindingQueue(self.summary)
 
     def size(self) -> int:
         total = 0
@@ -109,13 +106,13 @@ class JsonlVerification:
             async for data, whole in self._lines(place):
                 place.line += 1
                 torn = self._take(place, data, whole, head, limit)
-                for finding in self._found.drain():
+                for finding in drained(self._found):
                     yield finding
                 if torn:
                     break
         self._finish(segments, head, writing)
         self.furthest = max(self._next_expected() - 1, self.summary.head)
-        for finding in self._found.drain():
+        for finding in drained(self._found):
             yield finding
 
     # --- one line ---
@@ -242,7 +239,7 @@ class JsonlVerification:
     def _find(
         self, kind: Kind, file: Path, line: int | None, position: int | None, reason: str, stream_id: str | None = None
     ) -> None:
-        self._found.add(Finding(kind, str(file), line, position, stream_id, reason))
+        self._found.append(Finding(kind, str(file), line, position, stream_id, reason))
 
 
 def _parse(data: bytes) -> tuple[_Line, bool]:

@@ -20,10 +20,10 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from streams.errors import CorruptLog, StoreLocked, StreamError
-from streams.findings import Kind
+from streams.findings import Finding
 from streams.store import NOTHING
 from streams.stores.disk import Disk
 from streams.stores.head import Head, format_head, read_head
@@ -35,14 +35,6 @@ HEAD_FILE: Final = "sqlite-head"
 
 _AT: Final = "SELECT hash FROM records WHERE position = ?"
 _LAST: Final = "SELECT position, hash FROM records ORDER BY position DESC LIMIT 1"
-
-
-class HeadFault(NamedTuple):
-    """How a log contradicts its head file."""
-
-    kind: Kind
-    position: int
-    reason: str
 
 
 class HeadFile:
@@ -89,7 +81,7 @@ def make_head_file(store: Path) -> bool:
     connection = connect_to_read(path, len(STEPS), alone=True)
     try:
         with translated(path, "opening"):
-            _refuse(path, None if known is None else _fault(connection, known))
+            _refuse(None if known is None else _fault(path, connection, known))
             was_made = connection is not None and head_of(connection) > NOTHING
     finally:
         if connection is not None:
@@ -123,20 +115,20 @@ def holds_known_log(store: Path, *, alone: bool = False) -> bool:
         if connection is None:
             return False
         try:
-            fault = None if known is None else _fault(connection, known)
+            fault = None if known is None else _fault(path, connection, known)
         except sqlite3.Error:
             return True
         finally:
             connection.close()
         if fault is None or read_head(store / HEAD_FILE) == known:
-            _refuse(path, fault)
+            _refuse(fault)
             return True
         # The head file now belongs to another log, so look again: the log that we opened was migrated, its store was
         # discarded, and a new log began here.
 
 
-def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
-    """The fault of a log that ends at ``last``, if any. Pure.
+def head_fault(path: Path, known: Head, last: int, hash_: bytes | None) -> Finding | None:
+    """How a log that ends at ``last`` contradicts its head file, if it does. Pure.
 
     ``hash_`` is the hash of the log's record at the head file's position; ``None`` if that record was pruned.
     """
@@ -144,25 +136,25 @@ def head_fault(known: Head, last: int, hash_: bytes | None) -> HeadFault | None:
     if end >= first:
         lost = f"record {end} was written and is" if end == first else f"records {first} to {end} were written and are"
         reason = f"{lost} missing: {LOG_FILE}-wal was deleted, cut or damaged, or {LOG_FILE} is an older copy"
-        return HeadFault("missing", first, reason)
+        return Finding("missing", str(path), first + 1, first, None, reason)
     if known.hash and hash_ is not None and hash_.hex() != known.hash:
         reason = f"it is not the record named in {HEAD_FILE}: {LOG_FILE} is another log or was changed"
-        return HeadFault("tampered", known.position, reason)
+        return Finding("tampered", str(path), known.position + 1, known.position, None, reason)
     return None
 
 
-def _fault(connection: sqlite3.Connection | None, known: Head) -> HeadFault | None:
+def _fault(path: Path, connection: sqlite3.Connection | None, known: Head) -> Finding | None:
     if connection is None:
-        return head_fault(known, NOTHING, None)
+        return head_fault(path, known, NOTHING, None)
     connection.execute("BEGIN")
     try:
         last = head_of(connection)
         row = connection.execute(_AT, [known.position]).fetchone()
     finally:
         connection.execute("COMMIT")
-    return head_fault(known, last, None if row is None else row[0])
+    return head_fault(path, known, last, None if row is None else row[0])
 
 
-def _refuse(path: Path, fault: HeadFault | None) -> None:
+def _refuse(fault: Finding | None) -> None:
     if fault is not None:
-        raise CorruptLog(str(path), fault.position + 1, fault.position, fault.reason)
+        raise CorruptLog(fault.file, fault.line, fault.position, fault.reason)

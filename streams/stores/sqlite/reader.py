@@ -152,7 +152,7 @@ class SqliteReader:
         return await asyncio.to_thread(self._with_log, lambda connection: _tails(connection, among), {})
 
     async def removal(self) -> Removal:
-        return await asyncio.to_thread(self._with_log, _removal, Removal())
+        return await asyncio.to_thread(self._with_log, load, Removal())
 
     async def removed(self) -> dict[str, StreamRemoval]:
         return (await self.removal()).gone()
@@ -406,10 +406,6 @@ def _place(path: Path) -> tuple[int, int] | None:
         found = path.stat()
         return found.st_dev, found.st_ino
     return None
-
-
-def _removal(connection: sqlite3.Connection) -> Removal:
-    return load(connection)
 
 
 def _tails(connection: sqlite3.Connection, among: Collection[str] | None) -> dict[str, tuple[int, bytes]]:

@@ -23,11 +23,9 @@ from streams.store import Record
 from streams.stores.commit import GroupCommit, GroupedStore, Pending, WouldStall
 from streams.stores.keys import key_digest
 from streams.stores.plan import (
-    KnownRecord,
+    Known,
     Placed,
     Plan,
-    PrunedRecord,
-    StoredRecord,
     as_record,
     plan,
 )
@@ -154,19 +152,17 @@ class SqliteStore(GroupedStore, SqliteReader):
             self._tails[stream_id] = tail
         return tail
 
-    def known(self, key: str) -> KnownRecord | None:
+    def known(self, key: str) -> Known | None:
         digest = self._digests[key]
         fresh = self._fresh.get(digest)
         if fresh is not None:
-            return StoredRecord(lambda: fresh)
+            return fresh
         if digest in self._stored:
             where = [self._stored[digest], digest]
             row = self._writing.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
             if row is not None:  # no row: the record was pruned
-                found = record_of(row, str(self._path))
-                return StoredRecord(lambda: found)
-        entry = find(self._writing, digest) if self._has_entries else None
-        return None if entry is None else PrunedRecord(entry)
+                return record_of(row, str(self._path))
+        return find(self._writing, digest) if self._has_entries else None
 
     # --- writing ---
 

@@ -22,7 +22,7 @@ from zlib import crc32
 import orjson
 
 from streams.errors import ForeignStore, StoreUnavailable
-from streams.findings import Finding, FindingQueue, Kind, Summary
+from streams.findings import Finding, Kind, Summary, drained
 from streams.hashing import canonical, is_digest
 from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
@@ -98,7 +98,7 @@ class SqliteVerification:
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
     """The last position that the log reached, set at the end; ``None`` if unknown."""
-    _found: FindingQueue = field(init=False)
+    _found: list[Finding] = field(default_factory=list)
     _told: set[Finding] = field(default_factory=set)
     _removal: Removal = NOTHING_REMOVED
     _chains: Chains = field(default_factory=lambda: Chains({}))
@@ -113,9 +113,6 @@ class SqliteVerification:
     """Positions and streams according to the index; filled once a row is unreadable."""
     _scanned: int = NOTHING
     """The last position read one by one."""
-
-    def __post_init__(self) -> None:
-        self._found = FindingQueue(self.summary)
 
     @property
     def _path(self) -> Path:
@@ -140,8 +137,8 @@ class SqliteVerification:
         else:
             if self._head is None and connection is not None:
                 lost_head = await in_thread(lost_head_file, self.store, connection, interrupt=connection.interrupt)
-                self._found.add(lost_head)
-        for finding in self._found.drain():
+                self._found += [lost_head] if lost_head is not None else []
+        for finding in drained(self._found):
             self._told.add(finding)
             yield finding
         if connection is None:
@@ -170,14 +167,13 @@ class SqliteVerification:
             connection.close()
         self.summary.streams = self._chains.kept
         self.summary.head = self._removal.ranges.following(self._last + 1) - 1
-        fault = None if self._head is None else head_fault(self._head, self.summary.head, self._hash_at_head)
-        if fault is not None:
-            self._find(fault.kind, fault.position, None, fault.reason)
+        if self._head is not None:
+            fault = head_fault(self._path, self._head, self.summary.head, self._hash_at_head)
+            self._found += [fault] if fault is not None else []
         self.furthest = self.summary.head
-        for finding in self._found.drain():
+        for finding in drained(self._found):
             self._told.add(finding)
             yield finding
-        self.summary.findings = len(self._told)
 
     def _is_right(self, connection: ReadConnection) -> bool:
         return connection.is_right(self._path)
@@ -228,7 +224,7 @@ class SqliteVerification:
             self.summary.bytes += fetched
             if self.progress is not None:
                 self.progress(fetched)
-            for finding in self._found.drain():
+            for finding in drained(self._found):
                 yield finding
         if self._batch != (0, 0):
             self._find("missing", self._last + 1, None, "the last batch is incomplete")
@@ -236,7 +232,7 @@ class SqliteVerification:
         if following < end:
             self._find("missing", following, None, f"records {following} to {end - 1} at the end are missing")
         await in_thread(self._check_file, connection, interrupt=connection.interrupt)
-        for finding in self._found.drain():
+        for finding in drained(self._found):
             yield finding
 
     def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
@@ -390,7 +386,7 @@ class SqliteVerification:
 
     def _find(self, kind: Kind, position: int | None, stream: str | None, reason: str) -> None:
         line = None if position is None else position + 1
-        self._found.add(Finding(kind, str(self._path), line, position, stream, reason))
+        self._found.append(Finding(kind, str(self._path), line, position, stream, reason))
 
     def _find_in_file(self, faults: Iterable[str]) -> None:
         for fault in faults:
