@@ -48,6 +48,16 @@ def cut_middle(text: str, most: int) -> tuple[str, int]:
     return f"{text[: kept - kept // 2]} … {left} characters left out … {text[len(text) - kept // 2 :]}", left
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def kept_text(records: int, pruned: int) -> str:
+    """How many records there are, and how many were pruned: ``12 records (3 pruned)``."""
+    return f"{counted(records, 'record')}{f' ({pruned} pruned)' if pruned else ''}"
+
+
 def printable(text: str) -> str:
     """``text`` with its line breaks, but without escape sequences, control characters and format characters.
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.care.checks import Check, diagnose
+from sidecar.care.checks.check import Check
+from sidecar.care.checks.table import diagnose
 from sidecar.cli.shared.state import gather_status
 from sidecar.home import Home
 from sidecar.install.plugin import Target, install, shim_path

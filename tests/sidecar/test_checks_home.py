@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.care.checks import Check, diagnose
 from sidecar.care.checks import home as at_home
-from sidecar.care.checks.check import scene_of
+from sidecar.care.checks.check import Check, scene_of
 from sidecar.care.checks.mending import mend
+from sidecar.care.checks.table import diagnose
 from sidecar.home import Home, SidecarInfo
 from streams.event import StreamEvent
 from streams.identity import system_identity

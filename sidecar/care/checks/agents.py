@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sidecar.care.checks.check import Check, Scene, counted
+from sidecar.care.checks.check import Check, Scene
 from sidecar.read.telling.agents import Trouble, agent_troubles
+from sidecar.read.wording import counted
 
 _RESERVED: Final = "reserved_keys"
 _UNSENT: Final = "cmd_unsent:"

@@ -178,13 +178,3 @@ def again(target: Target) -> str:
     """The hint that names the command to rewrite a target's plugin file."""
     where = f" --project {target.config.parent}" if target.scope == "project" else ""
     return f"run `durable-stream install{where}` again"
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def kept_text(records: int, pruned: int) -> str:
-    """How many records there are, and how many were pruned: ``12 records (3 pruned)``."""
-    return f"{counted(records, 'record')}{f' ({pruned} pruned)' if pruned else ''}"

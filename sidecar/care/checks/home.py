@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from sidecar.care.checks.asking import CONFIG_CHANGED, spool_size
-from sidecar.care.checks.check import Check, Fix, Scene, counted
+from sidecar.care.checks.check import Check, Fix, Scene
 from sidecar.home import Home
 from sidecar.private_files import HomeError
+from sidecar.read.wording import counted
 from streams.log.directory import LOCK
 from streams.query import describe_span
 

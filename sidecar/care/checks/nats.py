@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sidecar.care.checks.check import Check, Scene, counted
+from sidecar.care.checks.check import Check, Scene
+from sidecar.read.wording import counted
 
 if TYPE_CHECKING:
     from sidecar.config import NatsConfig

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from sidecar.care.checks.asking import torn_files
-from sidecar.care.checks.check import Check, Scene, Survey, counted, kept_text
+from sidecar.care.checks.check import Check, Scene, Survey
 from sidecar.home import Home
 from sidecar.read.select import catalog_of
-from sidecar.read.wording import bytes_text
+from sidecar.read.wording import bytes_text, counted, kept_text
 from streams.errors import CorruptLog, MissingLog, StreamError
 from streams.log.presence import HEAD_FILES, kept_hint, located
 from streams.log.reader import LogReader

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.care.checks.check import Check, Scene, counted
+from sidecar.care.checks.check import Check, Scene
+from sidecar.read.wording import counted
 
 
 def check_tracing(scene: Scene) -> list[Check]:

@@ -195,9 +195,9 @@ async def send(
     if json:
         out.object(found)
         return
-    from sidecar.cli.shared.removing import records_text
+    from sidecar.read.wording import counted
 
-    out.text(f"{found['outcome']}: {records_text(len(found['records']))}")
+    out.text(f"{found['outcome']}: {counted(len(found['records']), 'record')}")
     if found["outcome"] == "ignored":
         note(f"The command was recorded, but the agent {agent} did nothing. Does it know the type {type_}?")
     for record in found["records"]:

@@ -9,7 +9,7 @@ import typer
 from sidecar.cli.shared.command import JsonFlag, named_home
 
 if TYPE_CHECKING:
-    from sidecar.care.checks import Check
+    from sidecar.care.checks.check import Check
     from sidecar.home import Home
 
 
@@ -23,10 +23,11 @@ async def doctor(
     Checks OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Exits with 1 if there is a
     problem.
     """
-    from sidecar.care.checks import counted, diagnose
+    from sidecar.care.checks.table import diagnose
     from sidecar.cli.printing.output import Output
     from sidecar.cli.setup.install import executable
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.wording import counted
 
     out = Output(json)
     home, command = named_home(context), executable()

@@ -92,6 +92,7 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
     from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.nats import connection
     from sidecar.config import load_config
+    from sidecar.read.wording import counted
 
     home = home_of(context)
     home.check_owner()
@@ -112,8 +113,8 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
     if json:
         out.object({**facts, "done": done})
     else:
-        lost = f"; {_messages(facts['pruned'])} of pruned records are lost" if facts["pruned"] else ""
-        out.text(f"the copy is complete again: {_records(facts['records'])} published in order{lost}", "green")
+        lost = f"; {counted(facts['pruned'], 'message')} of pruned records are lost" if facts["pruned"] else ""
+        out.text(f"the copy is complete again: {counted(facts['records'], 'record')} published in order{lost}", "green")
         out.text("`durable-stream mirror verify` compares it with the log")
     return 0
 
@@ -206,6 +207,8 @@ async def _run_check(out: Output, check: MirrorCheck) -> None:
 
 
 def _verdict(out: Output, summary: Verified) -> None:
+    from sidecar.read.wording import counted
+
     kept = sum(stream.compared for stream in summary.streams)
     said = [
         f"{count} {what}"
@@ -215,17 +218,15 @@ def _verdict(out: Output, summary: Verified) -> None:
         )
         if count
     ]
-    waiting = f"; {_records(summary.waiting)} not mirrored yet" if summary.waiting else ""
+    waiting = f"; {counted(summary.waiting, 'record')} not mirrored yet" if summary.waiting else ""
     if summary.forgetting:
-        text = f"{_messages(summary.forgetting)} with a forgotten payload, which the mirror is erasing now"
+        text = f"{counted(summary.forgetting, 'message')} with a forgotten payload, which the mirror is erasing now"
         out.text(f"{text}: see `durable-stream mirror status`", "yellow")
     if not summary.differences:
         equals = "otherwise equals" if summary.forgetting else "equals"
         also = f" (and {', '.join(said)})" if said else ""
-        out.text(
-            f"the copy {equals} the log: {_messages(kept)} of {_records(summary.records)} compared{also}{waiting}",
-            "green",
-        )
+        what = f"{counted(kept, 'message')} of {counted(summary.records, 'record')}"
+        out.text(f"the copy {equals} the log: {what} compared{also}{waiting}", "green")
         return
     told = ", ".join(f"{count} {WORDS[kind]}" for kind, count in summary.kinds.items())
     out.text(f"the copy differs from the log: {told}; nothing was changed{waiting}", "bold")
@@ -275,7 +276,10 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
 
 
 def _tell_before(out: Output, facts: dict[str, Any]) -> None:
-    would = f"remove {_messages(facts['messages'])} of this log and publish {_records(facts['records'])} again"
+    from sidecar.read.wording import counted
+
+    would = f"remove {counted(facts['messages'], 'message')} of this log"
+    would += f" and publish {counted(facts['records'], 'record')} again"
     if facts["differences"] or facts["unreadable"]:
         out.text(f"would {would}")
     else:
@@ -284,12 +288,8 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
     if facts["unreadable"]:
         out.prose("", f"the copy could not be read to its end, so it may hold more: {facts['unreadable']}", "yellow")
     if facts["pruned"]:
-        out.prose(
-            "",
-            f"{_messages(facts['pruned'])} of records that the log has pruned would be lost, because only the copy "
-            "has them",
-            "yellow",
-        )
+        lost = f"{counted(facts['pruned'], 'message')} of records that the log has pruned would be lost"
+        out.prose("", f"{lost}, because only the copy has them", "yellow")
 
 
 async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
@@ -318,11 +318,3 @@ async def _ask(home: Home, method: str) -> dict[str, Any]:
 
     async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
         return dict(await client.request(method))
-
-
-def _records(count: int) -> str:
-    return f"{count} record{'' if count == 1 else 's'}"
-
-
-def _messages(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"

@@ -123,6 +123,7 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
 
 async def _verify(out: Output, home: Home, failed: int) -> int:
     from sidecar.cli.printing.output import held_text
+    from sidecar.read.wording import counted
     from streams.log.verify import Verification
 
     with _bar(out, home) as progress:
@@ -139,7 +140,7 @@ async def _verify(out: Output, home: Home, failed: int) -> int:
         text = f"the store is sound: {records} verified"
     else:
         faults = max(summary.findings, failed)
-        text = f"the store is not sound: {faults} fault{'' if faults == 1 else 's'} left; {records} verified"
+        text = f"the store is not sound: {counted(faults, 'fault')} left; {records} verified"
     _tell(out, text, {"sound": sound, "summary": summary.as_json()}, "green" if sound else "bold")
     return 0 if sound else 1
 

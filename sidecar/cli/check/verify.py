@@ -15,6 +15,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     """
     from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
     from sidecar.cli.printing.output import Output, held_text
+    from sidecar.read.wording import counted
     from streams.log.presence import kept_hint
     from streams.log.verify import Verification
 
@@ -41,7 +42,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
         count = "all" if summary.records != 1 else "the"
         out.text(f"{count} {held_text(summary)} verified", "green")
     else:
-        faults = f"{summary.findings} finding{'' if summary.findings == 1 else 's'}"
+        faults = counted(summary.findings, "finding")
         out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
         note("`durable-stream repair --dry-run` shows what can be repaired; for anything else, restore a backup.")
         if kept is not None:

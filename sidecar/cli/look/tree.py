@@ -171,9 +171,9 @@ def _now(session: SessionView, turn: Turn) -> str:
 
 
 def _figures(turn: Turn) -> str:
-    from sidecar.read.wording import lasted, money
+    from sidecar.read.wording import counted, lasted, money
 
-    figures = [f"{turn.steps} step{'' if turn.steps == 1 else 's'}"]
+    figures = [counted(turn.steps, "step")]
     if turn.duration_ms is not None:
         figures.append(lasted(turn.duration_ms))
     if turn.cost:

@@ -12,7 +12,7 @@ from sidecar.cli.printing.records import ROOMY, SHORT_ID
 from sidecar.cli.shared.project import shown_directory
 from sidecar.read.changes.changes import Decision, Edit, TurnChanges, totals
 from sidecar.read.changes.edits import diff_lines, short_path
-from sidecar.read.wording import iso_time, local_time, one_line
+from sidecar.read.wording import counted, iso_time, local_time, one_line
 
 if TYPE_CHECKING:
     from sidecar.read.catalog import Catalog
@@ -147,19 +147,15 @@ def _stat(edits: Sequence[Edit]) -> list[tuple[str, str]]:
     return [(f"+{added} ", "green"), (f"−{removed}", "red"), *times]
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _totals_text(turns: Sequence[TurnChanges]) -> str:
     found = totals(turns)
     said = []
     if found["files"]:
         rewritten = f" and {found['rewritten']} rewritten" if found["rewritten"] else ""
-        said = [f"{_counted(found['files'], 'file')} changed, +{found['added']} −{found['removed']}{rewritten}"]
+        said = [f"{counted(found['files'], 'file')} changed, +{found['added']} −{found['removed']}{rewritten}"]
     said += [f"{found[reply]} {reply}" for reply in ("approved", "rejected") if found[reply]]
     if found["turns"]:
-        said.append(f"in {_counted(found['turns'], 'turn')} of {_counted(found['sessions'], 'session')}")
+        said.append(f"in {counted(found['turns'], 'turn')} of {counted(found['sessions'], 'session')}")
     if found["undone"]:
-        said.append(f"{_counted(found['undone'], 'turn')} undone")
+        said.append(f"{counted(found['undone'], 'turn')} undone")
     return " · ".join(said)

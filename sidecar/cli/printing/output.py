@@ -323,7 +323,7 @@ def shortened(name: str) -> str:
 
 def held_text(summary: Summary) -> str:
     """What a log holds, in the words of ``status``: ``12 records (3 pruned), 4 of them forgotten, in 2 streams``."""
-    from sidecar.care.checks import counted, kept_text
+    from sidecar.read.wording import counted, kept_text
 
     forgotten = f", {summary.forgotten} of them forgotten," if summary.forgotten else ""
     return f"{kept_text(summary.records, summary.pruned)}{forgotten} in {counted(summary.streams, 'stream')}"

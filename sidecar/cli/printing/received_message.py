@@ -18,7 +18,7 @@ from bridge.nats import headers as h
 from bridge.nats.subjects import CATEGORIES, COMPONENTS, L0Subject, RecordSubject
 from sidecar.read.fields import as_mapping
 from sidecar.read.telling.describe import KINDS, LONGEST, Line, Tone, describe, short_type, spent
-from sidecar.read.wording import iso_time, lasted, one_line
+from sidecar.read.wording import counted, iso_time, lasted, one_line
 from streams.bus.subjects import REST, SubjectError, check_pattern
 from streams.errors import StreamError
 from streams.event import StreamEvent
@@ -134,7 +134,7 @@ def _task(payload: dict[str, Any]) -> Line:
     stats, status = as_mapping(payload.get("stats")), _word(payload.get("status"))
     steps = stats.get("steps")
     said = [status, _word(payload.get("error"))]
-    said.append(f"{steps} step{'' if steps == 1 else 's'}" if isinstance(steps, int) and steps else "")
+    said.append(counted(steps, "step") if isinstance(steps, int) and steps else "")
     said.append(spent(stats))
     tone: Tone = "good" if status == "success" else "bad" if status == "failed" else "asks"
     return Line("task", " · ".join(filter(None, said)), tone)

@@ -14,8 +14,6 @@ from sidecar.cli.shared.removing import (
     YesFlag,
     note_move,
     other_copies,
-    records_text,
-    streams_text,
 )
 
 if TYPE_CHECKING:
@@ -77,13 +75,14 @@ async def forget(
     if is_done:
         return _tell_forgotten(out, named)
     from sidecar.cli.shared.control import REMOVING, ask
+    from sidecar.read.wording import counted
 
     sessions = [each["id"] for each in would["sessions"]]
     done = await ask(home, "forget", {"streams": streams, "sessions": sessions}, REMOVING)
     if json:
         out.object({"streams": streams, "done": done})
     else:
-        out.prose("", f"forgot the payloads of {records_text(done['records'])} in {', '.join(named)}")
+        out.prose("", f"forgot the payloads of {counted(done['records'], 'record')} in {', '.join(named)}")
         note("OpenCode's own database still has them: delete the session there, too.")
         note_move(done)
     return 0
@@ -145,6 +144,7 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
 
 def _show_forget(out: Output, would: dict[str, Any]) -> None:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened
+    from sidecar.read.wording import counted
 
     sessions, streams = would["sessions"], would["streams"]
     short = out.terminal and out.width < WHOLE_ID_WIDTH
@@ -156,10 +156,10 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
         out.text(f"… and {len(sessions) - len(shown)} more", "dim")
     children = sum(session["parent"] is not None for session in sessions[0 if streams else 1 :])
     below = {0: "", 1: " and its child session"}.get(children, f" and its {children} child sessions")
-    named = sessions[0]["id"] if not streams else streams[0] if len(streams) == 1 else streams_text(len(streams))
+    named = sessions[0]["id"] if not streams else streams[0] if len(streams) == 1 else counted(len(streams), "stream")
     about = "about its background work, questions and messages"
     beside = f", {would['beside']:,} of them {about}" if would["beside"] else ""
-    out.prose("", f"would forget the payloads of {records_text(would['records'])} in {named}{below}{beside}")
+    out.prose("", f"would forget the payloads of {counted(would['records'], 'record')} in {named}{below}{beside}")
 
 
 def _tell_forgotten(out: Output, streams: list[str]) -> int:

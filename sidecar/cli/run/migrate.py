@@ -63,7 +63,7 @@ async def migrate(
     done = await _move(out, home, to, begin=not is_there)
     if is_there:
         return _told(out, f"the log is already in {to}", {"backend": to, "moved": False})
-    from sidecar.care.checks import counted
+    from sidecar.read.wording import counted
 
     moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
     text = (

@@ -35,6 +35,7 @@ async def play(
 
     from sidecar.cli.printing.bar import bar
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.wording import counted
     from sidecar.record.playing.play import play as run
 
     out = Output(json)
@@ -49,10 +50,9 @@ async def play(
     if json:
         out.object(asdict(result))
         return 0
-    lines = f"{result.skipped} other line{'' if result.skipped == 1 else 's'}"
-    skipped = f", {lines} skipped" if result.skipped else ""
+    skipped = f", {counted(result.skipped, 'other line')} skipped" if result.skipped else ""
     relinked = f", reconnected {result.relinked} times" if result.relinked else ""
-    added = f"{result.added} record{'' if result.added == 1 else 's'} added"
+    added = f"{counted(result.added, 'record')} added"
     out.text(f"played {result.items} {result.kind} of {file}: all are durable, {added}{skipped}{relinked}", "green")
     return 0
 

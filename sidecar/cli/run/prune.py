@@ -14,8 +14,6 @@ from sidecar.cli.shared.removing import (
     YesFlag,
     note_move,
     other_copies,
-    records_text,
-    streams_text,
 )
 
 if TYPE_CHECKING:
@@ -174,7 +172,7 @@ def _show(
     plan."""
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.wording import ago, bytes_text, iso_time
+    from sidecar.read.wording import ago, bytes_text, counted, iso_time
 
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
@@ -203,10 +201,9 @@ def _show(
     if not plan["cuts"]:
         note("Nothing to remove.")
     elif done is None:
-        what = f"{records_text(plan['records'])} in {streams_text(len(plan['cuts']))}"
+        what = f"{counted(plan['records'], 'record')} in {counted(len(plan['cuts']), 'stream')}"
         out.text(f"would remove {what}, {bytes_text(plan['bytes'])}")
     else:
-        out.text(
-            f"removed {records_text(done['records'])} in {streams_text(done['streams'])}, {bytes_text(done['bytes'])}"
-        )
+        what = f"{counted(done['records'], 'record')} in {counted(done['streams'], 'stream')}"
+        out.text(f"removed {what}, {bytes_text(done['bytes'])}")
         note_move(done)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.cli.shared.command import Failure
 from sidecar.cli.shared.identity import own_identity
+from sidecar.read.wording import counted
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
@@ -95,7 +96,7 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
         return "embedded server cannot run"
     if server["port"] is None:
         return f"embedded server {server['state']}"
-    again = f", {_counted(server['restarts'], 'restart')}" if server["restarts"] else ""
+    again = f", {counted(server['restarts'], 'restart')}" if server["restarts"] else ""
     return f"embedded server {server['version']} {server['state']}, port {server['port']}, pid {server['pid']}{again}"
 
 
@@ -105,8 +106,4 @@ def mirror_words(found: Mapping[str, Any]) -> str:
         doing = {"idle": "", "publishing": "", "stopped": ", when the sidecar last ran"}.get(state, f", {state}")
         return f"the whole log, up to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
     later = "; published when a sidecar is running" if state == "stopped" else f", {state}"
-    return f"{_counted(found['lag'], 'record')} behind the log{later}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(found['lag'], 'record')} behind the log{later}"

@@ -36,11 +36,3 @@ def note_move(done: Mapping[str, Any]) -> None:
     """Report that the log migrated to sqlite before the removal."""
     if (backend := done.get("moved_from")) is not None:
         note(f"The log first migrated from {backend} to sqlite.")
-
-
-def records_text(count: int) -> str:
-    return "1 record" if count == 1 else f"{count} records"
-
-
-def streams_text(count: int) -> str:
-    return "1 stream" if count == 1 else f"{count} streams"

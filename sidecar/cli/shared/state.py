@@ -9,21 +9,19 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
-from sidecar.care.checks import (
+from sidecar.care.checks.agents import agent_notes
+from sidecar.care.checks.asking import (
+    CONFIG_CHANGED,
     NotAsked,
     SidecarSilent,
     ask_sidecar,
-    counted,
-    kept_text,
-    quick_checks,
     refused_plugin,
     spool_size,
     torn_files,
 )
-from sidecar.care.checks.agents import agent_notes
-from sidecar.care.checks.asking import CONFIG_CHANGED
 from sidecar.care.checks.check import has_defaults
 from sidecar.care.checks.nats import reserved_keys
+from sidecar.care.checks.table import quick_checks
 from sidecar.care.checks.tracing import traces_words
 from sidecar.cli.printing.output import Output
 from sidecar.cli.shared import migration_status
@@ -34,7 +32,7 @@ from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
-from sidecar.read.wording import bytes_text, local_time
+from sidecar.read.wording import bytes_text, counted, kept_text, local_time
 from streams.errors import StreamError
 from streams.log.presence import kept_hint
 from streams.log.reader import LogReader

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.agents.inputs import Command
-from sidecar.care.checks import counted
 from sidecar.home import Home
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.wording import counted
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log

@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.stream_plan import EVENTS
-from sidecar.care.checks import ask_sidecar
+from sidecar.care.checks.asking import ask_sidecar
 from sidecar.cli.printing.received_message import as_json, expanded, is_internal, shown_message
 from sidecar.config import load_config
 from sidecar.home import Home

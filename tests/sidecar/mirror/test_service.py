@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
-from sidecar.care.checks import ask_sidecar
+from sidecar.care.checks.asking import ask_sidecar
 from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.mirror.service import NatsService
