@@ -56,7 +56,6 @@ class Tally:
         )
 
     def sizes(self) -> list[StreamSize]:
-        """The sizes of all streams, by name."""
         return [self._sizes[name] for name in sorted(self._sizes)]
 
 
@@ -203,7 +202,6 @@ class Removal:
         return 0 if base is None else base.offset
 
     def is_forgotten(self, stream_id: str, offset: int, position: int) -> bool:
-        """True if this record's payload was forgotten."""
         mark = self.marks.get(stream_id)
         return (mark is not None and offset < mark.offset) or self.singles.holds(position)
 

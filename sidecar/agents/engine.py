@@ -271,7 +271,6 @@ class Engine:
         return not outputs
 
     def count_ignored(self) -> None:
-        """Count an event that the agent got, and that it ignored. The metrics get the count at the next ``passed``."""
         self._ignored += 1
 
     async def offer(self, record: Record) -> asyncio.Future[Handled]:

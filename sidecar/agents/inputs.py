@@ -115,17 +115,14 @@ class Input:
 
 
 def agent_stream(agent: str) -> str:
-    """The stream of an agent's inputs and outputs."""
     return f"agent/{agent}"
 
 
 def effects_stream(agent: str) -> str:
-    """The stream of the ledger of an agent's effects."""
     return f"agent/{agent}/effects"
 
 
 def request_key(effect: Effect, visit: int | None = None) -> str:
-    """The idempotency key of the record that requests an effect."""
     return f"effect-request:{effect.agent}:{effect.base}:{effect.visit if visit is None else visit}"
 
 
@@ -316,7 +313,6 @@ class Outbox:
         return StreamEvent.parse({**event.fields(), "idempotency_key": key})
 
     def visit_key(self, effect: Effect, visit: int) -> str:
-        """The idempotency key of the request for one visit of an effect."""
         return request_key(effect, visit)
 
     def refused(self, cause: Input, refusal: Refusal) -> StreamEvent:

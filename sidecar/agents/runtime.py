@@ -364,7 +364,6 @@ class Runtime:
         return None
 
     def reload(self) -> None:
-        """See ``Engine.reload``, for all agents."""
         for engine in self.engines.values():
             engine.reload()
 

@@ -52,7 +52,6 @@ class Board:
         return agent_stream(NAME), agent_stream(checkpoints.NAME)
 
     def apply(self, record: Record) -> None:
-        """Take a new record of the log."""
         self.catalog.apply(record)
         self.remember(record)
 

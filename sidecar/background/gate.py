@@ -56,7 +56,6 @@ class Caller:
         self._state, self._intents, self._asked = state, intents, asked
 
     def owns(self, session: str | None) -> bool:
-        """Whether a session is the caller's own session, or in its background tree."""
         seen: set[str] = set()
         while session and session not in seen:
             if session == self.session:
@@ -82,7 +81,6 @@ class Caller:
         return intent.parent if intent is not None else None
 
     def started(self) -> list[Intent]:
-        """The intents that the caller itself started, oldest first."""
         return [intent for intent in self._intents.intents.values() if self.session and intent.parent == self.session]
 
     def intent(self, given: str) -> Intent:

@@ -94,7 +94,6 @@ async def waiting(reader: LogReader, streams: Collection[str] | None = None) -> 
 
 
 async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:
-    """The same checkpoint with its whole text and all patterns, as the log has them."""
     if not known.left_out:
         return known
     if known.effect:

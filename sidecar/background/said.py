@@ -25,7 +25,6 @@ class Said:
         self._words: dict[str, dict[str, str]] = {}
 
     def redacts(self, values: Any) -> bool:
-        """Whether redaction replaces anything in ``values``."""
         return bool(self._clean(values) != values)
 
     def keep(self, name: str, words: Sequence[str]) -> tuple[list[str], str]:

@@ -163,7 +163,6 @@ class DurableStream:
 
     @property
     def data(self) -> Any:
-        """The state of the agent ``intents``."""
         return self.agent.data
 
     # --- life ---

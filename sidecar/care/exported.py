@@ -81,7 +81,6 @@ class Seal:
         return line
 
     def last(self) -> bytes:
-        """The last line of the export."""
         return orjson.dumps({"records": self.records, "sha256": self._digest.hexdigest()}) + b"\n"
 
 

@@ -71,7 +71,6 @@ class ConfigDirectories:
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """All config directories, beginning with the user's."""
         return (self.user, *self.others)
 
     @classmethod

@@ -84,7 +84,6 @@ class Outcome:
         self.changed = True
 
     def did_all(self, lines: Sequence[str]) -> None:
-        """Note changes, if there are any."""
         for line in lines:
             self.did(line)
 

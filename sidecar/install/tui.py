@@ -27,7 +27,6 @@ def tui_text(first_line: str, shim: Path, command: Sequence[str], home: Path) ->
 
 
 def config_text(config: Path) -> str:
-    """The text of a ``tui.json`` that names the plugin and nothing else."""
     return json.dumps({"plugin": [(config / TUI_NAME).as_uri()]}, indent=2) + "\n"
 
 

@@ -112,7 +112,6 @@ class Ingest:
     # --- links ---
 
     def opened(self, link: Link) -> None:
-        """Note a link that may now deliver."""
         self._links[Origin(link.boot_id, link.instance)] = link
 
     def closed(self, link: Link) -> None:
@@ -126,7 +125,6 @@ class Ingest:
             self._lost[link.boot_id] = self._now_ms()
 
     def is_linked(self, origin: Origin) -> bool:
-        """True if a link of this instance is open."""
         return origin in self._links
 
     def link_of(self, boot_id: str, directory: str | None) -> Link | None:
@@ -145,7 +143,6 @@ class Ingest:
 
     @property
     def held(self) -> int:
-        """The number of accepted items that are not finished."""
         return sum(map(len, self._unfinished.values()))
 
     # --- items ---
@@ -183,7 +180,6 @@ class Ingest:
         self.pump()
 
     def excludes(self, directory: str) -> bool:
-        """True if hooks from this directory must not be recorded."""
         return self._exclusion.covers(directory)
 
     async def at_most(self, count: int, origin: Origin) -> bool:
@@ -376,7 +372,6 @@ class Ingest:
             await asyncio.wait({appended})
 
     def holds(self, boot_id: str) -> bool:
-        """True if accepted items of a boot are not finished."""
         return any(origin.boot_id == boot_id for origin in self._unfinished)
 
     # --- ending ---

@@ -36,11 +36,9 @@ class SpoolWatch:
         in_background(stack, self._watch())
 
     def owes(self) -> bool:
-        """True while spools are being recorded."""
         return self._taking.locked()
 
     def wake(self) -> None:
-        """Look for dead processes now, because a link closed."""
         self._scan.set()
 
     async def take(self) -> int:

@@ -150,7 +150,6 @@ class Log(AnyBackend):
 
     @property
     def head_warning(self) -> str | None:
-        """The warning to print if ``head_lost``."""
         if not self.head_lost:
             return None
         file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")

@@ -161,7 +161,6 @@ class LogReader(AnyBackend):
         return found[::-1] if self._now() is backend else None
 
     async def find_event(self, event_id: str) -> Record | None:
-        """The record with the given event id, or ``None``."""
         return await self._ask(lambda backend: backend.find_event(event_id))
 
     async def glance(self) -> None:

@@ -373,7 +373,6 @@ class GroupedStore:
         await self._commits.drained()
 
     def guard(self, check: Callable[[], None]) -> None:
-        """Run ``check`` before every write."""
         self._commits.check = check
 
     async def copy_in(self, records: Sequence[Stored]) -> None:

@@ -51,6 +51,5 @@ class Disk:
         return checked(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def unlink(self, path: Path) -> None:
-        """Delete a file, durably."""
         path.unlink()
         sync_directory(path.parent)

@@ -126,7 +126,6 @@ class Emitter:
         self._seen: OrderedDict[str, None] = OrderedDict()
 
     def drain(self) -> Drained:
-        """Return everything that became ready since the last call, in order."""
         out, self._out = self._out, Drained()
         return out
 
@@ -135,7 +134,6 @@ class Emitter:
         self._out.done.append(token)
 
     def nothing(self, *_: object) -> bool:
-        """The rule of what is recorded elsewhere, such as the creation of a session, with which it is placed."""
         return False
 
     def is_seen(self, event_id: str) -> bool:

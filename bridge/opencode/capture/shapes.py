@@ -25,12 +25,10 @@ _SHELL_ABORTED = "<metadata>\nUser aborted the command\n</metadata>"
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """``value`` if it is an object; otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def text(value: Any) -> str | None:
-    """``value`` if it is a non-empty string; otherwise ``None``."""
     return value if isinstance(value, str) and value else None
 
 

@@ -48,7 +48,6 @@ class Turns(Shells):
         self._errors: dict[str, Late] = {}
 
     def open_tools(self, session_id: str) -> list[str]:
-        """Tool parts of a session that have begun but not ended; implemented in ``Parts``."""
         return []
 
     def forget_tools(self, session_id: str) -> None:

@@ -299,7 +299,6 @@ _MODELS: Final[dict[str, type[_Frame]]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of every frame, discriminated by ``type``."""
     models = (*_MODELS.values(), Hooks, Lossy)
     references, definitions = schema_components(models, ref_template="#/$defs/{name}")
     for model in models:

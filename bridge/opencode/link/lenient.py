@@ -102,7 +102,6 @@ def _loads(text: str) -> Any:
 
 
 def repair(value: Any) -> Any:
-    """Return ``value`` in a form that orjson's writer accepts."""
     return _Repairs().tree(value)
 
 

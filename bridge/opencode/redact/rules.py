@@ -160,5 +160,4 @@ def _rules(entries: Iterable[dict[str, object]]) -> Iterator[Rule]:
 
 
 def rule_ids() -> tuple[str, ...]:
-    """The ids allowed in ``[redact] disable``."""
     return tuple(rule.id for rule in built_in())

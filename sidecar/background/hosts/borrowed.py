@@ -47,11 +47,9 @@ class Borrowed:
         return dict(found.environment if found is not None else os.environ)
 
     def never_links(self, directory: str) -> bool:
-        """See ``Headless``. Always false, because the user starts OpenCode, in whatever environment."""
         return False
 
     def idle(self, wanted: Collection[str]) -> frozenset[str]:
-        """See ``Headless``. Empty, because the sidecar runs no process."""
         return frozenset()
 
     async def stop(self, only: Collection[str] | None = None) -> None:

@@ -65,16 +65,13 @@ class Environments:
         return name
 
     def of(self, pid: int | None) -> str:
-        """The name of the environment of a process that linked; empty if it is not known."""
         return self._of.get(pid, "") if pid is not None else ""
 
     def get(self, name: str) -> OpenCodeProcess | None:
-        """The newest process with an environment."""
         return self._known.get(name)
 
     @property
     def names(self) -> list[str]:
-        """Every known environment, the one that linked last at the end."""
         return list(self._known)
 
     def name(self, environment: Mapping[str, str]) -> str:

@@ -66,12 +66,10 @@ class Headless:
 
     @property
     def pid(self) -> int | None:
-        """The id of the newest of the processes that are running."""
         return next((info["pid"] for info in reversed(self._running())), None)
 
     @property
     def pids(self) -> frozenset[int]:
-        """The ids of the processes that are running."""
         return frozenset(info["pid"] for info in self._running())
 
     async def link(self, directory: str, environment: str) -> Any:
@@ -109,7 +107,6 @@ class Headless:
         return names[0] if names else ""
 
     def environment_of(self, pid: int | None) -> str:
-        """The environment of a process that linked; empty if it is not known."""
         return self._of.get(pid or 0) or self.environments.of(pid)
 
     def never_links(self, directory: str) -> bool:
@@ -141,7 +138,6 @@ class Headless:
         write_durably(self._file, json.dumps({"servers": self._servers}).encode())
 
     def _running(self) -> list[dict[str, Any]]:
-        """The servers that run, oldest first."""
         if self._servers is None:
             self._servers = self._read()
         for process in self._processes:

@@ -172,7 +172,6 @@ class Host(Protocol):
 
 
 def about_session(state: CaptureState, session: str) -> dict[str, Any]:
-    """See ``Host.about``: what capture knows."""
     known = state.sessions.get(session)
     if known is None:
         return {}

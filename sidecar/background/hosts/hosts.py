@@ -17,7 +17,6 @@ class Hosts:
         self.one, self.two = one, two
 
     def of(self, session: str) -> Host:
-        """The OpenCode that has a session."""
         return self.two if self.two.hosts(session) else self.one
 
     def new(self, parent: str | None) -> Host:
@@ -33,7 +32,6 @@ class Hosts:
         return self.one.waiting_for(link)
 
     async def environment(self, link: Any) -> str:
-        """The name of the environment of an OpenCode 1 that linked."""
         return "" if link.identity.service else await self.one.know(link)
 
     def environment_of(self, session: str | None, pid: int | None) -> str:

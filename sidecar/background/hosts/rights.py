@@ -33,7 +33,6 @@ class Rights(NamedTuple):
     session: tuple[Rule, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The rights in the form in which an intent keeps them."""
         return {"agent": self.agent, "rules": list(map(list, self.rules)), "session": list(map(list, self.session))}
 
     @staticmethod
@@ -80,7 +79,6 @@ def meet(one: Iterable[Rule], other: Iterable[Rule]) -> list[Rule]:
 
 
 def effect_of(rules: Sequence[Rule], what: str, argument: str) -> str:
-    """What OpenCode does with a call."""
     matching = (rule.effect for rule in reversed(rules) if _covers(rule.what, what) and _covers(rule.pattern, argument))
     return next(matching, "ask")
 

@@ -231,7 +231,6 @@ class V1Host:
         return Look("answered", "\n".join(texts))
 
     async def goes_on(self, session: str) -> bool:
-        """See ``Host``. Always false, because OpenCode 1 continues nothing by itself."""
         return False
 
     # --- forks ---
@@ -309,7 +308,6 @@ class V1Host:
         return about_session(self._state, session)
 
     async def know(self, link: Link) -> str:
-        """Remember the program and the environment of an OpenCode that linked. Returns the name of the environment."""
         return await asyncio.to_thread(self._headless.know, link.pid)
 
     def environment_of(self, session: str | None, pid: int | None) -> str:
@@ -398,7 +396,6 @@ class V1Host:
 
 
 def _still_runs(turn: Turn | None) -> bool:
-    """Whether the process that ran a turn is still running; false if the process is unknown."""
     return turn is not None and turn.pid is not None and still_runs(turn.pid, turn.started_ms)
 
 

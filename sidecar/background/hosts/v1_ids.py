@@ -37,7 +37,6 @@ def message_id(session: str, messages: Iterable[str], key: str) -> str | None:
 
 
 def part_ids(message: str, keys: Sequence[str]) -> list[str]:
-    """The ids of a message's parts, in the order of the parts."""
     first = int(message[4 : 4 + _DIGITS], 16)
     return [f"prt_{(first + count) % _RANGE:0{_DIGITS}x}{_tail(key)}" for count, key in enumerate(keys)]
 

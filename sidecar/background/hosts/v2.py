@@ -62,7 +62,6 @@ class V2Host:
         return is_phantom(session) or (known is not None and bool(known.host))
 
     def knows(self, session: str) -> bool:
-        """Whether a session is recorded, so that its service is known."""
         return session in self._state.sessions
 
     # --- phantoms ---
@@ -242,7 +241,6 @@ class V2Host:
             return "absent"
 
     async def toast(self, session: str, title: str, text: str) -> bool:
-        """See ``Host``. Always false, because a service has no screen."""
         return False
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
@@ -277,7 +275,6 @@ class V2Host:
         return "answered"
 
     async def _asked(self, client: ServiceClient, session: str, what: str, request: str) -> dict[str, Any] | None:
-        """A permission or a form that waits for an answer."""
         return next((each for each in await requests.list_of(client, session, what) if each.get("id") == request), None)
 
     async def _told_why(self, client: ServiceClient, session: str, request: str, why: str) -> str:
@@ -292,7 +289,6 @@ class V2Host:
         return about_session(self._state, session)
 
     def waiting_for(self, registration: str) -> list[str]:
-        """The sessions of a service whose plugin has just linked."""
         place = place_of(Path(registration))
         return [session for session, known in self._state.sessions.items() if known.host == place]
 

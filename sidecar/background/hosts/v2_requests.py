@@ -50,7 +50,6 @@ async def get(client: ServiceClient, path: str) -> Any:
 
 
 async def info(client: ServiceClient, session: str) -> dict[str, Any] | None:
-    """What the service says about a session; ``None`` if there is no such session."""
     found = await find(client, path_of(session))
     if found is None:
         await get(client, ACTIVE)  # fails if it is not the session but the whole interface that is not there
@@ -150,5 +149,4 @@ def path_of(session: str) -> str:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A value that should be a list; an empty list if it is none."""
     return value if isinstance(value, list) else []

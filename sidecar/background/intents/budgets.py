@@ -72,7 +72,6 @@ def spend(state: State, event: StreamEvent) -> list[Output]:
 
 
 def is_last(event: StreamEvent) -> bool:
-    """Whether a model call that has ended is the last one of its turn."""
     return event.payload.get("finish") in ANSWERED
 
 

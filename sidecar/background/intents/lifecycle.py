@@ -84,5 +84,4 @@ WORKING: Final = frozenset({"running", "resuming"})
 
 
 def after(table: dict[str, dict[str, str]], state: str, event: str) -> str:
-    """The state after an event; unchanged if the table has no entry for this state and event."""
     return table[state].get(event, state)

@@ -26,7 +26,6 @@ GATHER_MS: Final = 3_000
 
 
 def notice_id(intent: str) -> str:
-    """The id of the notice with an intent's result."""
     return f"ntc_{intent[4:]}"
 
 

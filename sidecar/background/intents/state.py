@@ -64,7 +64,6 @@ class Limits:
 
     @staticmethod
     def of(config: PhantomConfig) -> Limits:
-        """The limits that ``[phantom]`` sets."""
         return Limits(
             running=config.max_running,
             per_model=config.per_model,
@@ -195,7 +194,6 @@ class Intent:
 
     @property
     def place(self) -> str:
-        """The directory of the intent's session."""
         return self.worktree.get("directory") or self.directory
 
     @property
@@ -215,7 +213,6 @@ class Intent:
         return ending or self.state in ("cancelling", "cancelled", "failed")
 
     def ran(self, now: int) -> int:
-        """How long the intent has worked, in ms."""
         return self.ran_ms if self.since is None else self.ran_ms + min(max(now - self.since, 0), LONGEST_MS)
 
 
@@ -263,7 +260,6 @@ class State:
     # --- asking ---
 
     def unfinished(self) -> list[Intent]:
-        """Every intent that has not ended, oldest first."""
         return [intent for intent in self.intents.values() if intent.state not in ENDED]
 
     def working(self, session: str) -> Intent | None:

@@ -47,7 +47,6 @@ def checkable(state: State) -> list[Intent]:
 
 
 def due(state: State, now: int, check_ms: int) -> list[Intent]:
-    """The intents whose session has not been checked for ``check_ms``."""
     return [i for i in checkable(state) if (i.checked or i.started or 0) + check_ms <= now]
 
 

@@ -105,7 +105,6 @@ class Alert:
 
     @property
     def is_turn(self) -> bool:
-        """Whether this alert is about the end of an ordinary turn."""
         return self.about.startswith("turn:")
 
 
@@ -171,7 +170,6 @@ class AlertAgent(OwnAgent[State]):
         return self._rings.turns != "off" and bool(self._stages)
 
     def deadline(self) -> int | None:
-        """When the agent wants the next ``tick``, in ms UTC."""
         return min((a.due for a in self.data.alerts.values() if a.due is not None), default=None)
 
     # --- deciding ---

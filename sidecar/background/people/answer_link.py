@@ -48,7 +48,6 @@ def key_of(token: str) -> bytes:
 
 
 def path_of(key: bytes, known: Checkpoint, now_ms: int) -> str:
-    """The path of a link that works from now on."""
     expires = min(known.expires or now_ms + LIVES_MS, now_ms + LIVES_MS) // 1000
     return f"/answer/{known.id}/{expires}/{_sign(key, known.id, expires)}"
 
@@ -134,7 +133,6 @@ def _form(fields: str, value: str, label: str) -> str:
 
 
 def text_page(text: str) -> str:
-    """A page with one sentence."""
     return _page(f"<p>{escape(text)}</p>")
 
 

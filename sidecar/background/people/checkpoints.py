@@ -156,7 +156,6 @@ class CheckpointAgent(OwnAgent[State]):
         )
 
     def deadline(self) -> int | None:
-        """When the agent wants the next ``tick``, in ms UTC."""
         return min((c.expires for c in self.data.checkpoints.values() if c.state == "open" and c.expires), default=None)
 
     # --- deciding ---

@@ -297,7 +297,6 @@ class People:
         return f"{later}, or end your turn: the signal will come as a message."
 
     async def read(self, args: ReadArgs, session: str) -> str:
-        """The tool ``stream_read``, called by ``session``."""
         return await read_lines(open_reader(self._home.store_path), session, args.stream, args.last)
 
     async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
@@ -350,7 +349,6 @@ class People:
         return {"checkpoints": [as_row(each) for each in listed]}
 
     async def waiting(self) -> list[Checkpoint]:
-        """What is waiting for a person in any session, oldest first."""
         return await waiting(open_reader(self._home.store_path))
 
     def _known(self, checkpoint: str) -> Checkpoint | None:

@@ -60,6 +60,5 @@ def why_not_sent(rules: Rules, focus: Focus, age_ms: int) -> str:
 
 
 def turn_text(outcome: str, error: str, title: str, session: str) -> str:
-    """What a message says about the end of a turn."""
     how = _HOW.get(outcome, outcome)
     return f"{title or 'A turn'} {how}{f': {error}' if error else ''} ({session})"

@@ -106,7 +106,6 @@ class SignalAgent(OwnAgent[State]):
 
 
 def as_json(payload: Any) -> str:
-    """A payload as the text that the model reads."""
     return quoted(json.dumps(payload, ensure_ascii=False), MAX_PAYLOAD)
 
 

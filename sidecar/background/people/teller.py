@@ -92,7 +92,6 @@ def sentence(known: Checkpoint) -> str:
 
 
 def failure(intent: Intent) -> str:
-    """Which work failed, why, when, and what shows more, on one line."""
     told = ended(who(intent.title, intent.directory), intent.reason or "unknown", "")
     return f"{told} · {moment(intent.ended or 0)} · `durable-stream intents {intent.id}` shows it"
 

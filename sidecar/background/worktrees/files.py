@@ -155,7 +155,6 @@ def _copied(source: Path, target: Path, top: Path, root: Path, room: int) -> int
 
 
 def holds_rules(name: str) -> bool:
-    """Whether a file can hold rules that an agent must obey."""
     return _RULES.fullmatch(name) is not None
 
 

@@ -106,14 +106,12 @@ class Git:
         return await _run(self._files, environment, *arguments, given=given)
 
     async def commit(self, name: str) -> str:
-        """The id of the commit that a name means."""
         return (await self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")).strip()
 
     async def tree(self, name: str) -> str:
         return (await self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{tree}}")).strip()
 
     async def names(self, *arguments: str, given: Iterable[str] | None = None) -> list[str]:
-        """The names that a command with the option ``-z`` prints."""
         text = None if given is None else nul(given)
         return [each for each in (await self.run(*arguments, given=text)).split("\0") if each]
 

@@ -200,7 +200,6 @@ class Worktrees:
             await Git(repository).run("update-ref", "-d", _ref(intent))
 
     async def drop(self, made: Worktree) -> None:
-        """Remove a worktree, whatever is in it."""
         await asyncio.to_thread(_remove, self.root(Path(made.root).name), made.repository)
 
     async def _check(self, root: Path, folder: str) -> None:

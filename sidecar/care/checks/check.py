@@ -118,7 +118,6 @@ class Scene(NamedTuple):
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether a plugin is loaded in every project."""
         return any(plugin.target.config == self.config_directories.user for plugin in self.plugins)
 
 

@@ -24,7 +24,6 @@ class Bar:
         self._shown, self._unit = shown, unit
 
     def set(self, done: int, total: int | None, what: str) -> None:
-        """Show ``done`` of ``total``; if ``total`` is ``None``, show only ``done``."""
         if self._shown is None:
             return
         count = "" if total is None else self._count(done, total)

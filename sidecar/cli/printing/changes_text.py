@@ -130,7 +130,6 @@ def _action(decision: Decision) -> str:
 
 
 def _approved(approvals: Sequence[Approval]) -> str:
-    """The text of each distinct answer, in order."""
     return ", ".join(dict.fromkeys(approval.text for approval in approvals))
 
 

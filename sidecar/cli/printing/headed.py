@@ -34,7 +34,6 @@ class HeadedLines(Lines):
         return None if self.project is None else self.project.streams(self._catalog)
 
     def filter(self) -> Filter:
-        """The filter for the records already in the log."""
         return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
 
     def fits(self, record: Record) -> bool:
@@ -59,7 +58,6 @@ class HeadedLines(Lines):
             self._mark(record)
 
     async def print_waiting(self, reader: LogReader) -> None:
-        """Print a line for each open ask."""
         if self._out.terminal:
             for line in await waiting_lines(reader, self._streams):
                 self._out.prose("", line, WAITING_STYLE)

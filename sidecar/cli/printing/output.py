@@ -135,7 +135,6 @@ class Output:
 
     @cached_property
     def width(self) -> int:
-        """The number of the terminal's columns."""
         return self.console.width  # Rich asks the system for the size, so ask only once
 
     @cached_property
@@ -145,12 +144,10 @@ class Output:
         return COLOR_SYSTEMS.get(self.console.color_system or "")
 
     def object(self, value: Any) -> None:
-        """Print one JSON object as one line."""
         sys.stdout.flush()
         sys.stdout.buffer.write(json_line(value))
 
     def flush(self) -> None:
-        """Flush, so that the reader of a pipe sees what was printed so far."""
         sys.stdout.flush()
         sys.stdout.buffer.flush()
 
@@ -180,7 +177,6 @@ class Output:
         self.console.print(grid)
 
     def cells(self, *parts: str) -> None:
-        """Print one tab-separated line."""
         sys.stdout.write("\t".join(one_line(part) for part in parts) + "\n")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:

@@ -132,6 +132,5 @@ def _style(style: Style | None) -> str:
 
 
 def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """The lines without the empty lines at the beginning and at the end."""
     filled = [number for number, line in enumerate(lines) if any(part.text.strip() for part in line)]
     return lines[filled[0] : filled[-1] + 1] if filled else []

@@ -36,7 +36,6 @@ def format_of(given: str | None, output: Path | None) -> str:
 
 
 def is_ending(output: Path) -> bool:
-    """True if the ending of a file's name selects a format."""
     return output.suffix.lower() in _ENDINGS
 
 

@@ -45,7 +45,6 @@ EventArgument = Annotated[
 
 
 def limit_option(things: str) -> Any:
-    """The option ``--limit`` of a command that lists ``things``."""
     return typer.Option("--limit", "-n", metavar="N", min=1, help=f"Only the newest N {things}.")
 
 

@@ -33,7 +33,6 @@ Offer = tuple[str, str]
 
 
 def streams(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Stream ids, the newest first."""
     return _fitting(_stream_titles(_read(ctx)[0]), incomplete)
 
 

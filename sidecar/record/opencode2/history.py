@@ -234,7 +234,6 @@ class History:
 
 
 def _request(event: HostEvent) -> str | None:
-    """The id of an ask; ``None`` for other events."""
     ask = ask_of(event)
     return ask[0] if ask is not None else None
 

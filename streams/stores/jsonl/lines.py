@@ -54,12 +54,10 @@ _event_keys_decoder = msgspec.json.Decoder(EventKeys)
 
 
 def format_line(placed: Placed, index: int, count: int) -> bytes:
-    """The line of a new record, newline included."""
     return format_stored(Stored(placed.position, placed.offset, placed.hash, index, count, placed.encoded.canonical))
 
 
 def format_stored(record: Stored) -> bytes:
-    """The line of a record, newline included."""
     body = b'"event":%b,"hash":"%b","offset":%d,"position":%d,"tx":[%d,%d]}' % (
         record.event,
         record.hash.hex().encode(),
@@ -129,5 +127,4 @@ def position_of(line: bytes) -> int | None:
 
 
 def event_bytes(line: bytes) -> int:
-    """The length of a whole line's event."""
     return line.rfind(b',"hash":"') - PREFIX - len(b'"event":')

@@ -81,7 +81,6 @@ class JsonlWriter:
     # --- segments ---
 
     def roll_if_full(self) -> None:
-        """Begin a new segment if none is open, or the open one is full."""
         if self._fd < 0 or self._size >= self._segment_bytes:
             self.roll()
 

@@ -97,7 +97,6 @@ class Keys:
         return found
 
     def remember(self, written: Iterable[tuple[bytes, int]]) -> None:
-        """Remember the digests and positions of committed records."""
         self._remembered.update(written)
 
     def recent(self, digest: bytes) -> int | None:

@@ -219,7 +219,6 @@ def check_chunk(connection: sqlite3.Connection, stream_id: str, first: int, end:
 
 
 def finish(connection: sqlite3.Connection) -> None:
-    """Record that the removal is complete."""
     connection.execute("DELETE FROM pending")
     connection.execute("UPDATE removals SET version = version + 1")
 

@@ -89,8 +89,6 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class SqliteVerification:
-    """See ``streams.log.verify.Verification``."""
-
     store: Path
     progress: Callable[[int], None] | None = None
     alone: bool = False

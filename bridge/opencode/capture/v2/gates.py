@@ -64,7 +64,6 @@ class Gates(HostRules):
         """The highest number of each session, and the process that announced it."""
 
     def run(self, entry: HostEntry, event: HostEvent) -> None:
-        """Translate one event of a placed session; implemented in ``HostTranslator``."""
         raise NotImplementedError
 
     def inherit(self, session_id: str, boot: str) -> None:
@@ -73,7 +72,6 @@ class Gates(HostRules):
         raise NotImplementedError
 
     def is_placed_by(self, session_id: str, gate: Gate) -> bool:
-        """Place a session by what waits; implemented in ``HostTranslator``."""
         raise NotImplementedError
 
     def open(self, session_id: str, origin: Origin, now: float) -> None:

@@ -44,7 +44,6 @@ _FAULTS = (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, Rec
 
 
 def is_of_service(item: HookItem) -> bool:
-    """Whether an item comes from the plugin in OpenCode 2."""
     return item.hook in (HOOK, SESSION_HOOK)
 
 
