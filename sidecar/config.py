@@ -23,8 +23,7 @@ from pydantic_settings import (
 )
 
 from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
-from sidecar.notify_config import GardenerConfig, NotifyConfig
-from sidecar.otel_config import OtelConfig
+from sidecar.notify_config import GardenerConfig, NotifyConfig, OtelConfig
 from sidecar.private_files import others_may_write
 from streams.log.directory import Backend
 

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
-from sidecar.care.exported import ExportError, import_export
+from sidecar.care.exported import import_export
 from sidecar.care.metrics import SidecarMetrics
 from sidecar.care.upkeep import Upkeep
+from sidecar.failure import Failure
 from sidecar.handler import Sidecar
 from sidecar.mirror.service import NatsService
 from sidecar.record.ingest import Ingest
@@ -128,8 +129,8 @@ class ImportRequests:
         try:
             path, add = Path(args.path), self._ingest.add
             imported = await import_export(path, add, self._clean, self._now_ms(), self._log_id)
-        except ExportError as error:
-            raise RequestError(error.code, error.reason) from None
+        except Failure as error:
+            raise RequestError(error.code, str(error)) from None
         return imported._asdict()
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import orjson
 
 from bridge.opencode.capture.state import CaptureState
+from sidecar.failure import Failure
 from sidecar.read.catalog import Catalog
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent
@@ -45,15 +46,6 @@ class Imported(NamedTuple):
     added: int
     known: int
     forgotten: int
-
-
-class ExportError(Exception):
-    """A file cannot be imported; nothing of it was recorded. ``code`` is stable, and ``reason`` is a sentence for
-    people."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code, self.reason = code, reason
 
 
 def header(stream: str, streams: Sequence[str], log_id: object, now_ms: int) -> dict[str, Any]:
@@ -88,16 +80,16 @@ def read(path: Path, now_ms: int) -> Iterator[StreamEvent | None]:
     """Yield the events of an export in the order of the log, marked as ``history``; ``None`` for a forgotten event.
 
     Raises:
-        ExportError: the file is not a complete export of captured streams.
+        Failure: the file is not a complete export of captured streams.
         OSError: the file cannot be read.
     """
     with _opened(path) as file:
         line = file.readline(MAX_LINE + 1)
         head = _object(line, 1, "not-an-export", path)
         if _MARK not in head:
-            raise ExportError("not-an-export", f"{path} was not written by `durable-stream export`")
+            raise Failure("not-an-export", f"{path} was not written by `durable-stream export`")
         if head[_MARK] != FORMAT:
-            raise ExportError("newer-export", f"{path} has format {head[_MARK]!r:.20}: upgrade durable-stream first")
+            raise Failure("newer-export", f"{path} has format {head[_MARK]!r:.20}: upgrade durable-stream first")
         seal = Seal()
         seal.line(line)
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 2):
@@ -106,25 +98,25 @@ def read(path: Path, now_ms: int) -> Iterator[StreamEvent | None]:
                 if line == seal.last() and not file.read(1):
                     return
                 changed = "was changed after the export: its lines do not fit the digest in the last line"
-                raise ExportError("damaged-export", f"{path} {changed}; copy the file again, or export it again")
+                raise Failure("damaged-export", f"{path} {changed}; copy the file again, or export it again")
             seal.line(line)
             event = _event(record, number, path)
             if event is not None and event.ts > now_ms + _DAY_MS:
-                raise ExportError("damaged-export", f"line {number} of {path} has a time in the future")
+                raise Failure("damaged-export", f"line {number} of {path} has a time in the future")
             yield event
-        raise ExportError("damaged-export", f"{path} is cut off: its last line is missing; copy the file again")
+        raise Failure("damaged-export", f"{path} is cut off: its last line is missing; copy the file again")
 
 
 def _opened(path: Path) -> BinaryIO:
     """The open file. Only a regular file is read, because a named pipe or a device may never end.
 
     Raises:
-        ExportError, OSError: see ``read``.
+        Failure, OSError: see ``read``.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ExportError("not-an-export", f"{path} is not a regular file")
+        raise Failure("not-an-export", f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -145,7 +137,7 @@ def check(path: Path, now_ms: int) -> tuple[int, int]:
             catalog.apply(Record(event, events, events, ""))
         except (AttributeError, KeyError, LookupError, RecursionError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__} in event {event.id}, of type {event.type}"
-            raise ExportError("damaged-export", f"{path} contains an event that cannot be imported: {reason}") from None
+            raise Failure("damaged-export", f"{path} contains an event that cannot be imported: {reason}") from None
         events += 1
     return events, forgotten
 
@@ -164,7 +156,7 @@ async def import_export(
     interrupted, the log keeps what was added, and importing the file again adds the rest.
 
     Raises:
-        ExportError, OSError: see ``read``.
+        Failure, OSError: see ``read``.
         StreamError: the log cannot be written.
     """
     events, forgotten = await asyncio.to_thread(check, path, now_ms)
@@ -178,29 +170,29 @@ async def import_export(
 
 def _object(line: bytes, number: int, code: str, path: Path) -> dict[str, Any]:
     if len(line) > MAX_LINE:
-        raise ExportError(code, f"line {number} of {path} is longer than {MAX_LINE // (1024 * 1024)} MiB")
+        raise Failure(code, f"line {number} of {path} is longer than {MAX_LINE // (1024 * 1024)} MiB")
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ExportError(code, f"line {number} of {path} is not a JSON object")
+        raise Failure(code, f"line {number} of {path} is not a JSON object")
     return found
 
 
 def _event(record: dict[str, Any], number: int, path: Path) -> StreamEvent | None:
     fields = record.get("event")
     if not isinstance(fields, dict):
-        raise ExportError("damaged-export", f"line {number} of {path} is not a record")
+        raise Failure("damaged-export", f"line {number} of {path} is not a record")
     try:
         event = StreamEvent.parse(fields)
     except InvalidEvent as error:
-        raise ExportError("damaged-export", f"line {number} of {path}: {error}") from None
+        raise Failure("damaged-export", f"line {number} of {path}: {error}") from None
     except RecursionError:
-        raise ExportError("damaged-export", f"line {number} of {path} is nested too deeply") from None
+        raise Failure("damaged-export", f"line {number} of {path} is nested too deeply") from None
     # An agent's records are its state. In another log, the agent would continue that work or do it twice.
     if "role" in event.metadata or event.stream_id.startswith("agent/"):
-        raise ExportError(
+        raise Failure(
             "agent-export",
             f"line {number} of {path} belongs to an agent of the sidecar; only sessions can be imported",
         )

@@ -19,7 +19,7 @@ import orjson
 
 from sidecar.components import in_background
 from sidecar.home import Home
-from sidecar.otel_config import OtelConfig
+from sidecar.notify_config import OtelConfig
 from sidecar.read.past.ending import Ending
 from sidecar.read.past.traces import otlp_request
 from streams.errors import StreamError

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from sidecar.failure import Failure
 from sidecar.install import npm
 from sidecar.install.npm import ConfigDirectories
 from sidecar.install.tui import install_tui, tui_text, uninstall_tui
@@ -43,12 +44,6 @@ directory.
 """
 
 _KINDS: Final = frozenset({CONFIG, PLUGIN, npm.LOCK, npm.MODULES, npm.RC, npm.RC_LINES})
-
-
-class InstallError(Exception):
-    """The plugin cannot be installed or removed; the text says what is in the way and what to do."""
-
-    code: ClassVar[str] = "cannot-install"
 
 
 class Target(NamedTuple):
@@ -109,14 +104,15 @@ def shim_path() -> Path:
     """The path of the shim's module: inside an installed package, or next to it in a checkout.
 
     Raises:
-        InstallError: neither of the two exists.
+        Failure: neither of the two exists.
     """
     package = Path(__file__).resolve().parents[1]
     for directory in (package / "shim", package.parent / "plugin-shim" / "src"):
         if (directory / "plugin.js").is_file():
             return directory / "plugin.js"
-    raise InstallError(
-        f"{package / 'shim'} contains no plugin.js, so the Python package is incomplete; reinstall the package"
+    raise Failure(
+        "cannot-install",
+        f"{package / 'shim'} contains no plugin.js, so the Python package is incomplete; reinstall the package",
     )
 
 
@@ -175,14 +171,16 @@ def install(
     the target is a project. Idempotent: another run only updates what is outdated.
 
     Raises:
-        InstallError: a file that ``install`` did not write is in the way.
+        Failure: a file that ``install`` did not write is in the way.
         OSError: a directory cannot be written.
     """
     outcome = Outcome()
     text = plugin_text(shim, command, home)
     there = os.path.lexists(target.plugin)
     if there and not is_ours(target.plugin):
-        raise InstallError(f"{target.plugin} was not written by durable-stream: move it away, then install again")
+        raise Failure(
+            "cannot-install", f"{target.plugin} was not written by durable-stream: move it away, then install again"
+        )
     config_directories = ConfigDirectories.of(
         target.config.parent if target.scope == "project" else (cwd or Path.cwd()), environ
     )
@@ -225,14 +223,15 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
     Keeps files that somebody has changed since the installation.
 
     Raises:
-        InstallError: ``install`` did not write the plugin file.
+        Failure: ``install`` did not write the plugin file.
         OSError: a file cannot be removed.
     """
     outcome = Outcome()
     if os.path.lexists(target.plugin):
         if not is_ours(target.plugin):
-            raise InstallError(
-                f"{target.plugin} was not written by durable-stream: remove it yourself if you no longer need it"
+            raise Failure(
+                "cannot-install",
+                f"{target.plugin} was not written by durable-stream: remove it yourself if you no longer need it",
             )
         target.plugin.unlink()
         outcome.did(f"removed {target.plugin}")

@@ -16,8 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
+from sidecar.failure import Failure
 from sidecar.install.npm import DIRECTORY_MODE, write
 from sidecar.private_files import make_directories
 
@@ -35,12 +36,6 @@ STOP_SECONDS: Final = 30
 """How long the sidecar may take to write what it has received before it is killed."""
 
 
-class ServiceError(Exception):
-    """The service file cannot be written or removed; the text says what is in the way and what to do."""
-
-    code: ClassVar[str] = "no-service"
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
     """One service file: its manager, and the commands that a user runs for it."""
@@ -53,7 +48,7 @@ class Service:
         """The file for this system.
 
         Raises:
-            ServiceError: the system has neither service manager.
+            Failure: the system has neither service manager.
         """
         home = Path(environ.get("HOME") or Path.home())
         if platform == "darwin":
@@ -62,7 +57,9 @@ class Service:
             base = environ.get("XDG_CONFIG_HOME")
             config = Path(base) if base and Path(base).is_absolute() else home / ".config"
             return cls("systemd", config / "systemd" / "user" / UNIT_NAME)
-        raise ServiceError(f"{platform} has neither systemd nor launchd; the plugin starts the sidecar automatically")
+        raise Failure(
+            "no-service", f"{platform} has neither systemd nor launchd; the plugin starts the sidecar automatically"
+        )
 
     @property
     def enable(self) -> str:
@@ -82,7 +79,7 @@ class Service:
         """The file's content. ``command`` starts this program and begins with an absolute path.
 
         Raises:
-            ServiceError: systemd accepts no executable with this path.
+            Failure: systemd accepts no executable with this path.
         """
         if self.manager == "launchd":
             return plistlib.dumps(launchd_job([*command, "--home", str(home)]))
@@ -102,11 +99,13 @@ class Service:
         """Write the file; return false if it is already up to date.
 
         Raises:
-            ServiceError: another file is in the way, or systemd accepts no executable with this path.
+            Failure: another file is in the way, or systemd accepts no executable with this path.
             OSError: the file cannot be written.
         """
         if os.path.lexists(self.path) and not self.is_ours():
-            raise ServiceError(f"{self.path} was not written by durable-stream: move it away, then install again")
+            raise Failure(
+                "no-service", f"{self.path} was not written by durable-stream: move it away, then install again"
+            )
         content = self.content(command, home)
         if self.path.is_file() and self.path.read_bytes() == content:
             return False
@@ -133,11 +132,13 @@ def systemd_unit(command: Sequence[str]) -> str:
     """The unit for ``systemctl --user``. The unit first stops a sidecar that a shim started, and then serves its home.
 
     Raises:
-        ServiceError: systemd accepts no executable with this path.
+        Failure: systemd accepts no executable with this path.
     """
     program, *arguments = command
     if any(character in "\"'\\" or not character.isprintable() for character in program):
-        raise ServiceError(f"systemd cannot run {program!r}; install it at a path without quotes or backslashes")
+        raise Failure(
+            "no-service", f"systemd cannot run {program!r}; install it at a path without quotes or backslashes"
+        )
     # Escape `$` only in the arguments, because systemd expands no variables in the program's name.
     words = " ".join([_quoted(program), *(_quoted(word).replace("$", "$$") for word in arguments)])
     return f"""{FIRST_LINE}

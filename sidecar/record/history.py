@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 from urllib.parse import quote
 
 from bridge.opencode.capture.history import HISTORY_INSTANCE, session_items
 from bridge.opencode.capture.shapes import mapping, number, text
+from sidecar.failure import Failure
 from sidecar.home import Home
 from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.record.opencode2.registration import Registration
@@ -35,12 +36,6 @@ _QUIET: Final = {
 }
 
 
-class HistoryError(Exception):
-    """OpenCode's old sessions cannot be read; the text says why and what to do."""
-
-    code: ClassVar[str] = "no-history"
-
-
 async def import_opencode_1(
     home: Home,
     program: str,
@@ -56,7 +51,7 @@ async def import_opencode_1(
     The sessions pass through a file that only this user can read, and that is deleted at the end.
 
     Raises:
-        HistoryError: OpenCode's server does not start or answer.
+        Failure: OpenCode's server does not start or answer.
     """
     with tempfile.TemporaryDirectory(prefix="durable-stream-") as directory:
         recording = Path(directory) / "history.jsonl"
@@ -64,7 +59,7 @@ async def import_opencode_1(
             try:
                 count = await _write(client, recording, known, excludes)
             except (ServiceError, ServiceGone) as error:
-                raise HistoryError(f"could not read the sessions of {program}: {error}") from None
+                raise Failure("no-history", f"could not read the sessions of {program}: {error}") from None
         if not count:
             return 0, None
         return count, await play(home, recording, nonce=nonce, instance=HISTORY_INSTANCE)
@@ -123,7 +118,7 @@ async def _port(process: asyncio.subprocess.Process, program: str) -> int:
                     return int(found[1])
     except (TimeoutError, ValueError):
         pass
-    raise HistoryError(f"`{program} serve` does not start: run this command yourself to see why")
+    raise Failure("no-history", f"`{program} serve` does not start: run this command yourself to see why")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

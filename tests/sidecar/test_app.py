@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from bridge.opencode.link.frames import MAX_FRAME_BYTES
+from sidecar.failure import Failure
 from sidecar.home import Home, SidecarInfo
-from sidecar.record.playing.hooks import RecordingError, read_recording
+from sidecar.record.playing.hooks import read_recording
 from sidecar.record.playing.play import play
 from sidecar.record.playing.progress import Progress
 from streams.identity import system_identity
@@ -111,7 +112,7 @@ class TestPlay:
     ) -> None:
         path = tmp_path / "bad.jsonl"
         path.write_text('{"hook": "event", "t": 1, "input": null, "output": null}\n' + line + "\n")
-        with pytest.raises(RecordingError, match=said) as raised:
+        with pytest.raises(Failure, match=said) as raised:
             await play(home, path, nonce=NONCE)
         assert f"{path}:2" in str(raised.value)
         assert home.running() is None

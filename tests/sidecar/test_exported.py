@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sidecar.care import exported
-from sidecar.care.exported import ExportError, Seal, check, header, read
+from sidecar.care.exported import Seal, check, header, read
+from sidecar.failure import Failure
 from sidecar.read.catalog import Catalog
 from streams.identity import seeded_identity
 from streams.store import Record
@@ -39,7 +40,7 @@ def written(path: Path, *lines: str) -> Path:
 
 
 def code(path: Path) -> str:
-    with pytest.raises(ExportError) as refused:
+    with pytest.raises(Failure) as refused:
         check(path, NOW)
     return refused.value.code
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pytest import MonkeyPatch
 
+from sidecar.failure import Failure
 from sidecar.install import npm
 from sidecar.install.npm import settings_with_package
 from sidecar.install.plugin import (
     FIRST_LINE,
     LEDGER_NAME,
     Installed,
-    InstallError,
     Outcome,
     Target,
     executable_command,
@@ -84,7 +84,7 @@ def test_a_file_of_somebody_else_is_left(target: Target) -> None:
     target.plugin.parent.mkdir(parents=True)
     target.plugin.write_text("export default async () => ({})\n")
     for act in (lambda: do(target), lambda: uninstall(target)):
-        with pytest.raises(InstallError, match="was not written by durable-stream"):
+        with pytest.raises(Failure, match="was not written by durable-stream"):
             act()
     assert target.plugin.read_text() == "export default async () => ({})\n"
 
@@ -95,7 +95,7 @@ def test_a_symbolic_link_is_not_ours(target: Target, tmp_path: Path) -> None:
     target.plugin.parent.mkdir(parents=True)
     target.plugin.symlink_to(elsewhere)
     assert not is_ours(target.plugin)
-    with pytest.raises(InstallError):
+    with pytest.raises(Failure):
         do(target)
 
 

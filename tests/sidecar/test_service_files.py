@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.install.service_files import UNIT_NAME, Service, ServiceError, launchd_job, systemd_unit
+from sidecar.failure import Failure
+from sidecar.install.service_files import UNIT_NAME, Service, launchd_job, systemd_unit
 from tests.sidecar.cli.helpers import run
 
 COMMAND = ["/opt/odd dir/100%/$HOME/durable-stream"]
@@ -71,7 +72,7 @@ def test_the_unit_takes_over_restarts_and_never_leaves_when_idle() -> None:
 
 
 def test_a_program_that_systemd_cannot_name_is_refused(world: dict[str, str]) -> None:
-    with pytest.raises(ServiceError, match="without quotes"):
+    with pytest.raises(Failure, match="without quotes"):
         Service.here(world, "linux").install(["/opt/a\\b/durable-stream"], Path("/a"))
 
 
@@ -97,7 +98,7 @@ def test_only_our_own_file_is_replaced_and_removed(world: dict[str, str], platfo
     there = {"other.service"} | ({UNIT_NAME} if platform == "darwin" else set())
     assert {path.name for path in wants.iterdir()} == there
     service.path.write_text("[Unit]\nDescription=mine\n")
-    with pytest.raises(ServiceError, match="was not written by durable-stream"):
+    with pytest.raises(Failure, match="was not written by durable-stream"):
         service.install(COMMAND, Path("/a"))
     assert not service.uninstall() and service.path.exists()
 

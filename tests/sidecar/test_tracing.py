@@ -24,7 +24,7 @@ from sidecar.care.metrics import SidecarMetrics
 from sidecar.care.tracing import Tracing
 from sidecar.config import ConfigError, load_config, secrets_of
 from sidecar.home import Home
-from sidecar.otel_config import OtelConfig
+from sidecar.notify_config import OtelConfig
 from sidecar.read.past.spans import Spans
 from sidecar.read.past.traces import otlp
 from sidecar.record.playing.play import play

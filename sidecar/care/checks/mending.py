@@ -18,7 +18,7 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
     """Apply a fix and return one line that says what was done. Idempotent.
 
     Raises:
-        HomeError, InstallError, ClientError, OSError: the fix failed; the fault remains.
+        HomeError, Failure, ClientError, OSError: the fix failed; the fault remains.
     """
     config_directories = ConfigDirectories.of(Path.cwd())
     match fix.action:

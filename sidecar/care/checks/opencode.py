@@ -14,6 +14,7 @@ from pathlib import Path
 from sidecar.background.hosts.lacks import MEANINGS, lacks_of
 from sidecar.care.checks.asking import refused_plugin
 from sidecar.care.checks.check import Check, Fix, Plugin, Scene, again
+from sidecar.failure import Failure
 from sidecar.install.npm import (
     BOTH_READ,
     PLUGIN_PACKAGE,
@@ -307,7 +308,7 @@ def _check_directory(scene: Scene, directory: Path) -> list[Check]:
 
 def check_service(scene: Scene) -> list[Check]:
     """Whether the service file is the one that ``install --service`` would write now."""
-    from sidecar.install.service_files import Service, ServiceError
+    from sidecar.install.service_files import Service
 
     try:
         service = Service.here(scene.environ)
@@ -315,7 +316,7 @@ def check_service(scene: Scene) -> list[Check]:
             return []
         if service.path.read_bytes() == service.content(scene.command, scene.home.path):
             return [Check("service", "ok", str(service.path))]
-    except ServiceError:
+    except Failure:
         return []
     text = f"{service.path} starts another program, or uses another home"
     return [Check("service", "note", text, f"run `durable-stream install --service` again, then `{service.enable}`")]

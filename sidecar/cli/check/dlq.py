@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.agents.letters import Letter

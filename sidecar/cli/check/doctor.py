@@ -55,14 +55,14 @@ async def doctor(
 async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
     """Return what was done about a finding, or why nothing was."""
     from sidecar.care.checks.mending import mend
-    from sidecar.install.plugin import InstallError
+    from sidecar.failure import Failure
     from sidecar.link.client import ClientError
     from sidecar.private_files import HomeError
 
     assert check.fix is not None
     try:
         return await mend(home, command, check.fix), None
-    except (HomeError, InstallError, ClientError) as error:
+    except (HomeError, Failure, ClientError) as error:
         return None, str(error)
     except OSError as error:
         return None, f"{check.fix.path}: {error.strerror}"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared.command import Failure, home_of, note
+from sidecar.cli.shared.command import home_of, note
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.home import Home

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED, YesFlag
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions

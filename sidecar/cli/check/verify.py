@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.failure import Failure
 
 
 async def verify(context: typer.Context, json: JsonFlag = False) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
-from sidecar.cli.shared.command import Failure
+from sidecar.failure import Failure
 from sidecar.read.wording import printable
 
 if TYPE_CHECKING:

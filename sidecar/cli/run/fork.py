@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.failure import Failure
 
 
 async def fork(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli.shared.arguments import streams_option
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
     SHOWN_STREAMS,
@@ -15,6 +15,7 @@ from sidecar.cli.shared.removing import (
     note_move,
     other_copies,
 )
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output

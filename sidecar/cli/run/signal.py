@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.failure import Failure
 
 
 async def signal(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.background.intents.state import Intent, State

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of
+from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, named_home
+from sidecar.cli.shared.command import JsonFlag, home_of, named_home
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.install.plugin import Outcome, Target
 
-Result = TypeVar("Result")
 
 GlobalFlag = Annotated[bool, typer.Option("--global", help="For all your projects (the default).")]
 ProjectOption = Annotated[Path | None, typer.Option("--project", metavar="DIR", help="Only for the project in DIR.")]
@@ -45,7 +45,7 @@ def install(
 
     target = _target(everywhere, project)
     home = home_of(context).path
-    outcome = _checked(lambda: installer.install(target, shim=installer.shim_path(), command=executable(), home=home))
+    outcome = installer.install(target, shim=installer.shim_path(), command=executable(), home=home)
     facts: dict[str, Any] = {}
     if service:
         facts = _install_service(outcome, home)
@@ -79,7 +79,7 @@ def uninstall(
             "projects"
         )
     target = _target(everywhere, project)
-    outcome = installer.Outcome() if service else _checked(lambda: installer.uninstall(target))
+    outcome = installer.Outcome() if service else installer.uninstall(target)
     facts: dict[str, Any] = {}
     if project is None:
         facts = _uninstall_service(outcome, told=service)
@@ -97,8 +97,8 @@ def uninstall(
 def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
     from sidecar.install.service_files import Service
 
-    service = _checked(Service.here)
-    if _checked(lambda: service.install(executable(), home)):
+    service = Service.here()
+    if service.install(executable(), home):
         outcome.did(f"wrote {service.path}")
     else:
         outcome.lines.append(f"{service.path} is already there and up to date")
@@ -106,11 +106,11 @@ def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
 
 
 def _uninstall_service(outcome: Outcome, *, told: bool) -> dict[str, Any]:
-    from sidecar.install.service_files import Service, ServiceError
+    from sidecar.install.service_files import Service
 
     try:
         service = Service.here()
-    except ServiceError:
+    except Failure:
         return {}
     if service.uninstall():
         outcome.did(f"removed {service.path}")
@@ -130,16 +130,6 @@ def _target(everywhere: bool, project: Path | None) -> Target:
     if not project.expanduser().is_dir():
         raise Failure("not-found", f"{project}: this directory does not exist; name the project's root")
     return Target.project(project)
-
-
-def _checked(act: Callable[[], Result]) -> Result:
-    from sidecar.install.plugin import InstallError
-    from sidecar.install.service_files import ServiceError
-
-    try:
-        return act()
-    except (InstallError, ServiceError) as error:
-        raise Failure(error.code, str(error)) from None
 
 
 def _print(*lines: str) -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sidecar.failure import Failure
+
 if TYPE_CHECKING:
     from sidecar.home import Home
 
@@ -35,7 +37,6 @@ _OUR_ERRORS = (
     ("sidecar.config", "ConfigError"),
     ("sidecar.read.select", "SelectError"),
     ("sidecar.link.client", "ClientError"),
-    ("sidecar.record.playing.hooks", "RecordingError"),
     ("bridge.opencode.link.protocol", "RequestError"),
     ("bridge.nats.jetstream.errors", "NatsError"),
     ("sidecar.mirror.verify", "Disturbed"),
@@ -70,20 +71,6 @@ _SYSTEM_CODES = {
     errno.EROFS: "read-only",
     errno.EADDRINUSE: "port-taken",
 }
-
-
-class Failure(Exception):
-    """A command failed; the text says what happened, to what, and what to do next.
-
-    ``code`` is one of the codes listed in docs/operations.md.
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(code, text)
-        self.code, self.text = code, text
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def home_of(context: typer.Context) -> Home:

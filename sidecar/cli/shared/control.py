@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sidecar.cli.shared.command import Failure, note
+from sidecar.cli.shared.command import note
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.home import Home

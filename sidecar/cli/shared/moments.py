@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sidecar.cli.shared.command import Failure
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.read.past.records import Past

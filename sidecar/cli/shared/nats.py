@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sidecar.cli.shared.command import Failure
 from sidecar.cli.shared.identity import own_identity
+from sidecar.failure import Failure
 from sidecar.read.wording import counted
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import Failure, JsonFlag, home_of, note
+from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.background.people.checkpoints import Checkpoint

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import orjson
 
@@ -20,6 +20,7 @@ from bridge.opencode.capture.v2.shapes import read_event
 from bridge.opencode.capture.v2.translate import HOOK, is_of_service
 from bridge.opencode.link.frames import MAX_FRAME_BYTES, MAX_SEQ, HookItem, ShimIdentity, batches
 from bridge.opencode.link.lenient import FrameError, read_leniently
+from sidecar.failure import Failure
 from sidecar.link.client import ShimClient
 from sidecar.record.playing.progress import Pace, Progress
 from sidecar.version import VERSION
@@ -32,12 +33,6 @@ _LARGE_BYTES: Final = 1024 * 1024
 """From this number of bytes on, a line is measured as it is sent. A number may take several times its bytes then."""
 
 _TOLD: Final = frozenset({"opencode", "session", "log", "messages"})
-
-
-class RecordingError(Exception):
-    """The file is not a recording; the text names the line and the reason."""
-
-    code: ClassVar[str] = "bad-recording"
 
 
 @dataclass(slots=True)
@@ -59,7 +54,7 @@ def read_recording(path: Path) -> Recording:
     """Parse a recording.
 
     Raises:
-        RecordingError: a line is not a hook or is too long to send; the error names the line.
+        Failure: a line is not a hook or is too long to send; the error names the line.
         OSError: the file cannot be read.
     """
     content = path.read_bytes()
@@ -82,9 +77,10 @@ def _check_size(seq: int, item: HookItem, where: str) -> None:
     """Refuse an item that the sidecar would never accept, because it does not fit into one message."""
     size = sum(len(text.encode()) for _, text in batches(seq, [item]))
     if size > MAX_FRAME_BYTES:
-        raise RecordingError(
+        raise Failure(
+            "bad-recording",
             f"{where}: this line is too long: as a message it has {size} bytes, and a message has at most "
-            f"{MAX_FRAME_BYTES} ({MAX_FRAME_BYTES >> 20} MiB); nothing was sent. Shorten the line, then play again"
+            f"{MAX_FRAME_BYTES} ({MAX_FRAME_BYTES >> 20} MiB); nothing was sent. Shorten the line, then play again",
         )
 
 
@@ -95,16 +91,17 @@ def _item(line: bytes, where: str, *, is_of_api: bool) -> HookItem:
         try:
             fields, _ = read_leniently(line)
         except FrameError as error:
-            raise RecordingError(f"{where}: not valid JSON ({error}); nothing was sent") from None
+            raise Failure("bad-recording", f"{where}: not valid JSON ({error}); nothing was sent") from None
     if type(fields) is dict and "hook" not in fields and is_of_api and (api := _of_api(fields)) is not None:
         return api
     if type(fields) is not dict or type(fields.get("hook")) is not str or not 0 < len(fields["hook"]) <= 200:
-        raise RecordingError(
-            f"{where}: each line must be a JSON object with a `hook`, a name of 1 to 200 characters; nothing was sent"
+        raise Failure(
+            "bad-recording",
+            f"{where}: each line must be a JSON object with a `hook`, a name of 1 to 200 characters; nothing was sent",
         )
     t = fields.get("t")
     if not isinstance(t, int | float) or not 0 <= t <= MAX_SEQ:
-        raise RecordingError(f"{where}: `t` must be milliseconds since 1970; nothing was sent")
+        raise Failure("bad-recording", f"{where}: `t` must be milliseconds since 1970; nothing was sent")
     return HookItem(fields["hook"], int(t), fields.get("input"), fields.get("output"))
 
 

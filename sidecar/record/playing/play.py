@@ -68,7 +68,7 @@ async def play(
     completes it.
 
     Raises:
-        RecordingError, OSError: the file cannot be used; nothing was sent.
+        Failure, OSError: the file cannot be used; nothing was sent.
         LinkUnavailable, HomeError: no sidecar could be reached, the sidecars that were reached accepted nothing, or
             another process is playing the same recording.
     """

@@ -17,9 +17,9 @@ import streams
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.owner import NotOwner
-from sidecar.care.exported import ExportError
 from sidecar.cli.shared import command
-from sidecar.cli.shared.command import Failure, code_of
+from sidecar.cli.shared.command import code_of
+from sidecar.failure import Failure
 from sidecar.read.select import SelectError
 from streams.errors import CorruptLog
 from tests.sidecar.cli.helpers import ROOT, run
@@ -49,7 +49,7 @@ INTERNAL = {
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
 
-CARRIED = {RequestError, Failure, ExportError, SelectError}
+CARRIED = {RequestError, Failure, SelectError}
 """Their codes are given where they are raised."""
 
 
@@ -88,7 +88,7 @@ def given(names: set[str]) -> set[str]:
 
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
-    carried = given({"Failure", "RequestError", "ExportError", "InputRefused", "WorktreeError", "SelectError"})
+    carried = given({"Failure", "RequestError", "InputRefused", "WorktreeError", "SelectError"})
     agents = {AgentFailed.code, NotOwner.code}
     return system | carried | agents | {vars(error)["code"] for error in errors()}
 

@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sidecar.cli.app import app, build
-from sidecar.cli.shared import command
 from sidecar.cli.shared.command import explain
+from sidecar.failure import Failure
 from sidecar.version import VERSION
 from streams.errors import StoreUnavailable
 from tests.sidecar.cli.helpers import ROOT, environment, run, run_process
@@ -124,7 +124,7 @@ def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.Mo
 
 def test_our_errors_and_the_systems_are_explained() -> None:
     assert explain(StoreUnavailable("the disk is full", "make room")) == "the disk is full; make room"
-    assert explain(command.Failure("no-log", "what; do that")) == "what; do that"
+    assert explain(Failure("no-log", "what; do that")) == "what; do that"
     assert explain(PermissionError(13, "Permission denied", "/x")).startswith("/x: Permission denied; ")
 
 
