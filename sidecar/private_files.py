@@ -18,11 +18,8 @@ class HomeError(Exception):
     code: ClassVar[str] = "bad-home"
 
     def __init__(self, path: Path, problem: str, hint: str) -> None:
-        super().__init__(path, problem, hint)
+        super().__init__(f"{path}: {problem}; {hint}")
         self.path, self.problem, self.hint = path, problem, hint
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}; {self.hint}"
 
 
 def open_unfollowed(path: str | Path, flags: int = os.O_RDONLY) -> int:

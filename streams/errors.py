@@ -37,14 +37,11 @@ class OffsetConflict(Conflict):
     code: ClassVar[str] = "offset-conflict"
 
     def __init__(self, stream_id: str, expected: int, actual: int) -> None:
-        super().__init__(stream_id, expected, actual)
-        self.stream_id, self.expected, self.actual = stream_id, expected, actual
-
-    def __str__(self) -> str:
-        return (
-            f"stream {self.stream_id} is at offset {self.actual}, not {self.expected}: another writer appended first; "
+        super().__init__(
+            f"stream {stream_id} is at offset {actual}, not {expected}: another writer appended first; "
             "read the stream's new records and decide again"
         )
+        self.stream_id, self.expected, self.actual = stream_id, expected, actual
 
 
 class IdempotencyConflict(Conflict):
@@ -55,11 +52,8 @@ class IdempotencyConflict(Conflict):
     code: ClassVar[str] = "key-conflict"
 
     def __init__(self, key: str, reason: str) -> None:
-        super().__init__(key, reason)
-        self.key, self.reason = key, reason
-
-    def __str__(self) -> str:
-        return f"idempotency key {self.key}: {self.reason}; use a new key for a new command"
+        super().__init__(f"idempotency key {key}: {reason}; use a new key for a new command")
+        self.key = key
 
 
 class StoreUnavailable(StreamError):
@@ -69,11 +63,8 @@ class StoreUnavailable(StreamError):
     code: ClassVar[str] = "log-unavailable"
 
     def __init__(self, reason: str, hint: str = "") -> None:
-        super().__init__(reason, hint)
+        super().__init__(f"{reason}; {hint}" if hint else reason)
         self.reason, self.hint = reason, hint
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.hint}" if self.hint else self.reason
 
 
 class StoreLocked(StoreUnavailable):
@@ -116,16 +107,13 @@ class CorruptLog(BadStore):
     code: ClassVar[str] = "log-damaged"
 
     def __init__(self, file: str, line: int | None, position: int | None, reason: str) -> None:
-        super().__init__(file, line, position, reason)
-        self.file, self.line, self.position, self.reason = file, line, position, reason
-
-    def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        place = "" if self.position is None else f" (position {self.position})"
-        return (
-            f"{where}{place}: {self.reason}; nothing was changed: restore the file from a backup, "
+        where = file if line is None else f"{file}:{line}"
+        place = "" if position is None else f" (position {position})"
+        super().__init__(
+            f"{where}{place}: {reason}; nothing was changed: restore the file from a backup, "
             "or run `durable-stream verify` to see all damage"
         )
+        self.file, self.line, self.position, self.reason = file, line, position, reason
 
 
 class MissingLog(BadStore):
@@ -134,11 +122,8 @@ class MissingLog(BadStore):
     code: ClassVar[str] = "log-missing"
 
     def __init__(self, path: str, reason: str, hint: str) -> None:
-        super().__init__(path, reason, hint)
-        self.path, self.reason, self.hint = path, reason, hint
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}; nothing was changed: {self.hint}"
+        super().__init__(f"{path}: {reason}; nothing was changed: {hint}")
+        self.path = path
 
 
 NOT_OURS = "it was not written by Durable Stream: choose another home with --home"
@@ -150,11 +135,8 @@ class ForeignStore(BadStore):
     code: ClassVar[str] = "log-foreign"
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
+        super().__init__(f"{path}: {reason}")
         self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
     @property
     def is_not_ours(self) -> bool:

@@ -43,11 +43,8 @@ class AgentFailed(Exception):
     code: ClassVar[str] = "agent-failed"
 
     def __init__(self, agent: str, reason: str) -> None:
-        super().__init__(agent, reason)
+        super().__init__(f"agent {agent}: {reason}")
         self.agent, self.reason = agent, reason
-
-    def __str__(self) -> str:
-        return f"agent {self.agent}: {self.reason}"
 
 
 def raised(error: Exception) -> str:
@@ -65,11 +62,8 @@ class InputRefused(Exception):
     the envelope."""
 
     def __init__(self, code: str, reason: str) -> None:
-        super().__init__(code, reason)
+        super().__init__(reason)
         self.code, self.reason = code, reason
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 class Decider:

@@ -31,11 +31,8 @@ class LoadError(Exception):
     code: ClassVar[str] = "bad-agent"
 
     def __init__(self, spec: str, reason: str) -> None:
-        super().__init__(spec, reason)
+        super().__init__(f"[worker] {spec}: {reason}")
         self.spec, self.reason = spec, reason
-
-    def __str__(self) -> str:
-        return f"[worker] {self.spec}: {self.reason}"
 
 
 def load_object(spec: str, base: Path) -> Any:

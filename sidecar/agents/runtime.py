@@ -61,11 +61,7 @@ class UnknownAgent(LookupError):
     """No agent of this name is configured."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-    def __str__(self) -> str:
-        return f"no agent is named {self.name[:80]!a}; `durable-stream agents` lists all agents"
+        super().__init__(f"no agent is named {name[:80]!a}; `durable-stream agents` lists all agents")
 
 
 class Runtime:

@@ -70,11 +70,8 @@ class LinkUnavailable(ClientError):
     code: ClassVar[str] = "sidecar-unavailable"
 
     def __init__(self, reason: str, hint: str) -> None:
-        super().__init__(reason, hint)
+        super().__init__(f"{reason}; {hint}")
         self.reason, self.hint = reason, hint
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.hint}"
 
 
 class ImpostorError(LinkUnavailable):
@@ -89,11 +86,8 @@ class LinkClosed(ClientError):
     code: ClassVar[str] = "link-closed"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(f"the link to the sidecar closed ({reason})")
         self.reason = reason
-
-    def __str__(self) -> str:
-        return f"the link to the sidecar closed ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

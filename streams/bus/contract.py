@@ -63,13 +63,10 @@ class DurableConflict(BusError):
     """
 
     def __init__(self, durable: str, reason: str) -> None:
-        super().__init__(durable, reason)
-        self.durable, self.reason = durable, reason
-
-    def __str__(self) -> str:
-        return (
-            f"durable consumer {self.durable}: {self.reason}; use the same settings everywhere, or choose another name"
+        super().__init__(
+            f"durable consumer {durable}: {reason}; use the same settings everywhere, or choose another name"
         )
+        self.durable, self.reason = durable, reason
 
 
 class Retry(Exception):

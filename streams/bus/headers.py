@@ -26,11 +26,8 @@ class HeaderError(ValueError):
     value."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
+        super().__init__(f"header {name[:80]!a}: {reason}" if name else reason)
         self.name, self.reason = name, reason
-
-    def __str__(self) -> str:
-        return f"header {self.name[:80]!a}: {self.reason}" if self.name else self.reason
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:

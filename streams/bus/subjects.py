@@ -29,12 +29,9 @@ class SubjectError(ValueError):
     """A subject, pattern or token breaks the rules; ``text`` is that text, ``reason`` says what is wrong."""
 
     def __init__(self, text: str, reason: str) -> None:
-        super().__init__(text, reason)
+        shown = ascii(text[:80])
+        super().__init__(f"subject {shown if len(shown) <= 84 else f'{shown[:80]}...'}: {reason}")
         self.text, self.reason = text, reason
-
-    def __str__(self) -> str:
-        shown = ascii(self.text[:80])
-        return f"subject {shown if len(shown) <= 84 else f'{shown[:80]}...'}: {self.reason}"
 
 
 @lru_cache(maxsize=4096)

@@ -67,11 +67,8 @@ class RemoteError(LinkError):
     """The other end of the link answered with an error, or did not answer. ``status`` is the HTTP status, if known."""
 
     def __init__(self, code: str, message: str, status: int | None = None) -> None:
-        super().__init__(code, message, status)
+        super().__init__(f"{code}: {message}" if message else code)
         self.code, self.message, self.status = code, message, status
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.message}" if self.message else self.code
 
     def body(self) -> ErrorBody:
         """The error in the form in which it is sent: the text is cut to 4 KiB and can always be encoded."""
