@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol
 
+POLL_SECONDS: Final = 0.05
+
 LOOK_SECONDS: Final = 1.0
 """How often, in seconds, ``wait_idle`` asks the components whether they have work."""
 
@@ -49,6 +51,17 @@ def in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> Non
         await asyncio.wait((task,))
 
     stack.push_async_callback(stop)
+
+
+async def until(condition: Callable[[], Any], seconds: float) -> bool:
+    """Wait until ``condition()`` is true; return false if that did not happen within ``seconds``."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        if loop.time() > end:
+            return False
+        await asyncio.sleep(POLL_SECONDS)
+    return True
 
 
 async def wait_idle(

@@ -175,7 +175,6 @@ class Sidecar:
     def status(self) -> dict[str, Any]:
         """Everything that ``durable-stream status`` shows."""
         assert self.server is not None
-        spool = backlog(self._home.spool_path)
         return {
             "sidecar": {
                 "pid": os.getpid(),
@@ -204,10 +203,10 @@ class Sidecar:
                 "head": self._store.head,
                 "backend": self._store.backend,
                 "torn": str(self._store.torn) if self._store.torn else None,
-                "segments": self._upkeep.segments(),
+                "segments": self._store.file_sizes(),
             },
             "migration": self._upkeep.migration(),
-            "spool": {"files": spool.files, "bytes": spool.bytes},
+            "spool": backlog(self._home.spool_path),
             "held": self._ingest.held,
             "gaps": self._translator.counts["gaps"] + self._services.translator.counts["gaps"],
             "nats": self._nats.status(),

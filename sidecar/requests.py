@@ -128,10 +128,9 @@ class ImportRequests:
     async def file(self, args: ImportArgs) -> dict[str, int]:
         try:
             path, add = Path(args.path), self._ingest.add
-            imported = await import_export(path, add, self._clean, self._now_ms(), self._log_id)
+            return await import_export(path, add, self._clean, self._now_ms(), self._log_id)
         except Failure as error:
             raise RequestError(error.code, str(error)) from None
-        return imported._asdict()
 
 
 def _register_nats(requests: Requests, nats: NatsService) -> None:

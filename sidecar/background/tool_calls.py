@@ -21,7 +21,7 @@ from sidecar.background.intents.texts import told
 from sidecar.background.messages import inline
 from sidecar.background.model_tools import ModelTools
 from sidecar.background.people.answerers import IN_OPENCODE
-from sidecar.background.people.people import AnswerArgs, until
+from sidecar.background.people.people import AnswerArgs
 from sidecar.background.service import DurableStream
 from sidecar.background.tools import (
     AskArgs,
@@ -35,6 +35,7 @@ from sidecar.background.tools import (
     WaitArgs,
     check,
 )
+from sidecar.components import until
 from streams.errors import StreamError
 from streams.identity import Identity
 from streams.lineage import traceparent

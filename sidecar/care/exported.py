@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import orjson
 
@@ -37,15 +37,6 @@ MAX_LINE: Final = 64 * 1024 * 1024
 """Maximum size of a line, in bytes. No record is as large; a file whose line is larger was not written by `export`."""
 
 _DAY_MS: Final = 86_400_000
-
-
-class Imported(NamedTuple):
-    """How many records were new, how many the log already had, and how many had no content to import because it was
-    forgotten."""
-
-    added: int
-    known: int
-    forgotten: int
 
 
 def header(stream: str, streams: Sequence[str], log_id: object, now_ms: int) -> dict[str, Any]:
@@ -148,8 +139,9 @@ async def import_export(
     clean: Callable[[Any], Any],
     now_ms: int,
     log_id: str,
-) -> Imported:
+) -> dict[str, int]:
     """Record the events of an export; the whole file is checked first. Records that the log already has stay unchanged.
+    Returns how many were ``added``, how many ``known``, and how many had no content, because it was ``forgotten``.
 
     ``add`` appends a batch and returns how many events were new. ``clean`` redacts payloads by this home's rules.
     ``log_id`` is this log's: what its own agents said counts as known, because their streams have it. If the import is
@@ -165,7 +157,7 @@ async def import_export(
         wanted = [event for event in batch if event and event.metadata.get("log") != log_id]
         cleaned = [StreamEvent.trusted({**event.fields(), "payload": clean(event.payload)}) for event in wanted]
         added += await add(cleaned) if cleaned else 0
-    return Imported(added, events - added, forgotten)
+    return {"added": added, "known": events - added, "forgotten": forgotten}
 
 
 def _object(line: bytes, number: int, code: str, path: Path) -> dict[str, Any]:

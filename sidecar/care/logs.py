@@ -14,7 +14,7 @@ import sys
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from sidecar.home import Home
 from sidecar.private_files import open_unfollowed
@@ -39,13 +39,6 @@ def note_failure(home: Home, error: Exception) -> None:
         logging.getLogger("sidecar").error("could not serve: %s", error if str(error) else type(error).__name__)
 
 
-class FailedStart(NamedTuple):
-    """A failed start of a sidecar: when (as written in the log) and why."""
-
-    when: str
-    reason: str
-
-
 _OUTCOME: Final = re.compile(
     r"^(\S+ [\d:]+)\S* "
     r"(?:ERROR sidecar: could not serve: (.*)|INFO sidecar: (?:serving on port|stopped while starting).*)$",
@@ -55,10 +48,9 @@ _LOOKED_AT: Final = 256 * 1024
 """How many bytes at the end of the log file are searched for the last start. Few lines follow a failed start."""
 
 
-def failed_start(home: Home) -> FailedStart | None:
-    """The last start in ``sidecar.log``, if that start failed; ``None`` if it succeeded or was stopped, or if the file
-    shows no start.
-    """
+def failed_start(home: Home) -> tuple[str, str] | None:
+    """When and why the last start in ``sidecar.log`` failed; ``None`` if it succeeded or was stopped, or if the file
+    shows no start."""
     try:
         with open(home.log_path, "rb", opener=open_unfollowed) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))
@@ -66,7 +58,7 @@ def failed_start(home: Home) -> FailedStart | None:
     except OSError:
         return None
     outcomes = _OUTCOME.findall(text)
-    return FailedStart(*outcomes[-1]) if outcomes and outcomes[-1][1] else None
+    return outcomes[-1] if outcomes and outcomes[-1][1] else None
 
 
 class _Private:

@@ -214,11 +214,6 @@ class Upkeep:
         except (StreamError, OSError) as error:
             log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)
 
-    def segments(self) -> dict[str, Any] | None:
-        """The files of a jsonl log: ``{files, bytes}``; null with sqlite."""
-        sizes = self._store.file_sizes()
-        return None if sizes is None else asdict(sizes)
-
     # --- migrating to another backend ---
 
     def migrate(self, to: Backend) -> dict[str, Any]:
@@ -364,7 +359,7 @@ class Upkeep:
         if not self._config.migrate_at_bytes or self._store.backend != "jsonl" or self._failed is not None:
             return False
         sizes = self._store.file_sizes()
-        return sizes is not None and sizes.bytes >= self._config.migrate_at_bytes
+        return sizes is not None and sizes["bytes"] >= self._config.migrate_at_bytes
 
     async def _advance_index(self) -> None:
         if self._store.backend != "sqlite":

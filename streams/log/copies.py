@@ -27,12 +27,12 @@ def missing_for_copy(store: Path, to: Backend) -> int:
     The migration continues an earlier copy, so the copy's bytes do not count again.
     """
     database = _size(store / LOG_FILE) + _size(store / (LOG_FILE + "-wal"))
-    lines = sizes_of(store / "log")
+    lines = sizes_of(store / "log")["bytes"]
     if to == "jsonl":
         # Count the write-ahead file twice, because its pages may have to be moved into the database before the copy.
-        whole, there = database + _size(store / (LOG_FILE + "-wal")), lines.bytes
+        whole, there = database + _size(store / (LOG_FILE + "-wal")), lines
     else:
-        whole, there = ROWS_TO_LINES * lines.bytes + min(lines.bytes, WAL_BYTES), database
+        whole, there = ROWS_TO_LINES * lines + min(lines, WAL_BYTES), database
     return max(whole - there + 2 * MIB - free_bytes(store), MIB)
 
 

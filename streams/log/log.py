@@ -35,7 +35,6 @@ from streams.stores.directory import (
 )
 from streams.stores.disk import Disk
 from streams.stores.hints import HintAhead, Hints
-from streams.stores.jsonl.segments import Sizes
 from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
 from streams.stores.live import LiveTail
 from streams.stores.sqlite.store import SqliteStore
@@ -328,8 +327,8 @@ class Log(AnyBackend):
 
     # --- the files of a jsonl log ---
 
-    def file_sizes(self) -> Sizes | None:
-        """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
+    def file_sizes(self) -> dict[str, int] | None:
+        """``{files, bytes}`` of a jsonl log; ``None`` with another backend. Blocks briefly."""
         return self._backend.file_sizes() if isinstance(self._backend, JsonlStore) else None
 
     # --- migrating to another backend (see streams/log/migrate.py) ---

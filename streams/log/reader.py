@@ -20,7 +20,6 @@ from streams.store import NOTHING, Record, Snapshot
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.hints import Hints
 from streams.stores.jsonl.reader import JsonlReader
-from streams.stores.jsonl.segments import Sizes
 from streams.stores.sqlite.reader import SqliteReader
 
 DiskReader = JsonlReader | SqliteReader
@@ -173,8 +172,8 @@ class LogReader(AnyBackend):
         if self._now() is self._jsonl:
             await self._jsonl.glance()
 
-    def file_sizes(self) -> Sizes | None:
-        """The number of files of a jsonl log, and their bytes; ``None`` with another backend. Blocks briefly."""
+    def file_sizes(self) -> dict[str, int] | None:
+        """``{files, bytes}`` of a jsonl log; ``None`` with another backend. Blocks briefly."""
         return self._jsonl.file_sizes() if self._now() is self._jsonl else None
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:

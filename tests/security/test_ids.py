@@ -110,7 +110,7 @@ def test_a_hostile_id_on_the_command_line_is_only_not_found(tmp_path: Path, kind
 def test_a_foreign_name_in_the_spool_is_no_spool(tmp_path: Path) -> None:
     for name in ("evil.json", "\x1b[2J", "a" * 200):
         (tmp_path / name).write_text("x")
-    assert backlog(tmp_path).files == 0
+    assert backlog(tmp_path)["files"] == 0
 
 
 # --- what payloads say, on a terminal ---

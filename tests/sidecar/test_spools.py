@@ -73,7 +73,7 @@ async def types(store: MemoryStore) -> list[str]:
 
 async def test_a_dead_process_spool_is_taken_in_and_deleted(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:
     path = spool(tmp_path, dead_pid())
-    assert backlog(tmp_path).files == 1 and backlog(tmp_path).bytes > 1000
+    assert backlog(tmp_path)["files"] == 1 and backlog(tmp_path)["bytes"] > 1000
     assert await take_left(tmp_path, ingest) == len(recording("chat"))
     assert not path.exists()
     assert (await types(store))[0] == "lifecycle.session.created" and len(await types(store)) == 6

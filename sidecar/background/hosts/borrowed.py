@@ -7,18 +7,14 @@ continues when an OpenCode is open again.
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from bridge.opencode.link.protocol import CallError
-from sidecar.background.hosts.environments import Environments
+from sidecar.background.hosts.environments import Environments, linked, until_linked
 from sidecar.background.hosts.host import HostAbsent, HostError
 
-LINK_SECONDS: Final = 30.0
 _CALL_SECONDS: Final = 20.0
-_POLL_SECONDS: Final = 0.05
 
 
 class Borrowed:
@@ -41,10 +37,7 @@ class Borrowed:
 
     def variables(self, directory: str, environment: str) -> dict[str, str]:
         """See ``Headless``. Without an ``environment``, that of the OpenCode that linked last."""
-        found = self._environments.get(environment or next(reversed(self._environments.names), ""))
-        if found is None and environment:
-            raise HostAbsent("no OpenCode is open with the environment of the one that asked for this work")
-        return dict(found.environment if found is not None else os.environ)
+        return self._environments.variables(environment or next(reversed(self._environments.names), ""))
 
     def never_links(self, directory: str) -> bool:
         return False
@@ -68,25 +61,17 @@ class Borrowed:
             raise HostAbsent("no OpenCode that could do this work is open, and `host` in [phantom] is `shim`")
         near = [link for link in opened if link.directory == directory]
         chosen = (near or opened)[-1]
-        if (found := self._linked(chosen.pid, directory)) is not None:
+        if (found := linked(self._open(), chosen.pid, directory)) is not None:
             return found
         # OpenCode loads the plugin for a directory when it gets a request for that directory.
         try:
             await chosen.call("session.list", {"query": {"directory": directory, "limit": 1}}, timeout=_CALL_SECONDS)
-            async with asyncio.timeout(LINK_SECONDS):
-                return await self._loaded(chosen.pid, directory)
+            found = await until_linked(self._open, chosen.pid, directory)
         except (CallError, TimeoutError):
-            raise HostError(f"OpenCode did not load the plugin for {directory}") from None
-
-    async def _loaded(self, pid: int, directory: str) -> Any:
-        found = None
-        while found is None:
-            await asyncio.sleep(_POLL_SECONDS)
-            found = self._linked(pid, directory)
+            found = None
+        if found is None:
+            raise HostError(f"OpenCode did not load the plugin for {directory}")
         return found
 
     def _open(self) -> list[Any]:
         return [link for link in self._links() if link.is_open and link.directory and not link.identity.service]
-
-    def _linked(self, pid: int, directory: str) -> Any:
-        return next((link for link in self._open() if link.pid == pid and link.directory == directory), None)

@@ -10,10 +10,16 @@ sidecar continues when an OpenCode with the same environment is open again.
 from __future__ import annotations
 
 import hmac
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from sidecar.background.hosts.host import HostAbsent
+from sidecar.components import until
+
+LINK_SECONDS: Final = 30.0
 
 KEPT: Final = 16
 """How many environments, and processes, are remembered."""
@@ -70,6 +76,20 @@ class Environments:
     def get(self, name: str) -> OpenCodeProcess | None:
         return self._known.get(name)
 
+    def of_work(self, name: str) -> OpenCodeProcess | None:
+        """The process that has the environment of some work; ``None`` if the work has none.
+
+        Raises:
+            HostAbsent: nothing is known of the environment until an OpenCode that has it is open.
+        """
+        if name and name not in self._known:
+            raise HostAbsent("no OpenCode is open with the environment of the one that asked for this work")
+        return self._known.get(name)
+
+    def variables(self, name: str) -> dict[str, str]:
+        found = self.of_work(name)
+        return dict(found.environment if found is not None else os.environ)
+
     @property
     def names(self) -> list[str]:
         return list(self._known)
@@ -78,6 +98,17 @@ class Environments:
         kept = sorted(f"{k}={v}" for k, v in environment.items() if k not in OURS and not NOISE.fullmatch(k))
         text = "\0".join(kept).encode("utf-8", "surrogateescape")
         return f"env_{hmac.new(self._key().encode(), text, 'sha256').hexdigest()[:24]}"
+
+
+def linked(links: Iterable[Any], pid: int, directory: str) -> Any:
+    """The open link of a process for a directory, or ``None``."""
+    return next((link for link in links if link.is_open and link.pid == pid and link.directory == directory), None)
+
+
+async def until_linked(links: Callable[[], Iterable[Any]], pid: int, directory: str) -> Any:
+    """That link, once it is there; ``None`` if it did not come in time."""
+    await until(lambda: linked(links(), pid, directory), LINK_SECONDS)
+    return linked(links(), pid, directory)
 
 
 def read_process(pid: int) -> OpenCodeProcess:

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from sidecar.background.hosts.environments import Environments, OpenCodeProcess
-from sidecar.background.hosts.host import HostAbsent, HostError
+from sidecar.background.hosts.environments import LINK_SECONDS, Environments, linked, until_linked
+from sidecar.background.hosts.host import HostError
+from sidecar.components import POLL_SECONDS
 from sidecar.home import Home
 from sidecar.processes import still_runs
 from streams.system.files import write_durably
@@ -33,8 +34,6 @@ from streams.system.files import write_durably
 log = logging.getLogger("sidecar.background")
 
 START_SECONDS: Final = 60.0
-LINK_SECONDS: Final = 30.0
-_POLL_SECONDS: Final = 0.05
 _REQUEST_SECONDS: Final = 2.0
 
 
@@ -84,10 +83,12 @@ class Headless:
             info = next((each for each in self._running() if self._of[each["pid"]] == environment), None)
             if info is None:
                 info = await self._start(environment)
-        found = self._linked(info["pid"], directory)
+        found = linked(self._links(), info["pid"], directory)
         if found is None:
             await asyncio.to_thread(_ask, info, f"/session?directory={quote(directory, safe='')}&limit=1", directory)
-            found = await self._until_linked(info["pid"], directory)
+            found = await until_linked(self._links, info["pid"], directory)
+        if found is None:
+            raise HostError(f"the plugin of the headless OpenCode did not connect to the sidecar for {directory}")
         return found
 
     def usual(self, directory: str) -> str:
@@ -154,30 +155,12 @@ class Headless:
         except (OSError, ValueError, KeyError, TypeError):
             return []
 
-    def _linked(self, pid: int, directory: str) -> Any:
-        return next((k for k in self._links() if k.is_open and k.pid == pid and k.directory == directory), None)
-
-    async def _until_linked(self, pid: int, directory: str) -> Any:
-        deadline = asyncio.get_running_loop().time() + LINK_SECONDS
-        while (found := self._linked(pid, directory)) is None:
-            if asyncio.get_running_loop().time() > deadline:
-                raise HostError(f"the plugin of the headless OpenCode did not connect to the sidecar for {directory}")
-            await asyncio.sleep(_POLL_SECONDS)
-        return found
-
     def variables(self, directory: str, environment: str) -> dict[str, str]:
         """The variables of an environment; see ``link`` for what is raised and when there is none."""
-        asking = self._asking(environment or self.usual(directory))
-        return dict(asking.environment if asking is not None else os.environ)
-
-    def _asking(self, environment: str) -> OpenCodeProcess | None:
-        asking = self.environments.get(environment)
-        if environment and asking is None:
-            raise HostAbsent("no OpenCode is open with the environment of the one that asked for this work")
-        return asking
+        return self.environments.variables(environment or self.usual(directory))
 
     async def _start(self, environment: str) -> dict[str, Any]:
-        asking = self._asking(environment)
+        asking = self.environments.of_work(environment)
         found = (asking.executable if asking is not None else None, *self._last())
         executable = self._executable or next(filter(_runs, found), None) or _on_path()
         if executable is None:
@@ -218,7 +201,7 @@ class Headless:
                 raise HostError(f"the headless OpenCode ended with code {process.returncode}")
             if asyncio.get_running_loop().time() > deadline:
                 raise HostError("the headless OpenCode did not answer")
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return info
 
     def know(self, pid: int) -> str:

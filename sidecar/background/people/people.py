@@ -43,6 +43,7 @@ from sidecar.background.reading import read_checkpoints, waiting
 from sidecar.background.said import Said
 from sidecar.background.stream_read import open_reader, read_lines
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
+from sidecar.components import until
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.telling.agents import agent_troubles
@@ -60,8 +61,6 @@ MOST_ASKS: Final = 5
 
 MOST_TOASTS: Final = 20
 """How many of the newest toasts are kept for terminals that read them."""
-
-_LOOK_SECONDS: Final = 0.05
 
 
 class AnswerArgs(Args):
@@ -462,14 +461,3 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
             raise RequestError("unfit-answer", f"give one of these answers: {', '.join(map(repr, DECISIONS))}")
     elif len(answer) != 1 or not answer[0]:
         raise RequestError("unfit-answer", "give one answer, which must not be empty")
-
-
-async def until(condition: Callable[[], Any], seconds: float) -> bool:
-    """Wait until ``condition()`` is true; return false if that did not happen within ``seconds``."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not condition():
-        if loop.time() > end:
-            return False
-        await asyncio.sleep(_LOOK_SECONDS)
-    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
 def spool_size(home: Home) -> dict[str, int]:
     """Count the spool files that no sidecar has recorded yet, and their bytes."""
     try:
-        return asdict(backlog(home.spool_path))
+        return backlog(home.spool_path)
     except OSError:  # it cannot be read, which the checks of the home report
         return {"files": 0, "bytes": 0}
 

@@ -110,8 +110,8 @@ def check_start(scene: Scene) -> list[Check]:
     failed = failed_start(scene.home)
     if failed is None:
         return []
-    reason, _, hint = failed.reason.partition("; ")
-    text = f"the last start of the sidecar failed ({failed.when}), so nothing is recorded: {reason}"
+    reason, _, hint = failed[1].partition("; ")
+    text = f"the last start of the sidecar failed ({failed[0]}), so nothing is recorded: {reason}"
     mended = "after that, run `durable-stream serve` to see whether it starts"
     return [Check("start", "problem", text, f"{hint or 'fix the cause'}; {mended}")]
 

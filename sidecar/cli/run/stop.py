@@ -24,8 +24,6 @@ TERM_SECONDS = 3.0
 ANSWER_SECONDS = 5.0
 """How long a sidecar may take to answer a request before it counts as hung."""
 
-_LOOK_SECONDS = 0.05
-
 
 async def stop(context: typer.Context, json: JsonFlag = False) -> int:
     """Stop the running sidecar.
@@ -108,16 +106,12 @@ async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:
 
 async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
     """True if the sidecar releases its home within ``seconds``."""
-    import asyncio
+    from sidecar.components import until
 
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while True:
+    def is_gone() -> bool:
         running = home.running()
         # Also check the lock, because an exiting sidecar deletes its address before it has closed its files.
         is_released = running.boot != info.boot if running is not None else not home.is_locked()
-        if is_released and not info.still_runs:
-            return True
-        if loop.time() >= end:
-            return False
-        await asyncio.sleep(_LOOK_SECONDS)
+        return is_released and not info.still_runs
+
+    return await until(is_gone, seconds)

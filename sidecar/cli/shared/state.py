@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, Final
 
 from sidecar.care.checks.agents import agent_notes
@@ -187,11 +186,10 @@ async def _read_stopped(
     try:
         reader = reader or LogReader(home.store_path)
         log |= {"head": reader.head}
-        sizes = reader.file_sizes()
         catalog, fault = await catalog_of(reader)
         gone = await reader.removed()
         log |= {
-            "segments": None if sizes is None else asdict(sizes),
+            "segments": reader.file_sizes(),
             "streams": len(catalog.streams),
             "last_ts": max((stream.last_ts for stream in catalog.streams.values()), default=None),
             "pruned": sum(each.first_offset for each in gone.values()),

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bridge.opencode.capture.emitter import Origin
 from bridge.opencode.capture.v2.translate import HostTranslator
@@ -40,17 +40,12 @@ _ULID: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _UNREADABLE = (ServiceGone, ServiceError, UnsafeService)
 
 
-class _Linked(NamedTuple):
-    pid: int
-    scope: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class _Announced:
-    """A registration file, and the plugin instances that named it."""
+    """A registration file, and the plugin instances that named it, each with its pid and its scope."""
 
     path: Path
-    links: dict[tuple[str, str], _Linked] = field(default_factory=dict)
+    links: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     state: str = "absent"
     version: str = ""
     compared: int = 0
@@ -88,7 +83,7 @@ class Services:
     def opened(self, origin: Origin, service: str, scope: tuple[str, ...], last_seq: int) -> None:
         """Note a link of a plugin instance. It announces its service's registration file, and the directories whose
         sessions it records."""
-        self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = _Linked(origin.pid, scope)
+        self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = origin.pid, scope
         self._tasks.spawn(self._catch_up(origin, last_seq))
 
     def closed(self, origin: Origin) -> None:
@@ -256,14 +251,13 @@ class Services:
     def _scope(self, origin: Origin, registration: Registration, known: _Announced) -> Scope:
         # The first turns may end before the first sidecar begins the log, so read from the service's start.
         since_ms = min(self._since_ms, registration.written_ms or self._since_ms)
-        linked = known.links.get((origin.boot_id, origin.instance))
-        directories = linked.scope if linked is not None else ()
+        _, directories = known.links.get((origin.boot_id, origin.instance), (0, ()))
         return Scope(origin, since_ms, registration.pid, registration.written_ms, directories)
 
 
 def _origin(known: _Announced) -> Origin:
-    (boot_id, instance), linked = next(iter(known.links.items()))
-    return Origin(boot_id, instance, linked.pid, place_of(known.path))
+    (boot_id, instance), (pid, _) = next(iter(known.links.items()))
+    return Origin(boot_id, instance, pid, place_of(known.path))
 
 
 def began_ms(log_id: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sidecar.components import until
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
 from sidecar.link.launch import START_SECONDS, LastWords, ended, ensure_running
@@ -31,8 +32,6 @@ probably met the same problem as the first, such as a full disk.
 
 _END_SECONDS: Final = 5.0
 """How long a sidecar that closed its link may take to give a reason and exit."""
-
-_LOOK_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +139,12 @@ async def _played(
 async def _until_gone(home: Home, info: SidecarInfo) -> None:
     """Wait until a sidecar that closed its link has gone, because a sidecar that gives up reports the reason before it
     releases its home."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _END_SECONDS
-    while loop.time() < deadline:
+
+    def is_gone() -> bool:
         now = home.running()
-        if not home.is_locked() or (now is not None and now.boot != info.boot):
-            return
-        await asyncio.sleep(_LOOK_SECONDS)
+        return not home.is_locked() or (now is not None and now.boot != info.boot)
+
+    await until(is_gone, _END_SECONDS)
 
 
 def _head(home: Home) -> int:

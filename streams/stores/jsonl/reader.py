@@ -33,7 +33,7 @@ from streams.stores.jsonl.lines import (
 )
 from streams.stores.jsonl.outline import first_doubt
 from streams.stores.jsonl.recovery import lost_end
-from streams.stores.jsonl.segments import Segment, Sizes, list_segments, sizes_of
+from streams.stores.jsonl.segments import Segment, list_segments, sizes_of
 from streams.stores.missing import missing_before
 from streams.stores.stored import Stored
 from streams.system.files import open_to_read, read_file
@@ -122,7 +122,7 @@ class JsonlReader:
         head = self.head_record().position
         return first_doubt(self._log, head)
 
-    def file_sizes(self) -> Sizes:
+    def file_sizes(self) -> dict[str, int]:
         return sizes_of(self._log)
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:

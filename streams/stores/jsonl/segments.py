@@ -33,14 +33,7 @@ def list_segments(log: Path) -> list[Segment]:
     return sorted((Segment(int(found[1]), path) for found, path in matched if found), key=lambda found: found.first)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The number of a log's files, and how many bytes they have in total."""
-
-    files: int = 0
-    bytes: int = 0
-
-
-def sizes_of(log: Path) -> Sizes:
+def sizes_of(log: Path) -> dict[str, int]:
+    """``{files, bytes}`` of a log."""
     sizes = [segment.path.stat().st_size for segment in list_segments(log)]
-    return Sizes(len(sizes), sum(sizes))
+    return {"files": len(sizes), "bytes": sum(sizes)}

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from bridge.opencode.capture.state import SessionState
 from bridge.opencode.link.protocol import CallError, RequestError
+from sidecar import components
 from sidecar.background.intents.registering import RegisterArgs
-from sidecar.background.people import people
 from sidecar.background.people.people import AnswerArgs, SignalArgs
 from sidecar.background.people.signals import MOST_AWAITED
 from sidecar.background.service import DurableStream
@@ -96,7 +96,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(people, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(components, "POLL_SECONDS", 0.001)
 
 
 def arguments(tool: str, named: str) -> dict[str, Any]:
