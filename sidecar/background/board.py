@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sidecar.agents.inputs import agent_stream, is_applied
-from sidecar.background.intents.intents import NAME, IntentAgent
+from sidecar.background.intents.intents import NAME
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import spent_by
-from sidecar.background.intents.state import Intent
+from sidecar.background.intents.state import Intent, State
 from sidecar.background.people import checkpoints, teller
 from sidecar.background.people.checkpoints import CLOSED, CheckpointAgent
 from sidecar.background.reading import of_ask
@@ -41,7 +41,7 @@ class Board:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self._intents, self._checkpoints = IntentAgent(), CheckpointAgent()
+        self._intents, self._checkpoints = State(), CheckpointAgent()
         self._doing: dict[str, tuple[int, str]] = {}
         self._asked: dict[str, dict[str, Any]] = {}
         """The payloads of what was asked, by event."""
@@ -61,9 +61,12 @@ class Board:
         """
         event = record.event
         if event.stream_id in self.streams:
-            if is_applied(event):
-                agent = self._intents if event.stream_id == self.streams[0] else self._checkpoints
-                agent.apply(event)
+            if not is_applied(event):
+                return
+            if event.stream_id == self.streams[0]:
+                self._intents.fold(event.type, event.payload)
+            else:
+                self._checkpoints.apply(event)
             return
         if event.type == CHECKPOINT and event.payload.get("state") == "asked":
             self._asked[event.id] = event.payload
@@ -84,7 +87,7 @@ class Board:
         since ``began``, or what it did last, at ``done``; both are ``None`` if unknown. ``unseen``: how many messages
         to sessions have not been seen there yet.
         """
-        data = self._intents.data
+        data = self._intents
         ended = [i for i in data.intents.values() if i.state in ENDED and now_ms - (i.ended or 0) < RECENT_MS]
         shown = [*ended[-MOST_ENDED:], *data.unfinished()]
         roots = dict.fromkeys(intent.root for intent in shown)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.agents.letters import letters_of
-from sidecar.background.intents.intents import NAME, IntentAgent
+from sidecar.background.intents.intents import NAME
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent, checkpoint_id
@@ -28,10 +28,10 @@ from streams.store import StreamReader
 
 async def read_intents(reader: StreamReader, up_to: int | None = None) -> State:
     """Fold the stream of the agent ``intents``, up to a position; the state is empty if there is no such stream yet."""
-    agent = IntentAgent()
+    state = State()
     async for event in _outputs(reader, NAME, up_to):
-        agent.apply(event)
-    return agent.data
+        state.fold(event.type, event.payload)
+    return state
 
 
 def background_of(state: State, session: str, now: int) -> list[Intent]:

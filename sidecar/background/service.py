@@ -36,7 +36,7 @@ from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.registering import RegisterArgs, differences
 from sidecar.background.intents.rows import as_row
-from sidecar.background.intents.state import Intent, Limits
+from sidecar.background.intents.state import Intent
 from sidecar.background.people.people import People
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
@@ -99,7 +99,7 @@ class DurableStream:
         *,
         agents_may_answer: bool = False,
     ) -> None:
-        self.agent = IntentAgent(Limits.of(config))
+        self.agent = IntentAgent(config)
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
         self.headless: Headless | Borrowed = (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import ACTIVE, ENDED
-from sidecar.background.intents.state import Intent, Limits, Spent, State
+from sidecar.background.intents.state import Intent, Spent, State
 from streams.event import StreamEvent
+
+if TYPE_CHECKING:
+    from sidecar.config import PhantomConfig
 
 ANSWERED: Final = ("stop", "length")
 """The finish reasons of the last model call in a turn."""
@@ -30,27 +33,27 @@ class Doom(NamedTuple):
     code: str
 
 
-def refusal(state: State, limits: Limits, intent: Intent) -> dict[str, str] | None:
+def refusal(state: State, limits: PhantomConfig, intent: Intent) -> dict[str, str] | None:
     """Why an intent may not be registered, as ``code`` and ``reason``; ``None`` if it may be registered."""
     spent = state.spent.get(intent.root, Spent())
     siblings = sum(each.parent == intent.parent for each in state.unfinished()) if intent.parent else 0
-    if limits.depth and intent.depth > limits.depth:
-        reason = f"the chain already has {limits.depth} background agents, each started by the one before it"
+    if limits.max_depth and intent.depth > limits.max_depth:
+        reason = f"the chain already has {limits.max_depth} background agents, each started by the one before it"
         return {"code": "recursion_depth_exceeded", "reason": reason}
-    if limits.children and siblings >= limits.children:
+    if limits.max_children and siblings >= limits.max_children:
         reason = f"its session already has {siblings} unfinished agents, which is the limit"
         return {"code": "budget-children", "reason": reason}
-    if limits.sessions and spent.sessions >= limits.sessions:
+    if limits.max_sessions and spent.sessions >= limits.max_sessions:
         reason = f"its session has already started {spent.sessions} agents, which is the limit"
         return {"code": "budget-sessions", "reason": reason}
     over = _spent_all(limits, spent)
     return {"code": "budget", "reason": over.removeprefix("budget: ")} if over else None
 
 
-def full(state: State, limits: Limits, intent: Intent) -> str:
+def full(state: State, limits: PhantomConfig, intent: Intent) -> str:
     """The key of ``[phantom]`` whose limit keeps a queued intent from starting; empty if the intent may start now."""
     active = [each for each in state.intents.values() if each.state in ACTIVE]
-    if len(active) >= limits.running:
+    if len(active) >= limits.max_running:
         return "max_running"
     reached = (
         f"per_model.{name}"
@@ -75,7 +78,7 @@ def is_last(event: StreamEvent) -> bool:
     return event.payload.get("finish") in ANSWERED
 
 
-def warnings(state: State, limits: Limits) -> list[Output]:
+def warnings(state: State, limits: PhantomConfig) -> list[Output]:
     """One ``budget.warning`` for each budget that a root has nearly used up; each warning is given only once."""
     found = []
     at_work = {intent.root for intent in state.unfinished()}
@@ -83,17 +86,17 @@ def warnings(state: State, limits: Limits) -> list[Output]:
         if root not in at_work:
             continue
         for what, used, most in (
-            ("sessions", spent.sessions, limits.sessions),
-            ("tokens", spent.tokens, limits.tokens),
-            ("cost", spent.cost, limits.cost),
-            ("minutes", spent.ran_ms, limits.ran_ms),
+            ("sessions", spent.sessions, limits.max_sessions),
+            ("tokens", spent.tokens, limits.max_tokens),
+            ("cost", spent.cost, limits.max_cost),
+            ("minutes", spent.ran_ms / 60_000, limits.max_minutes),
         ):
             if most and used / most >= WARNING_SHARE and what not in spent.warnings:
                 found.append(Output("budget.warning", {"root": root, "what": what, "share": round(used / most, 2)}))
     return found[:MAX_WARNINGS]
 
 
-def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
+def doomed(state: State, limits: PhantomConfig, intent: Intent) -> Doom | None:
     """Why an intent must stop: the intent that started it was stopped, the intent is in an endless loop, or the intent
     or its root has spent too much.
 
@@ -106,18 +109,19 @@ def doomed(state: State, limits: Limits, intent: Intent) -> Doom | None:
         return Doom("intent.cancelled", f"{starter.id}, which started it, was stopped", "cancelled")
     if intent.is_answered:
         return None
-    if limits.steps and intent.steps > limits.steps:
-        reason = f"endless loop: it called the model more than {limits.steps} times for one prompt"
+    if limits.max_steps and intent.steps > limits.max_steps:
+        reason = f"endless loop: it called the model more than {limits.max_steps} times for one prompt"
         return Doom("intent.failed", reason, "endless-loop")
     over = _spent_all(limits, state.spent.get(intent.root, Spent()))
     over = over or _overspent(intent, intent.max_tokens, intent.max_cost)
     return Doom("intent.failed", over, "budget") if over else None
 
 
-def _spent_all(limits: Limits, spent: Spent) -> str:
-    if limits.ran_ms and spent.ran_ms >= limits.ran_ms:
-        return f"budget: {spent.ran_ms / 60_000:.0f} of {limits.ran_ms / 60_000:.0f} minutes are used"
-    return _overspent(spent, limits.tokens, limits.cost)
+def _spent_all(limits: PhantomConfig, spent: Spent) -> str:
+    minutes = spent.ran_ms / 60_000
+    if limits.max_minutes and minutes >= limits.max_minutes:
+        return f"budget: {minutes:.0f} of {limits.max_minutes:.0f} minutes are used"
+    return _overspent(spent, limits.max_tokens, limits.max_cost)
 
 
 def _overspent(used: Spent | Intent, tokens: int, cost: float) -> str:

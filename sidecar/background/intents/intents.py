@@ -9,7 +9,7 @@ An intent's events have its id as ``payload.intent``; a notice's events have its
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
@@ -18,10 +18,13 @@ from sidecar.background.intents import intent_effects as asked
 from sidecar.background.intents.budgets import Doom, doomed, refusal
 from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
-from sidecar.background.intents.state import Intent, Limits, State, intent_of
+from sidecar.background.intents.state import Intent, State, intent_of
 from sidecar.background.intents.texts import cause_text, told
 from sidecar.background.own_agent import OwnAgent
 from streams.event import StreamEvent
+
+if TYPE_CHECKING:
+    from sidecar.config import PhantomConfig
 
 NAME: Final = "intents"
 
@@ -47,9 +50,9 @@ MAX_STOPS: Final = 20
 class IntentAgent(OwnAgent[State]):
     """An ``Agent``. The agent first decides what an input means, then what may start or must stop."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
-        self._check_ms = min(watch.CHECK_MS, self._limits.silence_ms // 2 or watch.CHECK_MS)
+    def __init__(self, limits: PhantomConfig) -> None:
+        self._limits, self._silence_ms = limits, round(limits.silence_minutes * 60_000)
+        self._check_ms = min(watch.CHECK_MS, self._silence_ms // 2 or watch.CHECK_MS)
         super().__init__(NAME, State)
 
     @property
@@ -266,7 +269,7 @@ class IntentAgent(OwnAgent[State]):
             return []
         if any(found.get(name, value) != value for name, value in watch.noted(intent).items()):
             return []
-        doom = watch.alarm(intent, found, self._limits.silence_ms)
+        doom = watch.alarm(intent, found, self._silence_ms)
         if doom is not None:
             return self._stop(intent, ts, doom)
         match found.get("state"):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sidecar.background.intents.lifecycle import ENDED, INTENT, NOTICE, after
-
-if TYPE_CHECKING:
-    from sidecar.config import PhantomConfig
 
 KEPT_ENDED: Final = 200
 """How many ended intents and observed notices stay in the state; the log has them all."""
@@ -30,53 +27,6 @@ MOST_EDITED: Final = 200
 def some_of(payload: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Those of these fields that a payload has, and that are not null."""
     return {name: payload[name] for name in names if payload.get(name) is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of background work. A limit on a root counts everything that one session started, at any depth.
-
-    0 means no limit, except for ``running``.
-    """
-
-    running: int = 4
-    """How many phantoms may run at a time; others wait in a queue, in the order in which they came."""
-    per_model: Mapping[str, int] = field(default_factory=dict)
-    """How many phantoms of one provider (``anthropic``) or one model (``anthropic/claude-x``) may run at a time."""
-    depth: int = 20
-    """The longest chain of intents, each started by the one before it."""
-    children: int = 50
-    """How many intents of one parent may be unfinished at a time."""
-    sessions: int = 200
-    """How many intents a root may start in all."""
-    tokens: int = 0
-    cost: float = 0.0
-    """How much the intents of a root may cost in total, in US dollars (the currency of OpenCode's prices)."""
-    ran_ms: int = 0
-    """How long the intents of a root may work in total."""
-    steps: int = 0
-    """How many times a phantom may call the model for one prompt. More calls mean an endless loop, which happens when
-    the provider's stream has no finish reason."""
-    silence_ms: int = 0
-    """How long a phantom may show no activity."""
-    readers: frozenset[str] = frozenset()
-    """The OpenCode agents that change no files and therefore need no worktree."""
-
-    @staticmethod
-    def of(config: PhantomConfig) -> Limits:
-        return Limits(
-            running=config.max_running,
-            per_model=config.per_model,
-            depth=config.max_depth,
-            children=config.max_children,
-            sessions=config.max_sessions,
-            tokens=config.max_tokens,
-            cost=config.max_cost,
-            ran_ms=round(config.max_minutes * 60_000),
-            readers=frozenset(config.readers),
-            steps=config.max_steps,
-            silence_ms=round(config.silence_minutes * 60_000),
-        )
 
 
 @dataclass(slots=True)

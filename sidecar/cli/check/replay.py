@@ -35,7 +35,6 @@ async def replay(
     from sidecar.agents.checks.replay import replay as replayed
     from sidecar.background.intents.intents import NAME as INTENTS
     from sidecar.background.intents.intents import IntentAgent
-    from sidecar.background.intents.state import Limits
     from sidecar.cli.printing.output import Output
     from sidecar.config import load_config
     from sidecar.read.select import find_stream, open_reader
@@ -52,7 +51,7 @@ async def replay(
         )
     config = load_config(home.config_path)
     if name == INTENTS and not agent:
-        one: Agent = IntentAgent(Limits.of(config.phantom))
+        one: Agent = IntentAgent(config.phantom)
     else:
         one = _agent(name, agent or list(config.worker.agents), home.path)
     result = await replayed(reader, one)

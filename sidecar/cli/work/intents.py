@@ -181,7 +181,6 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
 
 async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) -> list[dict[str, str]]:
     from sidecar.background.intents.budgets import full
-    from sidecar.background.intents.state import Limits
     from sidecar.background.people.teller import waits
     from sidecar.background.reading import read_checkpoints
     from sidecar.config import ConfigError, load_config
@@ -189,7 +188,7 @@ async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) ->
     reached = ""
     if intent.state == "queued":
         try:
-            reached = full(state, Limits.of(load_config(home.config_path).phantom), intent)
+            reached = full(state, load_config(home.config_path).phantom, intent)
         except ConfigError as error:
             note(f"The limits could not be read: {error}")
     return waits(intent, reached, await read_checkpoints(reader) if intent.asks else ())

@@ -21,6 +21,7 @@ from sidecar.agents.inputs import MAX_DEPTH, Command
 from sidecar.agents.loading import UserEffect
 from sidecar.agents.runtime import Runtime
 from sidecar.background.intents.intents import IntentAgent
+from sidecar.config import PhantomConfig
 from streams.identity import seeded_identity
 from streams.store import Record, StreamStore
 from streams.trace import is_one_trace, parse_traceparent
@@ -105,7 +106,7 @@ class TestEnd:
 
 async def test_a_low_limit_leaves_the_built_in_agents_their_steps(store: StreamStore) -> None:
     (own,) = agents(Counter)
-    runtime = Runtime(store, seeded_identity(7), [IntentAgent(), own], max_depth=2)
+    runtime = Runtime(store, seeded_identity(7), [IntentAgent(PhantomConfig()), own], max_depth=2)
     limits = {name: engine.max_depth for name, engine in runtime.engines.items()}
     assert limits == {"intents": 2 + MAX_DEPTH, "counter": 2}
 

@@ -14,6 +14,7 @@ import pytest
 
 from sidecar.agents.checks.purity import check_agent, check_source
 from sidecar.background.intents.intents import IntentAgent
+from sidecar.config import PhantomConfig
 from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.test_effects_of_agents import Looper
 
@@ -38,7 +39,7 @@ def test_the_agent_of_intents_is_pure() -> None:
         {"type": "intent.cancel", "payload": {"intent": "int_1"}},
         {"type": "tick", "payload": {"now": 1}},
     ]
-    findings = check_agent(IntentAgent, given, wrap=lambda spec, make: make())
+    findings = check_agent(lambda: IntentAgent(PhantomConfig()), given, wrap=lambda spec, make: make())
     assert findings == []
 
 

@@ -10,7 +10,7 @@ from tests.sidecar.background.world import World
 
 
 def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
-    world = World(running=4, per_model={"slow": 1, "fast/one": 2})
+    world = World(max_running=4, per_model={"slow": 1, "fast/one": 2})
     for name, model in (("a", "slow/x"), ("b", "slow/y"), ("c", "fast/one"), ("d", "fast/one"), ("e", "fast/one")):
         world.register(name, models=[model])
     world.settle()
@@ -23,9 +23,9 @@ def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
 @pytest.mark.parametrize(
     ("limits", "code"),
     [
-        ({"depth": 2}, "recursion_depth_exceeded"),
-        ({"children": 1}, "budget-children"),
-        ({"sessions": 3}, "budget-sessions"),
+        ({"max_depth": 2}, "recursion_depth_exceeded"),
+        ({"max_children": 1}, "budget-children"),
+        ({"max_sessions": 3}, "budget-sessions"),
     ],
 )
 def test_a_runaway_spawner_meets_its_budget(limits: dict[str, int], code: str) -> None:
@@ -45,7 +45,7 @@ def test_a_runaway_spawner_meets_its_budget(limits: dict[str, int], code: str) -
 
 
 def test_a_spent_budget_ends_what_runs_and_refuses_more() -> None:
-    world = World(tokens=1000, running=2)
+    world = World(max_tokens=1000, max_running=2)
     for name in "abcd":
         world.register(name)
     world.settle()
@@ -83,7 +83,7 @@ def test_one_intent_has_a_budget_of_its_own() -> None:
 def test_what_a_root_has_spent_counts_until_its_session_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = 20
     monkeypatch.setattr(intent_state, "KEPT_ENDED", kept)
-    world = World(tokens=100)
+    world = World(max_tokens=100)
     world.register("a")
     world.settle()
     world.spends("ses_int_a", 100, finish="stop")

@@ -13,6 +13,7 @@ from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent, checkpoint_id
 from sidecar.background.people.teller import heading
+from sidecar.config import PhantomConfig
 from tests.memory import MemoryStore
 from tests.sidecar.agents.support import until
 from tests.sidecar.background.support import Bench, Script, bench
@@ -24,7 +25,7 @@ ASKED = checkpoint_id(CHILD, "per_1")
 @asynccontextmanager
 async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, CheckpointAgent, IntentAgent]]:
     """Background work with a child session; notices of the agent ``intents`` find no host."""
-    agent, intents = CheckpointAgent(), IntentAgent()
+    agent, intents = CheckpointAgent(), IntentAgent(PhantomConfig())
     kinds = {ANSWER: kind or Script({"status": "answered"}), "opencode.wake": Script({"status": "absent"})}
     async with bench(MemoryStore(), [agent, intents], kinds) as run:
         await run.happened("intent.started", intent="int_1", session=PHANTOM, parent=PARENT)

@@ -11,6 +11,7 @@ from sidecar.agents.agent import Output
 from sidecar.background.gardener import NAME, ROOT, GardenerAgent
 from sidecar.background.intents.intent_effects import CREATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
+from sidecar.config import PhantomConfig
 from sidecar.notify_config import GardenerConfig
 from streams.event import StreamEvent
 from tests.memory import MemoryStore
@@ -141,7 +142,7 @@ async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> 
     create, prompt = Script({"session": "ses_bg"}), Script({})
     config = GardenerConfig(enabled=True)
     gardener = GardenerAgent(config)
-    async with bench(MemoryStore(), [gardener, IntentAgent()], {CREATE: create, PROMPT: prompt}) as run:
+    async with bench(MemoryStore(), [gardener, IntentAgent(PhantomConfig())], {CREATE: create, PROMPT: prompt}) as run:
         await run.happened("lifecycle.session.created", session="ses_1", directory="/d")
         for _ in range(12):
             await run.happened("execution.step", session="ses_1", kind="tool", status="error")

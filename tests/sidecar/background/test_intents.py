@@ -15,7 +15,7 @@ from tests.sidecar.background.world import World
 
 
 def test_forty_wait_for_four_places_and_run_in_their_order() -> None:
-    world = World(running=4, children=0)
+    world = World(max_running=4, max_children=0)
     for n in range(40):
         world.register(f"{n:03}")
     world.settle()
@@ -32,7 +32,7 @@ def test_forty_wait_for_four_places_and_run_in_their_order() -> None:
 
 
 def test_cancelling_reaches_the_whole_tree() -> None:
-    world = World(running=3, children=0)
+    world = World(max_running=3, max_children=0)
     top = world.register("top")
     world.settle()
     world.register("middle", parent=f"ses_{top.id}")
@@ -51,7 +51,7 @@ def test_cancelling_reaches_the_whole_tree() -> None:
 
 
 def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> None:
-    world = World(readers=frozenset({"plan"}))
+    world = World(readers=("plan",))
     world.register("reader", isolation="auto", agent="plan")
     world.register("writer", isolation="auto")
     assert [kind for kind, _, _ in world.effects] == [CREATE, ISOLATE]
@@ -196,7 +196,7 @@ STEPS = st.lists(
 @settings(deadline=None, max_examples=30)
 @given(STEPS)
 def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: list[tuple[str, int]]) -> None:
-    world = World(running=2, children=4)
+    world = World(max_running=2, max_children=4)
     asked: list[str] = []
     for count, (step, n) in enumerate(steps):
         world.clock.now_ms += 10_000
@@ -281,7 +281,7 @@ def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
 
 
 def test_work_whose_environment_is_lost_waits_until_an_opencode_has_it_and_takes_no_place_meanwhile() -> None:
-    world = World(running=1)
+    world = World(max_running=1)
     intent = world.register("lost", isolation="worktree", environment="env_1")
     world.act()  # its worktree
     world.effects.pop()

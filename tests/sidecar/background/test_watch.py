@@ -8,7 +8,7 @@ from tests.sidecar.background.world import World, later
 
 
 def test_a_silent_one_is_stopped() -> None:
-    world = World(silence_ms=60_000)
+    world = World(silence_minutes=1)
     world.register("a")
     world.settle()
     for quiet, ended in ((59_999, []), (60_000, ["intent.failed", "notice.queued", "notice.sending"])):
@@ -36,7 +36,7 @@ def test_time_counts_only_while_a_sidecar_runs_and_the_machine_is_awake() -> Non
 
 
 def test_the_time_of_work_that_waits_for_a_person_stands_still() -> None:
-    world = World(silence_ms=60_000)
+    world = World(silence_minutes=1)
     for name, above in (("top", "ses_user"), ("low", "ses_int_top"), ("other", "ses_user")):
         world.register(name, parent=above, wall_ms=600_000)
         world.settle()
@@ -71,7 +71,7 @@ def test_a_prompt_that_opencode_refuses_fails_or_goes_to_the_next_model() -> Non
 
 
 def test_an_endless_loop_is_stopped() -> None:
-    world = World(steps=3)
+    world = World(max_steps=3)
     world.register("a")
     world.settle()
     world.happens("lifecycle.session.created", session="ses_child", parent="ses_int_a")

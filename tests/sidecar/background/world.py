@@ -8,7 +8,8 @@ from typing import Any
 from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.intents.notices import WAKE
-from sidecar.background.intents.state import Intent, Limits
+from sidecar.background.intents.state import Intent
+from sidecar.config import PhantomConfig
 from streams.event import StreamEvent
 from tests.sidecar.agents.kinds import Clock
 
@@ -17,7 +18,10 @@ class World:
     """The agent, and an OpenCode that does what it is asked when the test says so."""
 
     def __init__(self, *, begin: str = "ses_", **limits: Any) -> None:
-        self.agent, self.clock = IntentAgent(Limits(**limits)), Clock()
+        self.agent, self.clock = (
+            IntentAgent(PhantomConfig(**{"max_steps": 0, "silence_minutes": 0, "readers": ()} | limits)),
+            Clock(),
+        )
         self._begin = begin
         """How the ids of sessions begin."""
         self.effects: list[tuple[str, str, dict[str, Any]]] = []

@@ -11,6 +11,7 @@ import pytest
 from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.intents.intents import IntentAgent
+from sidecar.config import PhantomConfig
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log.log import Log
@@ -46,7 +47,7 @@ async def test_the_agent_of_intents_is_known(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1), backend="jsonl")
-    runtime = Runtime(store, seeded_identity(2), [IntentAgent()])
+    runtime = Runtime(store, seeded_identity(2), [IntentAgent(PhantomConfig())])
     await runtime.start()
     notice = {"notice": "n", "session": "ses_1", "text": "hello", "wake": True}
     await runtime.command("intents", Command("a", "notify", notice))
