@@ -136,11 +136,6 @@ class GroupCommit:
         self._thread = Thread(target=self._run, name=f"log-writer-{name}", daemon=True)
         self._thread.start()
 
-    @property
-    def failure(self) -> StoreFailed | None:
-        """Why the writer stopped for good, or ``None``."""
-        return self._stop if isinstance(self._stop, StoreFailed) else None
-
     async def submit(self, request: Request) -> list[Record]:
         """Queue an append and wait until it is durable.
 

@@ -22,7 +22,7 @@ from sidecar.background.forks.cut import Cut, Ran, cut_at, kept, ran_at
 from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.people.answerers import Answerers
-from sidecar.background.people.people import until
+from sidecar.components import until
 from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from sidecar.read.fields import as_text, is_forgotten

@@ -78,11 +78,6 @@ def meet(one: Iterable[Rule], other: Iterable[Rule]) -> list[Rule]:
     return _last_of_each([*found, *unclear], is_whole=False)
 
 
-def effect_of(rules: Sequence[Rule], what: str, argument: str) -> str:
-    matching = (rule.effect for rule in reversed(rules) if _covers(rule.what, what) and _covers(rule.pattern, argument))
-    return next(matching, "ask")
-
-
 def _rank(rule: Rule) -> int:
     return _RANKS.get(rule.effect, 0)
 

@@ -18,8 +18,9 @@ toast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import tzinfo
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,8 +29,10 @@ from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import teller
+from sidecar.background.people.channels import quiet_until
 from sidecar.background.people.checkpoints import opened_as
-from sidecar.background.people.rings import QUIET, Focus, Rules, turn_text, why_not_raised, why_not_sent
+from sidecar.background.people.rings import QUIET, Focus, turn_text, why_not_raised, why_not_sent
+from sidecar.notify_config import NotifyConfig
 from sidecar.read.asked import on_one_line
 from sidecar.read.telling.agents import TROUBLE
 from sidecar.read.wording import cut_middle, visible
@@ -67,9 +70,6 @@ ALERT: Final[dict[str, dict[str, str]]] = {
 }
 """The transitions of an alert. ``toasted``, ``sent`` and ``failed`` say how the last stage ended; only ``seen`` is
 final."""
-
-QuietUntil = Callable[[int], int | None]
-"""Takes a time in ms UTC. Returns when the quiet hours that contain it end, or ``None`` outside quiet hours."""
 
 
 @dataclass(slots=True)
@@ -127,26 +127,14 @@ class AlertAgent(OwnAgent[State]):
 
     Args:
         stages: the channels of each stage after the toast.
-        quiet_until: the quiet hours, in which only toasts are shown and no other stage begins.
-        min_ms: background work that completed in less time raises no alert. A failure always raises one.
-        rings: the rules for ordinary turns.
-        children: whether work that was started by background work also raises alerts.
-        escalate_ms: how long after one stage the next stage begins.
+        config: ``[notify]``.
+        zone: where its quiet hours are; local time if none is given.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Sequence[str]] = (),
-        *,
-        quiet_until: QuietUntil = lambda now: None,
-        min_ms: int = 0,
-        rings: Rules = Rules(),  # noqa: B008 - it is frozen
-        children: bool = False,
-        escalate_ms: int = 120_000,
-    ) -> None:
+    def __init__(self, stages: Sequence[Sequence[str]], config: NotifyConfig, zone: tzinfo | None = None) -> None:
         self._stages = [list(stage) for stage in stages if stage]
-        self._quiet_until, self._min_ms, self._children = quiet_until, min_ms, children
-        self._escalate_ms, self._rings = escalate_ms, rings
+        self._config, self._zone = config, zone
+        self._escalate_ms = round(config.escalate_after_seconds * 1000)
         super().__init__(NAME, State)
 
     @property
@@ -167,7 +155,7 @@ class AlertAgent(OwnAgent[State]):
 
     @property
     def _rings_turns(self) -> bool:
-        return self._rings.turns != "off" and bool(self._stages)
+        return self._config.turns != "off" and bool(self._stages)
 
     def deadline(self) -> int | None:
         return min((a.due for a in self.data.alerts.values() if a.due is not None), default=None)
@@ -268,10 +256,10 @@ class AlertAgent(OwnAgent[State]):
         reason = "" if type_ == "intent.completed" else str(given.get("reason") or "unknown")
         told = teller.ended(_worker(given), reason, given.get("gist") or "")
         glance = _glance(given, "failed" if reason else "finished", told)
-        if "created" not in given or (given.get("child") and not self._children):
+        if "created" not in given or (given.get("child") and not self._config.children):
             return glance
         parent = given.get("parent")
-        is_short = type_ == "intent.completed" and ts - given["created"] < self._min_ms
+        is_short = type_ == "intent.completed" and ts - given["created"] < self._config.min_seconds * 1000
         if is_short or (parent is None and not self._stages):
             return glance
         identifier, title = given["intent"], "OpenCode: background work"
@@ -293,7 +281,7 @@ class AlertAgent(OwnAgent[State]):
         over = Output("ring.over", {"turn": turn})
         if outcome == "continued":
             return [over, Output("ring.began", {"turn": session, "ts": began})]
-        if why := why_not_raised(self._rings, outcome, ts - began):
+        if why := why_not_raised(self._config, outcome, ts - began):
             return [Output("ring.over", {"turn": turn, "why": why})]
         error = given.get("error")
         name = str(error.get("name") or "") if isinstance(error, dict) else str(error or "")
@@ -308,7 +296,7 @@ class AlertAgent(OwnAgent[State]):
         for alert in self.data.alerts.values():
             if alert.due is not None and alert.due <= now and alert.id not in sending and len(outputs) < 60:
                 shown = focus.get(str(alert.session), "unknown")
-                if alert.is_turn and (why := why_not_sent(self._rings, shown, now - alert.raised)):
+                if alert.is_turn and (why := why_not_sent(self._config, shown, now - alert.raised)):
                     outputs += _seen([alert], QUIET[why], now)
                     continue
                 joined = self._joined(alert, now, sending)
@@ -343,7 +331,7 @@ class AlertAgent(OwnAgent[State]):
             args = {"session": alert.session, "title": alert.title, "text": f"{alert.text}\n{alert.how}".strip()}
             effect = Output("effect.requested", args, effect=TOAST, node=alert.id)
             return [Output("alert.toasting", {"alert": alert.id}), effect]
-        later = self._quiet_until(now) or self._gathering(alert, now, asked)
+        later = quiet_until(self._config.quiet_hours, now, self._zone) or self._gathering(alert, now, asked)
         if later is not None:
             return [Output("alert.held", {"alert": alert.id, "due": later})]
         said: dict[str, Any] = {"title": alert.title, "text": alert.text}

@@ -24,7 +24,7 @@ from sidecar.background.people import alerts, checkpoints, signals
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answer_page import AnswerPage
 from sidecar.background.people.answerers import LINK, Answerers, Who
-from sidecar.background.people.channels import ChannelError, Channels, quiet_until
+from sidecar.background.people.channels import ChannelError, Channels
 from sidecar.background.people.checkpoints import (
     CLOSED,
     Checkpoint,
@@ -36,7 +36,6 @@ from sidecar.background.people.checkpoints import (
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.background.people.doubts import DECISIONS, RESOLVE
 from sidecar.background.people.notify_effects import Answer, Look, Resolve, Send, Toast
-from sidecar.background.people.rings import Rules
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
 from sidecar.background.reading import read_checkpoints, waiting
@@ -109,14 +108,7 @@ class People:
             ),
         )
         self.signals = SignalAgent()
-        self.alerts = AlertAgent(
-            self.channels.stages,
-            quiet_until=lambda now: quiet_until(config.quiet_hours, now),
-            min_ms=round(config.min_seconds * 1000),
-            rings=Rules(config.turns, round(config.min_seconds * 1000)),
-            children=config.children,
-            escalate_ms=round(config.escalate_after_seconds * 1000),
-        )
+        self.alerts = AlertAgent(self.channels.stages, config)
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
         self.kinds: Mapping[str, EffectKind] = {

@@ -7,10 +7,9 @@ background work, have alerts of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from sidecar.notify_config import Turns
+from sidecar.notify_config import NotifyConfig
 
 Focus = Literal["front", "away", "unknown"]
 """Where the terminal that shows a session is. ``unknown``: no terminal has told its focus."""
@@ -31,32 +30,24 @@ QUIET: Final = {
 _HOW: Final = {"completed": "finished", "failed": "failed", "interrupted": "was interrupted", "stopped": "stopped"}
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The settings that decide: ``turns`` and ``min_seconds`` of ``[notify]``."""
-
-    turns: Turns = "off"
-    min_ms: int = 0
-
-
-def why_not_raised(rules: Rules, outcome: str, took_ms: int) -> str:
+def why_not_raised(config: NotifyConfig, outcome: str, took_ms: int) -> str:
     """Why the end of a turn is no alert: a code of ``QUIET``, or empty if it is one."""
-    if rules.turns == "off":
+    if config.turns == "off":
         return "off"
     if outcome == "aborted":
         return "aborted"
-    return "short" if took_ms < rules.min_ms else ""
+    return "short" if took_ms < config.min_seconds * 1000 else ""
 
 
-def why_not_sent(rules: Rules, focus: Focus, age_ms: int) -> str:
+def why_not_sent(config: NotifyConfig, focus: Focus, age_ms: int) -> str:
     """Why such an alert reaches no channel at this moment: a code of ``QUIET``, or empty if it may be sent."""
     if age_ms > OLD_MS:
         return "old"
-    if rules.turns == "always":
+    if config.turns == "always":
         return ""
     if focus == "front":
         return "in-front"
-    return "focus-unknown" if focus == "unknown" and rules.turns == "away" else ""
+    return "focus-unknown" if focus == "unknown" and config.turns == "away" else ""
 
 
 def turn_text(outcome: str, error: str, title: str, session: str) -> str:

@@ -92,14 +92,12 @@ def named_home(context: typer.Context) -> Home:
     return Home(path)
 
 
-def add_command(
-    app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str], name: str | None = None
-) -> None:
+def add_command(app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str]) -> None:
     """Register ``function`` (plain or ``async``) under its own name; its result, if an int, is the exit code."""
     # The \b keeps Click from joining the example's lines into one paragraph.
     shown = "\n".join(f"  durable-stream {example}" for example in examples)
     text = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\b\nExample:\n{shown}"
-    app.command(name or function.__name__.rstrip("_"), help=text, rich_help_panel=panel)(_guarded(function))
+    app.command(function.__name__.rstrip("_"), help=text, rich_help_panel=panel)(_guarded(function))
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., None]:

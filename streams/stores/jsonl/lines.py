@@ -26,7 +26,6 @@ from streams.stores.plan import Placed
 from streams.stores.stored import Stored
 
 _POSITION = re.compile(rb'"position":(\d{1,20}),"tx":')
-_LINES_A_WRITE = 512
 
 
 class EventKeys(msgspec.Struct):

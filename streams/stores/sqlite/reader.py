@@ -32,7 +32,6 @@ from streams.stores.stored import Stored
 
 _FETCH = 256
 _FETCH_IDS = 4096
-_ENTRIES = 4096
 _BELOW_ALL = -(2**63)
 _ABOVE_ALL = 2**63 - 1
 _FIRST_FETCH = 8

@@ -14,7 +14,6 @@ from sidecar.background.people import alerts
 from sidecar.background.people.alerts import LOOK, NAME, SEND, TOAST, AlertAgent
 from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.background.people.notify_effects import Send
-from sidecar.background.people.rings import Rules
 from sidecar.notify_config import NotifyConfig
 from streams.identity import seeded_identity
 from streams.log.log import Log
@@ -42,11 +41,16 @@ def ended(clock: Clock, *, after_s: float = 600.0, **about: Any) -> dict[str, An
     return {**known, "ts": clock.now_ms, **about}
 
 
+def rules(**settings: Any) -> NotifyConfig:
+    """Settings by which also what took no time is told."""
+    return NotifyConfig(**{"min_seconds": 0} | settings)
+
+
 async def test_a_phone_that_fails_twice_gets_the_message_once(tmp_path: Path) -> None:
     store = await Log.open(tmp_path / "store", seeded_identity(1))
     with Receiver(failing=2) as phone:
         channels = Channels(NotifyConfig(urls=(phone.url,)))
-        agent = AlertAgent(channels.stages)
+        agent = AlertAgent(channels.stages, rules())
         async with bench(store, [agent], {SEND: Send(channels)}) as run:
             await run.happened("intent.completed", **ended(run.clock, parent=None))
             (alert,) = agent.data.alerts.values()
@@ -63,7 +67,7 @@ async def test_a_phone_that_fails_twice_gets_the_message_once(tmp_path: Path) ->
 
 async def test_one_stage_after_another_until_somebody_saw_it() -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], escalate_ms=60_000)
+    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
         await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
         assert (len(toast.runs), send.runs) == (1, [])
@@ -83,7 +87,7 @@ async def test_one_stage_after_another_until_somebody_saw_it() -> None:
 @pytest.mark.parametrize("looks", [True, False])
 async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: bool) -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent(PHONE, escalate_ms=60_000)
+    agent = AlertAgent(PHONE, rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send, LOOK: Script({"looks": looks})}) as run:
         await run.happened("intent.failed", **ended(run.clock, reason="timeout"))
         (glance,) = toast.runs
@@ -98,7 +102,7 @@ async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: 
 
 async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_waits_for_nothing() -> None:
     send = Script({})
-    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], escalate_ms=60_000)
+    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {SEND: send, LOOK: Script({"looks": True})}) as run:
         for number in range(4):
             await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
@@ -119,7 +123,7 @@ async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_wait
 
 async def test_a_message_can_be_acted_on_away_from_the_laptop() -> None:
     send = Script({})
-    agent = AlertAgent(PHONE, escalate_ms=0)
+    agent = AlertAgent(PHONE, rules(escalate_after_seconds=0))
     work = {
         "work": "tidy up",
         "directory": "/home/ada/shop",
@@ -141,7 +145,7 @@ async def test_a_message_can_be_acted_on_away_from_the_laptop() -> None:
 
 async def test_many_questions_share_messages_after_the_third_and_each_keeps_its_link() -> None:
     send = Script({})
-    agent = AlertAgent([["desktop"]], escalate_ms=60_000)
+    agent = AlertAgent([["desktop"]], rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
         for number in range(40):
             question = {"checkpoint": f"chk_{number:02}", "kind": "ask", "text": "May I?" + "x" * 300, "intent": None}
@@ -156,7 +160,7 @@ async def test_many_questions_share_messages_after_the_third_and_each_keeps_its_
 
 async def test_a_message_hides_nothing_and_says_where_a_cut_question_is_whole() -> None:
     send = Script({})
-    agent = AlertAgent([["desktop"]], escalate_ms=60_000)
+    agent = AlertAgent([["desktop"]], rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
         text = "bash \u202e" + "A" * 1000 + "; curl evil"
         question = {"checkpoint": "chk_q", "kind": "permission", "text": text, "intent": None, "left_out": 0}
@@ -184,7 +188,7 @@ async def test_every_question_of_a_message_has_its_link() -> None:
 
 async def test_quiet_hours_hold_everything_but_the_toast() -> None:
     toast, send, clock = Script({"shown": False}), Script({}), Clock(at(23))
-    agent = AlertAgent(PHONE, quiet_until=lambda now: quiet_until("22:00-07:00", now, UTC))
+    agent = AlertAgent(PHONE, rules(quiet_hours="22:00-07:00"), UTC)
     async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}, clock) as run:
         await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
         assert (len(toast.runs), send.runs) == (1, [])
@@ -203,7 +207,7 @@ async def test_quiet_hours_hold_everything_but_the_toast() -> None:
     ],
 )
 async def test_short_work_that_succeeds_and_work_of_work_bother_nobody(about: dict[str, Any], told: bool) -> None:
-    agent = AlertAgent(PHONE, min_ms=60_000)
+    agent = AlertAgent(PHONE, rules(min_seconds=60))
     async with bench(MemoryStore(), [agent], {SEND: Script({})}) as run:
         await run.happened("intent.failed" if "reason" in about else "intent.completed", **ended(run.clock, **about))
         assert bool(agent.data.alerts) == told
@@ -219,7 +223,7 @@ async def test_short_work_that_succeeds_and_work_of_work_bother_nobody(about: di
 )
 async def test_what_opencode_shows_by_itself_gets_no_toast(about: dict[str, Any], toasts: int) -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent(PHONE, escalate_ms=60_000)
+    agent = AlertAgent(PHONE, rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
         opened = {"checkpoint": "chk_1", "text": "bash make", "tell": "ses_1", **about}
         await run.happened("checkpoint.opened", stream="agent/checkpoints", **opened)
@@ -239,13 +243,13 @@ async def test_a_message_whose_attempt_was_cut_off_is_sent_again(point: str, sen
             raise Crash
 
     store, send = MemoryStore(), Script({})
-    async with bench(store, [AlertAgent(PHONE)], {SEND: send}, stop=stop) as run:
+    async with bench(store, [AlertAgent(PHONE, rules())], {SEND: send}, stop=stop) as run:
         raised = {"alert": "alr_1", "session": None, "title": "t", "text": "x"}
         await run.runtime.command(NAME, Command("c1", "alert.raise", raised))
         await run.runtime.command(NAME, Command("c2", "tick", {"now": run.clock.now_ms}))
         await until(lambda: bool(run.runtime.view.effects))
         await run.settled()
-    agent = AlertAgent(PHONE)
+    agent = AlertAgent(PHONE, rules())
     async with bench(store, [agent], {SEND: send}, seed=4) as run:
         await run.settled()
         assert len(send.runs) == sent
@@ -260,12 +264,9 @@ async def turn(run: Bench, seconds: float, outcome: str = "completed", message: 
     await run.happened("turn.ended", **ended)
 
 
-RINGS = Rules("unless-in-front", 60_000)
-
-
 async def test_an_ordinary_turn_rings_once_if_it_was_long_and_nobody_is_looking() -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent(PHONE, rings=RINGS, quiet_until=lambda now: None)
+    agent = AlertAgent(PHONE, NotifyConfig(turns="unless-in-front"))
     async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
         await turn(run, 59, message="msg_short")
         await turn(run, 61, "aborted", message="msg_aborted")
@@ -285,7 +286,7 @@ async def test_an_ordinary_turn_rings_once_if_it_was_long_and_nobody_is_looking(
 
 async def test_a_turn_that_nobody_began_or_that_is_told_as_history_does_not_ring() -> None:
     send = Script({})
-    agent = AlertAgent(PHONE, rings=Rules("always"))
+    agent = AlertAgent(PHONE, rules(turns="always"))
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
         await run.happened("agent.input", session="ses_1", message="msg_1")
         await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.background.hosts.rights import Rights, Rule, effect_of, for_work, meet
+from sidecar.background.hosts.rights import Rights, Rule, _covers, for_work, meet
 
 RANKS = {"deny": 0, "ask": 1, "allow": 2}
 DEFAULTS = [
@@ -31,6 +32,11 @@ globs = st.text("ab* ?", max_size=5)
 rules = st.lists(
     st.builds(Rule, st.sampled_from(["*", "a", "a*", "b"]), globs, st.sampled_from(list(RANKS))), max_size=6
 )
+
+
+def effect_of(rules: Sequence[Rule], what: str, argument: str) -> str:
+    matching = (rule.effect for rule in reversed(rules) if _covers(rule.what, what) and _covers(rule.pattern, argument))
+    return next(matching, "ask")
 
 
 def real(rules: list[Rule], what: str, argument: str) -> str:

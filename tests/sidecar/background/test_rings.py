@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.background.people.rings import OLD_MS, QUIET, Focus, Rules, why_not_raised, why_not_sent
+from sidecar.background.people.rings import OLD_MS, QUIET, Focus, why_not_raised, why_not_sent
 from sidecar.background.people.terminals import FOLDER, MOST_BYTES, read_focus
-from sidecar.notify_config import Turns
+from sidecar.notify_config import NotifyConfig, Turns
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from sidecar.notify_config import Turns
     ],
 )
 def test_which_turns_are_worth_a_message(turns: Turns, outcome: str, took_ms: int, why: str) -> None:
-    assert why_not_raised(Rules(turns, 60_000), outcome, took_ms) == why
+    assert why_not_raised(NotifyConfig(turns=turns), outcome, took_ms) == why
     assert not why or why in QUIET
 
 
@@ -47,7 +47,7 @@ def test_which_turns_are_worth_a_message(turns: Turns, outcome: str, took_ms: in
     ],
 )
 def test_where_the_terminal_is_decides(turns: Turns, focus: Focus, age_ms: int, why: str) -> None:
-    assert why_not_sent(Rules(turns), focus, age_ms) == why
+    assert why_not_sent(NotifyConfig(turns=turns), focus, age_ms) == why
     assert not why or why in QUIET
 
 

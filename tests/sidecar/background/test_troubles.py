@@ -53,7 +53,7 @@ def trouble(about: str) -> dict[str, Any]:
 
 
 async def test_a_trouble_rings_once_until_it_is_over() -> None:
-    send, agent = Script({}), AlertAgent([["json:1"]])
+    send, agent = Script({}), AlertAgent([["json:1"]], NotifyConfig())
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
 
         async def are(*abouts: str) -> list[str]:
