@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import costs_of, read_intents, read_notices, waiting
+from sidecar.inspector.pasts import Pasts
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
 from sidecar.read.past.compare import compared
@@ -20,30 +20,35 @@ from sidecar.read.past.costs import TYPES, WAYS, By
 from sidecar.read.past.moment import head
 from sidecar.read.past.records import Past
 from sidecar.read.projects import short_directory
-from sidecar.read.select import SelectError, catalog_of, family_of, find_event, find_session, newest
+from sidecar.read.select import SelectError, catalog_of, family_of, find_event, newest
 from sidecar.read.telling.describe import describe, row_of
 from sidecar.read.telling.detail import detail
 from sidecar.read.transcript.html import turn_html
-from sidecar.read.transcript.model import Reading, Session
+from sidecar.read.transcript.model import Reading, Session, Turn
 from sidecar.read.wording import one_line, printable
+from streams.errors import StreamError
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
-KEPT: Final = 4
-"""How many sessions stay in memory."""
-
 HITS: Final = 60
 MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
 
+MOST_ITEMS: Final = 120
+"""The last turns are shown that have no more items together, but always the last one."""
+
+MOST_CHANGED: Final = 20
+"""How many turns with changed files are shown."""
+
 MOST_ROWS: Final = 500
-MOST_SPANS: Final = 1500
+MOST_SPANS: Final = 300
 AT_REST: Final = ("idle", "ended")
 LINES: Final = 4
 """How many of its last events a running piece of work shows."""
+_WAITING: Final = repr("waiting")
 AROUND: Final = 60
 """How many characters around a hit a snippet has, on each side."""
 
@@ -67,7 +72,13 @@ class Data:
         health: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         self.reader, self._now_ms, self._ask, self._health = reader, now_ms, ask, health
-        self._pasts: OrderedDict[str, Past] = OrderedDict()
+        self.pasts = Pasts(reader)
+        self._made: dict[tuple[str, str], str] = {}
+
+    async def warm(self) -> None:
+        """Read what every page needs, before one asks."""
+        with suppress(StreamError):  # the page says what is wrong
+            await catalog_of(self.reader)
 
     # --- the list ---
 
@@ -120,39 +131,44 @@ class Data:
 
     # --- one session ---
 
-    async def past(self, given: str) -> Past:
-        """The session that ``given`` names, with all that it started. Raises ``SelectError``."""
-        past, key = self._pasts.get(given), given
-        if past is None:
-            stream, session = await find_session(self.reader, given)
-            key = session or stream
-            past = self._pasts.get(key)
-        if past is None:
-            past = self._pasts[key] = Past(stream, key, await family_of(self.reader, stream, session=session))
-        self._pasts.move_to_end(key)
-        while len(self._pasts) > KEPT:
-            self._pasts.popitem(last=False)
-        await past.catch_up(self.reader)
-        return past
+    async def past(self, given: str, at: int | None = None) -> Past:
+        """The session that ``given`` names, with all that it started; perhaps only its newest part if that is asked
+        for. Raises ``SelectError``."""
+        return await (self.pasts.newest(given) if at is None else self.pasts.whole(given))
 
-    async def session(self, given: str, at: int | None) -> dict[str, Any]:
-        """The head of a session's page after ``at`` records, and where the slider can jump to."""
-        past = await self.past(given)
+    async def session(self, given: str, at: int | None, marks: int = 0) -> dict[str, Any]:
+        """The head of a session's page after ``at`` records, and where the slider can jump to, without the first
+        ``marks`` places, which the page knows."""
+        past = await self.past(given, at)
         found = head(past, at)
-        return found | {"place": short_directory(found["directory"], str(Path.home())), "marks": past.marks}
+        place = short_directory(found["directory"], str(Path.home()))
+        return found | {"place": place, "marks": past.marks[marks:] if found["whole"] else []}
 
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
         """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns."""
-        past = await self.past(given)
-        roots = past.conversation(at).roots
+        past = await (self.past(given, at) if first is None else self.pasts.whole(given))
+        if not (roots := past.roots(at)) or not any(root.turns for root in roots):
+            past = await self.pasts.whole(given)
+            roots = past.roots(at)
         turns = [(root, turn) for root in roots for turn in root.turns]
-        begin = max(len(turns) - MOST_TURNS, 0) if first is None else max(0, min(first, len(turns)))
+        begin = _begin(turns) if first is None else max(0, min(first, len(turns)))
         reading = Reading(full=False, children=False, now_ms=self._now(past, at))
         shown = [
-            {"number": number, "html": turn_html(turn, root.directory, reading)}
+            {"number": number, "html": self._html(turn, root.directory, reading)}
             for number, (root, turn) in enumerate(turns[begin : begin + MOST_TURNS], begin)
         ]
-        return {"turns": shown, "count": len(turns), "heads": _heads(roots)}
+        return {"turns": shown, "count": len(turns), "heads": _heads(roots), "whole": not past.before}
+
+    def _html(self, turn: Turn, directory: str, reading: Reading) -> str:
+        """A turn as HTML. A step of the slider changes one turn, so the others are made once."""
+        told = repr(turn)
+        if _WAITING in told:
+            return turn_html(turn, directory, reading)  # it says how long somebody has waited
+        html = self._made.pop((told, directory), None) or turn_html(turn, directory, reading)
+        self._made[told, directory] = html  # the last one in order is the one that was shown last
+        while len(self._made) > 2 * MOST_TURNS:
+            del self._made[next(iter(self._made))]
+        return html
 
     def _now(self, past: Past, at: int | None) -> int:
         upto = past.upto(at)
@@ -160,36 +176,41 @@ class Data:
 
     async def timeline(self, given: str, at: int | None) -> dict[str, Any]:
         """The last spans of a session and its descendants until ``at``, and how many earlier ones are left out."""
-        past = await self.past(given)
-        upto = past.upto(at)
-        found = [span for span in past.spans(at).found if span.kind != "session"]
+        past = await self.pasts.whole(given)
+        upto, spans = past.upto(at), past.spans(at)
+        shown = [span for span in spans.found[-MOST_SPANS:] if span.kind != "session"]
         return {
-            "spans": [asdict(span) for span in past.spans(at).found if span.kind == "session"]
-            + [asdict(span) for span in found[-MOST_SPANS:]],
-            "left_out": max(len(found) - MOST_SPANS, 0),
+            "spans": [*spans.sessions, *shown],
+            "left_out": len(spans.found) - len(spans.sessions) - len(shown),
             "now": past.records[upto - 1].event.ts if upto else 0,
         }
 
     async def files(self, given: str, at: int | None, since: int) -> dict[str, Any]:
-        """The files that agents changed in the records after ``since``, up to ``at``, with diffs and approvals."""
-        past = await self.past(given)
-        turns = past.changes(at, since).turns()
-        return {"turns": [turn.as_json() for turn in turns], "totals": totals(turns)}
+        """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
+        with diffs, and how many earlier ones are left out."""
+        past = await self.pasts.whole(given)
+        turns = past.changes(at, since)
+        shown = past.with_diffs(turns[-MOST_CHANGED:])
+        return {
+            "turns": [turn.as_json() for turn in shown],
+            "left_out": len(turns) - len(shown),
+            "totals": totals(turns),
+        }
 
     async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
         """Some records of a session, numbered from 1, from number ``first`` on."""
-        past = await self.past(given)
+        past = await self.past(given, at)
+        if first <= past.before:
+            past = await self.pasts.whole(given)
         upto = past.upto(at)
-        begin = max(first - 1, 0)
-        rows = [
-            row_of(record) | {"number": number}
-            for number, record in enumerate(past.records.between(begin, min(begin + MOST_ROWS, upto)), begin + 1)
-        ]
-        return {"rows": rows, "count": upto}
+        begin = max(first - 1 - past.before, 0)
+        shown = past.records.between(begin, min(begin + MOST_ROWS, upto))
+        rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, past.before + begin + 1)]
+        return {"rows": rows, "count": past.before + upto}
 
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""
-        pasts = [await self.past(one), await self.past(other)]
+        pasts = [await self.pasts.whole(each) for each in (one, other)]
         return compared(*pasts)
 
     # --- one event ---
@@ -218,7 +239,10 @@ class Data:
     async def _number(self, root: str, record: Record) -> int | None:
         if is_agents(root):
             return None
-        past = await self.past(root)
+        family = await family_of(self.reader, root)
+        if family.streams == {record.event.stream_id} and root not in await self.reader.removed():
+            return record.offset + 1
+        past = await self.pasts.whole(root)
         found = past.records.index(record.position)
         return None if found is None else found + 1
 
@@ -268,6 +292,16 @@ def snippet(payload: Any, text: str) -> str:
             begin, end = max(at - AROUND, 0), at + len(text) + AROUND
             return "…" * (begin > 0) + one_line(value[begin:end]) + "…" * (end < len(value))
     return ""
+
+
+def _begin(turns: list[tuple[Session, Turn]]) -> int:
+    """The number of the first turn that is shown at the end of a conversation."""
+    begin = items = 0
+    for begin in range(len(turns) - 1, max(len(turns) - MOST_TURNS, 0) - 1, -1):
+        items += len(turns[begin][1].items)
+        if items > MOST_ITEMS:
+            return min(begin + 1, len(turns) - 1)
+    return begin
 
 
 def _heads(roots: list[Session]) -> list[str]:

@@ -22,7 +22,6 @@ from sidecar.link.client import ClientError
 from sidecar.read.select import SelectError
 from sidecar.web.serving import body_of, listen, serving
 from streams.errors import StreamError
-from streams.log.reader import LogReader
 
 PAGE: Final = Path(__file__).with_name("page")
 POLICY: Final = "script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'none'"
@@ -84,7 +83,7 @@ def build(data: Data) -> Starlette:
         name, at = request.path_params["name"], _number(request, "at")
         match request.path_params["what"]:
             case "head":
-                return _answer(await data.session(name, at))
+                return _answer(await data.session(name, at, _number(request, "marks") or 0))
             case "conversation":
                 return _answer(await data.conversation(name, at, _number(request, "first")))
             case "timeline":
@@ -112,7 +111,7 @@ def build(data: Data) -> Starlette:
         return _answer(await data.health())
 
     async def live(request: Request) -> Response:
-        return StreamingResponse(news(data.reader), media_type="text/event-stream")
+        return StreamingResponse(news(data), media_type="text/event-stream")
 
     async def act(request: Request) -> Response:
         body = await body_of(request)
@@ -145,14 +144,14 @@ def build(data: Data) -> Starlette:
     )
 
 
-async def news(reader: LogReader) -> AsyncIterator[bytes]:
-    """Server-sent events: the position of the log's last record, whenever it changes."""
+async def news(data: Data) -> AsyncIterator[bytes]:
+    """Server-sent events: the position of the log's last record, whenever it changes or a session was read."""
     last, quiet = None, 0.0
     while True:
-        head = await asyncio.to_thread(lambda: reader.head)
-        if head != last:
-            last, quiet = head, 0.0
-            yield b"event: head\ndata: " + str(head).encode() + b"\n\n"
+        now = await asyncio.to_thread(lambda: data.reader.head), data.pasts.read
+        if now != last:
+            last, quiet = now, 0.0
+            yield b"event: head\ndata: " + str(now[0]).encode() + b"\n\n"
         elif quiet >= PULSE_SECONDS:
             quiet = 0.0
             yield b": still here\n\n"
@@ -170,4 +169,5 @@ async def serve(data: Data, nonce: Callable[[], str], port: int, ready: Callable
     access = Access(build(data), nonce, listener.getsockname()[1])
     async with serving(access, listener, POLICY):
         ready(access)
+        await data.warm()
         await asyncio.Event().wait()

@@ -106,6 +106,15 @@ export function status(state) {
   return h("span", { class: `status ${state}` }, state);
 }
 
+/** Make the children of an element those wanted, and touch only what differs: drawing is what takes time. */
+export function sync(parent, wanted) {
+  const kept = new Set(wanted);
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
+  wanted.forEach((child, place) => {
+    if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
+  });
+}
+
 /** Move the mark among rows with j and k; Enter opens the marked one. */
 export function step(rows, by) {
   const list = [...rows].filter((row) => row.offsetParent !== null);

@@ -144,7 +144,8 @@ class Spans:
         return span
 
     def _new_id(self, span: Span) -> int:
-        self._ids.append(span.id)
+        if self._source is not None:
+            self._ids.append(span.id)
         return len(self._ids) - 1
 
     def _turn(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
@@ -188,8 +189,8 @@ class Spans:
             lane.busy = min(lane.busy or start, start)
         key = _KEY.pack(record.position, start, end, lane.above[1], known.position if known is not None else -1)
         if known is None:
-            is_kept = self._source is None
-            self.found.add(self._stepped(record, start, end, self._ids[lane.above[1]]) if is_kept else key)
+            parent = lane.turn.id if lane.turn is not None else lane.span.id
+            self.found.add(self._stepped(record, start, end, parent) if self._source is None else key)
         elif self._source is None or known.span.name == "task" or not as_text(payload.get("title")):
             self._end(known.span, record, end)
         else:
