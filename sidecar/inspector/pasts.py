@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from sidecar.read.past.newest import newest_part
+from sidecar.read.past.newest import Part, newest_part
 from sidecar.read.past.records import Past
 from sidecar.read.select import family_of, find_session
 from streams.errors import StreamError
 from streams.log.reader import LogReader
+from streams.store import NOTHING
 
 MOST_RECORDS: Final = 150_000
 """How many records of all sessions together stay in memory; the session that is looked at always does."""
@@ -33,6 +34,9 @@ class _Kept:
     reading: asyncio.Task[None]
     wanted: asyncio.Event
     """Set once an answer waits until the session is read."""
+    part: Part | None = None
+    """The newest part, as of the position ``head``, while the session is being read."""
+    head: int = NOTHING
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -50,6 +54,7 @@ class Pasts:
         kept = await self._find(given)
         kept.wanted.set()
         await asyncio.shield(kept.reading)
+        kept.part = None
         async with kept.lock:
             await kept.past.catch_up(self._reader)
         return kept.past
@@ -59,8 +64,11 @@ class Pasts:
         kept = await self._find(given)
         if not kept.reading.done():
             family = kept.past.family
-            if family.count > SHORT and (part := await newest_part(self._reader, kept.past)) is not None:
-                return part
+            if family.count > SHORT:
+                if (head := self._reader.head) != kept.head:
+                    kept.part, kept.head = await newest_part(self._reader, kept.past), head
+                if kept.part is not None:
+                    return kept.part
         return await self.whole(given)
 
     async def close(self) -> None:

@@ -11,9 +11,8 @@ from typing import Any, Final
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from bridge.opencode.link.link import RequestError
 from sidecar.inspector.access import Access
@@ -30,6 +29,8 @@ LOOK_SECONDS: Final = 0.25
 
 PULSE_SECONDS: Final = 15.0
 """How often an open page is told that nothing has happened, so that a closed one is noticed."""
+
+_MEDIA: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 _encode: Final = msgspec.json.Encoder()
 
@@ -69,8 +70,14 @@ def _guarded(handler: Handler) -> Handler:
 def build(data: Data) -> Starlette:
     """The application, without ``Access``."""
 
+    files = {file.name for file in PAGE.iterdir()}
+
     async def page(request: Request) -> Response:
-        return FileResponse(PAGE / "index.html")
+        name = request.path_params.get("file", "index.html")
+        if name not in files:
+            return _failed("not-found", "the page has no such file", 404)
+        # Small files, read at once: a thread for each would take longer than all of them.
+        return Response((PAGE / name).read_bytes(), media_type=_MEDIA[Path(name).suffix])
 
     async def sessions(request: Request) -> Response:
         return _answer(await data.sessions())
@@ -139,7 +146,7 @@ def build(data: Data) -> Starlette:
             Route("/api/health", _guarded(health)),
             Route("/api/live", live),
             Route("/api/do/{action}", _guarded(act), methods=["POST"]),
-            Mount("/page", StaticFiles(directory=PAGE)),
+            Route("/page/{file}", page),
         ]
     )
 
