@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
 
 MOST_ITEMS: Final = 120
-"""The last turns are shown that have no more items together, but always the last one."""
+"""The last turns are shown that have no more items together; the last one always, but no more items of it."""
 
 MOST_CHANGED: Final = 20
 """How many turns with changed files are shown."""
@@ -142,10 +143,12 @@ class Data:
         past = await self.past(given, at)
         found = head(past, at)
         place = short_directory(found["directory"], str(Path.home()))
-        return found | {"place": place, "marks": past.marks[marks:] if found["whole"] else []}
+        is_whole = not past.before
+        return found | {"place": place, "whole": is_whole, "marks": past.marks[marks:] if is_whole else []}
 
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
-        """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns."""
+        """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns, of which the first
+        one lacks its beginning if it is very long (``left_out`` items)."""
         past = await (self.past(given, at) if first is None else self.pasts.whole(given))
         if not (roots := past.roots(at)) or not any(root.turns for root in roots):
             past = await self.pasts.whole(given)
@@ -153,11 +156,17 @@ class Data:
         turns = [(root, turn) for root in roots for turn in root.turns]
         begin = _begin(turns) if first is None else max(0, min(first, len(turns)))
         reading = Reading(full=False, children=False, now_ms=self._now(past, at))
+        end = turns[begin : begin + MOST_TURNS]
+        cut = len(end[0][1].items) - MOST_ITEMS if end and first is None else 0
+        if cut > 0:  # a turn may be as long as a session
+            root, turn = end[0]
+            end[0] = root, replace(turn, items=turn.items.last(MOST_ITEMS))
         shown = [
             {"number": number, "html": self._html(turn, root.directory, reading)}
-            for number, (root, turn) in enumerate(turns[begin : begin + MOST_TURNS], begin)
+            for number, (root, turn) in enumerate(end, begin)
         ]
-        return {"turns": shown, "count": len(turns), "heads": _heads(roots), "whole": not past.before}
+        found = {"turns": shown, "count": len(turns), "left_out": max(cut, 0), "heads": _heads(roots)}
+        return found | {"whole": not past.before}
 
     def _html(self, turn: Turn, directory: str, reading: Reading) -> str:
         """A turn as HTML. A step of the slider changes one turn, so the others are made once."""

@@ -68,7 +68,7 @@ async def test_every_row_of_the_newest_records_runs(tmp_path: Path, monkeypatch:
 async def test_every_row_of_the_inspector_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_EVENTS", "3000")
     monkeypatch.setattr(inspector, "OPENED", 1)
-    monkeypatch.setattr(inspector, "STEPPED", 2)
+    monkeypatch.setattr(inspector, "ROUNDS", 1)
     rows = await inspector.measure(tmp_path, 0.02)
     assert [row.floor for row in rows] == [0.5, None, *[0.05] * 4, 0.2, 60, 150]
     assert all(row.value > 0 for row in rows) and rows[-2].verdict != "BELOW FLOOR"

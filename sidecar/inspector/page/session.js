@@ -66,6 +66,7 @@ export async function session(name, tab = "conversation") {
         fact("cost", money(head.cost)),
         head.counts.error ? h("span", { class: "bad" }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
+        head.whole ? null : h("span", { class: "faint", role: "status" }, "reading the rest …"),
       ),
       ...head.asks.map((ask) =>
         h("p", { class: "card waits" }, h("b", {}, "Waits for you: "), ask.text, " ", h("a", { class: "wait", href: "/work" }, "Answer")),
@@ -180,13 +181,15 @@ const VIEWS = {
     drawn.turns = new Map(found.turns.map((turn) => [turn.number, made(turn)]));
     sync(drawn.talk, [...drawn.turns.values()].map((each) => each.element));
     let first = found.turns[0]?.number ?? 0;
-    drawn.more.hidden = first === 0;
+    let cut = found.left_out > 0; // the first turn lacks its beginning
+    drawn.more.hidden = first === 0 && !cut;
     drawn.more.onclick = async () => {
-      const from = Math.max(first - 40, 0);
-      const earlier = (await get(`${path}/conversation`, { at, first: from })).turns.filter((turn) => turn.number < first);
+      const from = cut ? first : Math.max(first - 40, 0);
+      const earlier = (await get(`${path}/conversation`, { at, first: from })).turns.filter((turn) => turn.number < first + cut);
       const height = document.documentElement.scrollHeight;
+      if (cut) drawn.talk.firstElementChild.remove();
       drawn.talk.prepend(...earlier.map((turn) => made(turn).element));
-      first = from;
+      [first, cut] = [from, false];
       scrollBy(0, document.documentElement.scrollHeight - height);
       drawn.more.hidden = first === 0;
     };

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from itertools import islice
 from typing import Any, Final, Self, TypeVar, cast
 
 K = TypeVar("K")
@@ -162,6 +163,10 @@ class Lazy(Items[V]):
         """The same list without some of its objects."""
         gone = {id(each) for each in items}
         return Lazy((each for each in super().__iter__() if id(each) not in gone), self.make)
+
+    def last(self, count: int) -> Lazy[V]:
+        """The last items only."""
+        return Lazy(islice(super().__iter__(), max(len(self) - count, 0), None), self.make)
 
     def _made(self, item: V) -> V:
         return self.make(item) if self.make is not None and type(item) in (int, bytes) else item

@@ -32,7 +32,6 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
         "records": past.count,
         "at": past.before + upto,
-        "whole": not past.before,
         "first_ts": past.records[0].event.ts if past.records and not past.before else None,
         "ts": now,
         **catalog.figures(catalog.sessions),

@@ -84,6 +84,20 @@ async def test_the_newest_part_is_the_end_of_the_whole(tmp_path: Path) -> None:
     await data.reader.close()
 
 
+async def test_a_turn_as_long_as_a_session_is_shown_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.inspector.data.MOST_ITEMS", 3)
+    data = await opened(tmp_path, 200)
+    found = await data.conversation(STREAM, None, None)
+    assert [turn["number"] for turn in found["turns"]] == [found["count"] - 1] and found["left_out"] > 3
+    whole = await data.conversation(STREAM, None, found["count"] - 1)
+    assert whole["left_out"] == 0 and whole["turns"][0]["html"].endswith(found["turns"][0]["html"][-200:])
+    assert len(whole["turns"][0]["html"]) > len(found["turns"][0]["html"])
+    await data.pasts.close()
+    await data.reader.close()
+
+
 async def test_what_is_not_in_the_newest_part_waits_for_the_whole(tmp_path: Path) -> None:
     data = await opened(tmp_path, 1000)
     assert [row["number"] for row in (await data.events(STREAM, None, 1))["rows"][:2]] == [1, 2]
