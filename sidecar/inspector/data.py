@@ -75,6 +75,8 @@ class Data:
         self.reader, self._now_ms, self._ask, self._health = reader, now_ms, ask, health
         self.pasts = Pasts(reader)
         self._made: dict[tuple[str, str], str] = {}
+        self._files: tuple[tuple[str, int, int, int] | None, dict[str, Any]] = None, {}
+        """The last answer about files, which most steps of the slider do not change."""
 
     async def warm(self) -> None:
         """Read what every page needs, before one asks."""
@@ -198,13 +200,11 @@ class Data:
         """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
         with diffs, and how many earlier ones are left out."""
         past = await self.pasts.whole(given)
-        turns = past.changes(at, since)
-        shown = past.with_diffs(turns[-MOST_CHANGED:])
-        return {
-            "turns": [turn.as_json() for turn in shown],
-            "left_out": len(turns) - len(shown),
-            "totals": totals(turns),
-        }
+        changed = past.changed(at)
+        place = past.session, len(past.records), changed, since
+        if self._files[0] != place:
+            self._files = place, _files(past, changed, since)
+        return self._files[1]
 
     async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
         """Some records of a session, numbered from 1, from number ``first`` on."""
@@ -301,6 +301,13 @@ def snippet(payload: Any, text: str) -> str:
             begin, end = max(at - AROUND, 0), at + len(text) + AROUND
             return "…" * (begin > 0) + one_line(value[begin:end]) + "…" * (end < len(value))
     return ""
+
+
+def _files(past: Past, at: int, since: int) -> dict[str, Any]:
+    turns = past.changes(at, since)
+    shown = past.with_diffs(turns[-MOST_CHANGED:])
+    told = {"turns": [turn.as_json() for turn in shown], "left_out": len(turns) - len(shown)}
+    return told | {"totals": totals(turns)}
 
 
 def _begin(turns: list[tuple[Session, Turn]]) -> int:

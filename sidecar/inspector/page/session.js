@@ -200,12 +200,15 @@ const VIEWS = {
     return timeline(await get(`${path}/timeline`, { at }), select);
   },
 
-  async files({ path, at, since, head }) {
+  async files({ path, at, since, head, drawn }) {
     const found = await get(`${path}/files`, { at, since });
+    const told = JSON.stringify([found, since && (at ?? head.records)]);
+    if (drawn.told === told) return drawn.view;
+    drawn.told = told;
     const between = since ? ` between events ${since} and ${at ?? head.records}` : "";
-    if (!found.turns.length) return h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`);
+    if (!found.turns.length) return (drawn.view = h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`));
     const counted = found.totals;
-    return h(
+    return (drawn.view = h(
       "div",
       {},
       h("p", { class: "quiet" }, `${plural(counted.files, "file")}, +${counted.added} −${counted.removed}${between}. What commands changed is not known.`),
@@ -221,7 +224,7 @@ const VIEWS = {
         ]),
         turn.decisions.map((each) => h("p", { class: "wait" }, `${each.reply ?? "not answered"}: ${each.asked}`)),
       ]),
-    );
+    ));
   },
 
   async events({ path, at, select, head, drawn }) {

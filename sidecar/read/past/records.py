@@ -5,6 +5,8 @@ Nothing here reads a clock or runs an effect, so the same N always gives the sam
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -12,7 +14,7 @@ from zlib import compress, decompress
 
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
-from sidecar.read.changes.changes import Changes, TurnChanges, with_diffs
+from sidecar.read.changes.changes import STEP, TYPES, Changes, TurnChanges, with_diffs
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.past.journal import Journal
 from sidecar.read.past.packed import Packed
@@ -101,6 +103,7 @@ class Past:
     """The position up to which the log was read."""
     _conversation: _Walk = field(init=False)
     _spans: _Walk = field(init=False)
+    _changing: array[int] = field(default_factory=lambda: array("q"))
     _changes: _Walk = field(init=False)
     _catalog: _Counts = field(init=False)
 
@@ -126,7 +129,7 @@ class Past:
         self.family.refresh()
         if self.family.streams != before and len(self.records):
             # What a stream that joined had recorded before belongs between the records that are here.
-            self.records, self.marks, self._seen = Packed(), [], NOTHING
+            self.records, self.marks, self._changing, self._seen = Packed(), [], array("q"), NOTHING
             self._begin()
         # Only a session that is opened is read from its beginning.
         records = reader.read_all(after=self._seen) if self._seen > NOTHING else records_of(reader, self.family)
@@ -162,6 +165,8 @@ class Past:
         self.records.append(record)
         if (mark := _mark_of(record)) is not None:
             self.marks.append((len(self.records), mark))
+        if mark == "edit" or (record.event.type in TYPES and record.event.type != STEP):
+            self._changing.append(len(self.records))
 
     @property
     def count(self) -> int:
@@ -194,6 +199,11 @@ class Past:
         """The counts, costs and open asks at that moment."""
         self._catalog.go(self.records, self.upto(at))
         return self._catalog.fold
+
+    def changed(self, at: int | None = None) -> int:
+        """The number of the last record up to then that can matter to ``changes``; 0 if there is none."""
+        found = bisect_right(self._changing, self.upto(at))
+        return self._changing[found - 1] if found else 0
 
     def changes(self, at: int | None = None, since: int = 0) -> list[TurnChanges]:
         """The files that agents changed in the records after ``since``, up to ``at``, without diffs."""

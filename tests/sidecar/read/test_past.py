@@ -51,6 +51,8 @@ def fresh(events: list[StreamEvent], at: int) -> tuple[object, ...]:
 
 
 def stepped(past: Past, at: int) -> tuple[object, ...]:
+    told = [turn.as_json() for turn in past.changes(past.changed(at))]
+    assert told == [turn.as_json() for turn in past.changes(at)]
     changes, late = past.with_diffs(past.changes(at)), past.with_diffs(past.changes(at, at // 2))
     return past.conversation(at).roots, past.spans(at).found, changes, late, past.catalog(at).dump()
 
