@@ -65,10 +65,11 @@ class Pasts:
         if not kept.reading.done():
             family = kept.past.family
             if family.count > SHORT:
-                if (head := self._reader.head) != kept.head:
-                    kept.part, kept.head = await newest_part(self._reader, kept.past), head
-                if kept.part is not None:
-                    return kept.part
+                async with kept.lock:
+                    if (head := self._reader.head) != kept.head:
+                        kept.part, kept.head = await newest_part(self._reader, kept.past), head
+                    if kept.part is not None:
+                        return kept.part
         return await self.whole(given)
 
     async def close(self) -> None:

@@ -20,7 +20,6 @@ export async function session(name, tab = "conversation") {
     return { ...found, marks: [...known, ...found.marks] };
   };
   let head;
-  head = await headAt(at);
   let shown = TABS.includes(tab) ? tab : TABS[0];
   let drawing = 0;
   let drawn = {}; // what the view that is shown drew and can use again
@@ -95,11 +94,10 @@ export async function session(name, tab = "conversation") {
     at = to === null || to >= head.records ? null : Math.max(to, 1);
     history.replaceState(null, "", address(shown, at));
     bar.draw();
-    const found = await headAt(at);
+    const [found] = await Promise.all([headAt(at), drawBody({ keep: true })]);
     if ((at === null ? found.records : at) !== found.at) return; // the reader has moved on meanwhile
     head = found;
     drawHead();
-    await drawBody({ keep: true });
   }
 
   async function select(id) {
@@ -134,8 +132,11 @@ export async function session(name, tab = "conversation") {
     pick(chosen);
   });
 
+  // The conversation does not need the head, so it does not wait for it.
+  const isTalk = shown === TABS[0];
+  [head] = await Promise.all([headAt(at), isTalk && drawBody()]);
   drawHead();
-  await drawBody();
+  if (!isTalk) await drawBody();
   if (wanted.get("event")) select(wanted.get("event"));
   return {
     element,
@@ -243,7 +244,7 @@ const VIEWS = {
       );
     };
     // The newest rows matter most, so a long session starts with its last ones.
-    let first = Math.max(head.at - ROWS + 1, 1);
+    let first = Math.max((at ?? head.records) - ROWS + 1, 1);
     const { rows } = await get(`${path}/events`, { at, first });
     drawn.table ??= h("tbody");
     drawn.more ??= h("button", { class: "more" }, "Show earlier events");

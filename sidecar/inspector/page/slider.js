@@ -96,6 +96,7 @@ export function slider({ move, head, at }) {
   });
 
   function draw() {
+    if (!head()) return;
     const { records, marks, ts } = head();
     range.max = records;
     if (pending === null) range.value = now();
@@ -129,7 +130,7 @@ export function slider({ move, head, at }) {
   return {
     element,
     draw,
-    since: () => Math.min(from, now()),
+    since: () => (from ? Math.min(from, now()) : 0),
     leave() {
       stop();
       observer.disconnect();
