@@ -9,6 +9,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,9 @@ LONG = 100_000
 """How many events the session has whose page is measured."""
 
 STREAM: Final = "ses_0000000000long"
+SHORT: Final = "ses_00000000root"
+"""A session of at most 500 events in the same log."""
+
 STEPS = 8
 """How many calls a turn of that session has."""
 
@@ -192,30 +196,34 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 def _measure(home: Home, name: str) -> list[Row]:
-    opened, steps, searches, memory, whole = [], dict[str, float](), [], 0.0, 0.0
+    opened: dict[str, list[float]] = {STREAM: [], SHORT: []}
+    steps: dict[str, float] = {}
     with chromium() as browser:
         for number in range(OPENED):
-            with inspecting(home.path, STREAM) as served:
-                page = browser.new_page(viewport={"width": 1440, "height": 900})
-                page.set_default_timeout(20 * WAIT_MS)
-                page.add_init_script(_PAINTED)
-                page.goto(served.link, wait_until="commit")
-                page.wait_for_selector(".talk .turn-html")
-                opened.append(page.evaluate("window.painted") / 1000)
-                if number == OPENED - 1:
-                    page.evaluate(_WHOLE)
-                    whole = page.evaluate("performance.now()") / 1000
-                    for tab in TABS:
-                        steps[tab] = _stepped(page, served, tab)
-                    searches = [min(page.evaluate(_SEARCH, text) for _ in range(ROUNDS)) / 1000 for text in SEARCHES]
-                memory = max(memory, _peak(served))
-                page.close()
+            for stream, times in opened.items():
+                with inspecting(home.path, stream) as served, closing(browser.new_page()) as page:
+                    page.set_default_timeout(20 * WAIT_MS)
+                    page.add_init_script(_PAINTED)
+                    page.goto(served.link, wait_until="commit")
+                    page.wait_for_selector(".talk .turn-html")
+                    times.append(page.evaluate("window.painted") / 1000)
+                    if number == OPENED - 1 and stream == STREAM:
+                        page.evaluate(_WHOLE)
+                        whole = page.evaluate("performance.now()") / 1000
+                        steps = {tab: _stepped(page, served, f"{STREAM}/{tab}") for tab in TABS}
+                        short = _stepped(page, served, f"{SHORT}/conversation")
+                        searches = [min(page.evaluate(_SEARCH, text) for _ in range(ROUNDS)) for text in SEARCHES]
+                        memory = _peak(served)
     size = sum(len(gzip.compress(file.read_bytes(), mtime=0)) for file in PAGE.iterdir()) / 1000
+    first, beside = min(opened[STREAM]), min(opened[SHORT])
+    step = steps["conversation"]
     return [
-        Row(f"first paint of {name}", min(opened), None, "s", 0.5, 0.25),
+        Row(f"first paint of {name}", first, None, "s", 0.5, 0.25),
+        Row(f"first paint of {name}, beside a short one", 1 / first, 1 / beside, "a short session", 0.5, 0.8),
         Row(f"all of {name} is read", whole, None, "s"),
         *(Row(f"step of the slider, {tab}", taken, None, "s", 0.05, 0.025) for tab, taken in steps.items()),
-        Row("search of the page", max(searches), None, "s", 0.2, 0.05),
+        Row("step of the slider, conversation, beside a short one", 1 / step, 1 / short, "a short session", 0.5, 0.8),
+        Row("search of the page", max(searches) / 1000, None, "s", 0.2, 0.05),
         Row("the page itself, gzip", size, None, "kB", 60, 40),
         Row("memory of `inspect`", memory, None, "MiB", 150, 120),
     ]
@@ -223,7 +231,7 @@ def _measure(home: Home, name: str) -> list[Row]:
 
 def _stepped(page: Any, served: Served, tab: str) -> float:
     """How long a step takes in a tab, in seconds."""
-    page.goto(f"{served.base}/s/{STREAM}/{tab}")
+    page.goto(f"{served.base}/s/{tab}")
     page.wait_for_selector(".session .body > *")
     return min(statistics.median(page.evaluate(_STEP, STEPPED)) for _ in range(ROUNDS)) / 1000
 
