@@ -76,6 +76,7 @@ def _row(row: dict[str, Any]) -> str:
         figure = (f"**{figure}**" if row["verdict"] == "BELOW FLOOR" else figure) + f" × {row['unit']}"
     else:
         value, figure = f"{row['value']:.3g} {row['unit']}", ""
+        value = f"**{value}**" if row["verdict"] == "BELOW FLOOR" else value
     range_ = "" if row["floor"] is None else f"{row['floor']:g}–{row['aim']:g}"
     cells = [SAID.sub("", row["path"]), value, figure, range_]
     return "|" + "|".join(f" {cell} " if cell else "" for cell in cells) + "|"
