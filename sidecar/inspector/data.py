@@ -74,9 +74,6 @@ class Data:
     ) -> None:
         self.reader, self._now_ms, self._ask, self._health = reader, now_ms, ask, health
         self.pasts = Pasts(reader)
-        self._made: dict[tuple[str, str], str] = {}
-        self._files: tuple[tuple[str, int, int, int] | None, dict[str, Any]] = None, {}
-        """The last answer about files, which most steps of the slider do not change."""
 
     async def warm(self) -> None:
         """Read what every page needs, before one asks."""
@@ -175,11 +172,17 @@ class Data:
         told = repr(turn)
         if _WAITING in told:
             return turn_html(turn, directory, reading)  # it says how long somebody has waited
-        html = self._made.pop((told, directory), None) or turn_html(turn, directory, reading)
-        self._made[told, directory] = html  # the last one in order is the one that was shown last
-        while len(self._made) > 2 * MOST_TURNS:
-            del self._made[next(iter(self._made))]
+        html: str = self._again((told, directory), lambda: turn_html(turn, directory, reading))
         return html
+
+    def _again(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What was made for a key a short time ago, or else now."""
+        made = self.pasts.made
+        found = made.pop(key, None)
+        made[key] = make() if found is None else found  # the last one in order is the one that was shown last
+        while len(made) > 2 * MOST_TURNS:
+            del made[next(iter(made))]
+        return made[key]
 
     def _now(self, past: Past, at: int | None) -> int:
         upto = past.upto(at)
@@ -201,10 +204,10 @@ class Data:
         with diffs, and how many earlier ones are left out."""
         past = await self.pasts.whole(given)
         changed = past.changed(at)
-        place = past.session, len(past.records), changed, since
-        if self._files[0] != place:
-            self._files = place, _files(past, changed, since)
-        return self._files[1]
+        # Most steps of the slider do not change the answer.
+        key = past.session, len(past.records), changed, since
+        found: dict[str, Any] = self._again(key, lambda: _files(past, changed, since))
+        return found
 
     async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
         """Some records of a session, numbered from 1, from number ``first`` on."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from sidecar.read.past.newest import Part, newest_part
 from sidecar.read.past.records import Past
@@ -48,6 +48,8 @@ class Pasts:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._sweep: asyncio.TimerHandle | None = None
         self.read = 0
+        self.made: dict[Any, Any] = {}
+        """What was made of them for an answer, to be used again."""
 
     async def whole(self, given: str) -> Past:
         """The session that ``given`` names, with all that it started. Raises ``SelectError``."""
@@ -96,8 +98,12 @@ class Pasts:
         self._tidy()
         if self._sweep is not None:
             self._sweep.cancel()
-        self._sweep = loop.call_later(IDLE_SECONDS, self._kept.clear)
+        self._sweep = loop.call_later(IDLE_SECONDS, self._drop)
         return kept
+
+    def _drop(self) -> None:
+        self._kept.clear()
+        self.made.clear()
 
     def _tidy(self) -> None:
         """Forget the sessions that nobody has looked at for longest, if there are too many records."""
