@@ -15,7 +15,20 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks import background, commands, link, million, mirror, newest, opencode, peers, runtime, shim, store
+from benchmarks import (
+    background,
+    commands,
+    inspector,
+    link,
+    million,
+    mirror,
+    newest,
+    opencode,
+    peers,
+    runtime,
+    shim,
+    store,
+)
 from benchmarks.report import Row, table
 
 GROUPS = {
@@ -28,6 +41,7 @@ GROUPS = {
     "shim": shim.measure,
     "commands": commands.measure,
     "newest": newest.measure,
+    "inspector": inspector.measure,
     "opencode": opencode.measure,
     "background": background.measure,
 }

@@ -192,20 +192,20 @@ async def _served(home: Home, seconds: float) -> Served:
     start = time.perf_counter()
     async with sidecar(home) as process:
         ready = time.perf_counter() - start
-        seen = [_resident(process.pid)]
+        seen = [resident(process.pid)]
         if seconds:
             reader = LogReader(home.store_path)
             before, sent = reader.head, 0
             # The sidecar warms up during the first half of the time, so only later growth of its memory counts.
             for _ in range(4):
                 sent += await record_for(home, seconds / 4)
-                seen.append(_resident(process.pid))
+                seen.append(resident(process.pid))
             if reader.head - before < sent:
                 raise RuntimeError(f"of {sent} events {reader.head - before} were recorded")
     return Served(ready, max(seen), seen[-1] - seen[len(seen) // 2])
 
 
-def _resident(pid: int) -> float:
+def resident(pid: int) -> float:
     """Return a process's resident MiB."""
     if sys.platform == "linux":
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -225,7 +225,7 @@ async def _commands(home: Home, name: str) -> list[Row]:
             kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
     remove_search(home.store_path)  # the row without an index must not depend on how far the sidecar came
     rows = [Row(f"{' '.join(arguments)}, {name}", await _command(home, arguments), None, "s") for arguments in COMMANDS]
-    await asyncio.to_thread(_index, home.store_path)
+    await asyncio.to_thread(index, home.store_path)
     rows.append(Row("the same query --text, with a complete index", await _command(home, SEARCH), None, "s"))
     return rows
 
@@ -240,7 +240,7 @@ async def _command(home: Home, arguments: tuple[str, ...]) -> float:
     return time.perf_counter() - start
 
 
-def _index(store: Path) -> None:
+def index(store: Path) -> None:
     """Build the search index, as a sidecar does beside its other work."""
     index = SearchIndex(store)
     try:

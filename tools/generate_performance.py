@@ -38,6 +38,7 @@ Measured on: {machine}.
 TABLES = {
     "In OpenCode": r"time that a hook|prompts in|starts of|spawn until|end of the work",
     "Commands": r"start of a command|(streams|log|status|doctor), an|newest 5|log --last",
+    "The inspector": r"first paint|all of a session|step of|search of the page|the page itself|memory of `inspect`",
     "A million events": r".*1 M events|pause in|memory gained|the same query",
     "Hooks, NATS": r"hook to|last ack|mirror|(jsonl|sqlite|commands): ",
     "The log": r"",
@@ -75,6 +76,7 @@ def _row(row: dict[str, Any]) -> str:
         figure = (f"**{figure}**" if row["verdict"] == "BELOW FLOOR" else figure) + f" × {row['unit']}"
     else:
         value, figure = f"{row['value']:.3g} {row['unit']}", ""
+        value = f"**{value}**" if row["verdict"] == "BELOW FLOOR" else value
     range_ = "" if row["floor"] is None else f"{row['floor']:g}–{row['aim']:g}"
     cells = [SAID.sub("", row["path"]), value, figure, range_]
     return "|" + "|".join(f" {cell} " if cell else "" for cell in cells) + "|"

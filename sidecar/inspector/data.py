@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
 from sidecar.inspector.around import approvals_of, file_history, relatives, shown_status
-from sidecar.inspector.drawn import drawn
+from sidecar.inspector.drawn import MOST_SPANS, drawn
+from sidecar.inspector.pasts import Pasts
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
 from sidecar.read.past.compare import compared
@@ -24,28 +26,33 @@ from sidecar.read.past.moment import head
 from sidecar.read.past.records import Past
 from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
-from sidecar.read.select import SelectError, catalog_of, family_of, find_event, find_session, newest
+from sidecar.read.select import SelectError, catalog_of, family_of, find_event, newest
 from sidecar.read.telling.describe import describe, row_of
 from sidecar.read.telling.detail import detail
 from sidecar.read.transcript.html import turn_html
-from sidecar.read.transcript.model import Reading, Session
+from sidecar.read.transcript.model import Reading, Session, Turn
 from sidecar.read.wording import one_line, printable
+from streams.errors import StreamError
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
-KEPT: Final = 12
-"""How many sessions stay in memory."""
-
 HITS: Final = 60
 MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
 
+MOST_ITEMS: Final = 120
+"""The last turns are shown that have no more items together; the last one always, but no more items of it."""
+
+MOST_CHANGED: Final = 20
+"""How many turns with changed files are shown."""
+
 MOST_ROWS: Final = 500
 LINES: Final = 4
 """How many of its last events a running piece of work shows."""
+_WAITING: Final = repr("waiting")
 AROUND: Final = 60
 """How many characters around a hit a snippet has, on each side."""
 
@@ -69,8 +76,13 @@ class Data:
         health: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         self.reader, self._now_ms, self._ask, self._health = reader, now_ms, ask, health
-        self._pasts: OrderedDict[str, Past] = OrderedDict()
+        self.pasts = Pasts(reader)
         self._work: tuple[int, State] | None = None
+
+    async def warm(self) -> None:
+        """Read what every page needs, before one asks."""
+        with suppress(StreamError):  # the page says what is wrong
+            await catalog_of(self.reader)
 
     async def _intents(self) -> State:
         """The background work, read again only once something was recorded."""
@@ -129,24 +141,15 @@ class Data:
 
     # --- one session ---
 
-    async def past(self, given: str) -> Past:
-        """The session that ``given`` names, with all that it started. Raises ``SelectError``."""
-        past, key = self._pasts.get(given), given
-        if past is None:
-            stream, session = await find_session(self.reader, given)
-            key = session or stream
-            past = self._pasts.get(key)
-        if past is None:
-            past = self._pasts[key] = Past(stream, key, await family_of(self.reader, stream, session=session))
-        self._pasts.move_to_end(key)
-        while len(self._pasts) > KEPT:
-            self._pasts.popitem(last=False)
-        await past.catch_up(self.reader)
-        return past
+    async def past(self, given: str, at: int | None = None) -> Past:
+        """The session that ``given`` names, with all that it started; perhaps only its newest part if that is asked
+        for. Raises ``SelectError``."""
+        return await (self.pasts.newest(given) if at is None else self.pasts.whole(given))
 
-    async def session(self, given: str, at: int | None) -> dict[str, Any]:
-        """The head of a session's page after ``at`` records, and where the slider can jump to."""
-        past = await self.past(given)
+    async def session(self, given: str, at: int | None, marks: int = 0) -> dict[str, Any]:
+        """The head of a session's page after ``at`` records, and where the slider can jump to, without the first
+        ``marks`` places, which the page knows."""
+        past = await self.past(given, at)
         found = head(past, at)
         known = past.catalog(at).sessions
         found["status"] = shown_status(found["status"], known.get(past.session))
@@ -156,20 +159,48 @@ class Data:
         waits = sum(span.end is None for span in past.spans(at).waits)
         found["waiting_ms"] += waits * max(self._now(past, at) - found["ts"], 0)
         found["beside"] = await relatives(self.reader, await self._intents(), past.session, self._now(past, at))
-        return found | {"place": short_directory(found["directory"], str(Path.home())), "marks": past.marks}
+        place = short_directory(found["directory"], str(Path.home()))
+        is_whole = not past.before
+        return found | {"place": place, "whole": is_whole, "marks": past.marks[marks:] if is_whole else []}
 
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
-        """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns."""
-        past = await self.past(given)
-        roots = past.conversation(at).roots
+        """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns, of which the first
+        one lacks its beginning if it is very long (``left_out`` items)."""
+        past = await (self.past(given, at) if first is None else self.pasts.whole(given))
+        if not (roots := past.roots(at)) or not any(root.turns for root in roots):
+            past = await self.pasts.whole(given)
+            roots = past.roots(at)
         turns = [(root, turn) for root in roots for turn in root.turns]
-        begin = max(len(turns) - MOST_TURNS, 0) if first is None else max(0, min(first, len(turns)))
+        begin = _begin(turns) if first is None else max(0, min(first, len(turns)))
         reading = Reading(full=False, children=False, now_ms=self._now(past, at))
+        end = turns[begin : begin + MOST_TURNS]
+        cut = len(end[0][1].items) - MOST_ITEMS if end and first is None else 0
+        if cut > 0:  # a turn may be as long as a session
+            root, turn = end[0]
+            end[0] = root, replace(turn, items=turn.items.last(MOST_ITEMS))
         shown = [
-            {"number": number, "html": turn_html(turn, root.directory, reading)}
-            for number, (root, turn) in enumerate(turns[begin : begin + MOST_TURNS], begin)
+            {"number": number, "html": self._html(turn, root.directory, reading)}
+            for number, (root, turn) in enumerate(end, begin)
         ]
-        return {"turns": shown, "count": len(turns), "heads": _heads(roots)}
+        found = {"turns": shown, "count": len(turns), "left_out": max(cut, 0), "heads": _heads(roots)}
+        return found | {"whole": not past.before}
+
+    def _html(self, turn: Turn, directory: str, reading: Reading) -> str:
+        """A turn as HTML. A step of the slider changes one turn, so the others are made once."""
+        told = repr(turn)
+        if _WAITING in told:
+            return turn_html(turn, directory, reading)  # it says how long somebody has waited
+        html: str = self._again((told, directory), lambda: turn_html(turn, directory, reading))
+        return html
+
+    def _again(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What was made for a key a short time ago, or else now."""
+        made = self.pasts.made
+        found = made.pop(key, None)
+        made[key] = make() if found is None else found  # the last one in order is the one that was shown last
+        while len(made) > 2 * MOST_TURNS:
+            del made[next(iter(made))]
+        return made[key]
 
     def _now(self, past: Past, at: int | None) -> int:
         upto = past.upto(at)
@@ -179,38 +210,47 @@ class Data:
         self, given: str, at: int | None, width: int, begin: int | None, end: int | None
     ) -> dict[str, Any]:
         """A session's timeline as ``drawn``, with its child sessions and background work."""
-        past = await self.past(given)
+        past = await self.pasts.whole(given)
         status = past.catalog(at).status(past.stream) if past.stream in past.catalog(at).streams else ""
         now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
-        return drawn([*past.spans(at).found, *await self._background(past.session, now)], now, width, begin, end)
+        spans = past.spans(at)
+        # Without a stretch only the newest steps are drawn, and an earlier span is made again from its record.
+        first = max(len(spans.found) - MOST_SPANS, 0) if begin is None and end is None else 0
+        own = [span for span in spans.found[first:] if not first or span.kind != "session"]
+        shown = [*(spans.sessions if first else ()), *own, *await self._background(past.session, now)]
+        return drawn(shown, now, width, begin, end, first)
 
     async def _background(self, session: str, now: int) -> list[Span]:
         """The spans of the background work that a session had started by then."""
         spans: list[Span] = []
         for intent in background_of(await self._intents(), session, now):
             try:
-                beside = await self.past(intent.session or "")
+                beside = await self.pasts.whole(intent.session or "")
             except SelectError:
                 continue  # it was pruned
             spans += as_background(until(beside.spans().found, now), session)
         return spans
 
     async def files(self, given: str, at: int | None, since: int) -> dict[str, Any]:
-        """The files that agents changed in the records after ``since``, up to ``at``, with diffs and approvals."""
-        past = await self.past(given)
-        turns = past.changes(at, since).turns()
-        return {"turns": [turn.as_json() for turn in turns], "totals": totals(turns)}
+        """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
+        with diffs, and how many earlier ones are left out."""
+        past = await self.pasts.whole(given)
+        changed = past.changed(at)
+        # Most steps of the slider do not change the answer.
+        key = past.session, len(past.records), changed, since
+        found: dict[str, Any] = self._again(key, lambda: _files(past, changed, since))
+        return found
 
     async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
         """Some records of a session, numbered from 1, from number ``first`` on."""
-        past = await self.past(given)
+        past = await self.past(given, at)
+        if first <= past.before:
+            past = await self.pasts.whole(given)
         upto = past.upto(at)
-        begin = max(first - 1, 0)
-        rows = [
-            row_of(record) | {"number": number}
-            for number, record in enumerate(past.records.between(begin, min(begin + MOST_ROWS, upto)), begin + 1)
-        ]
-        return {"rows": rows, "count": upto}
+        begin = max(first - 1 - past.before, 0)
+        shown = past.records.between(begin, min(begin + MOST_ROWS, upto))
+        rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, past.before + begin + 1)]
+        return {"rows": rows, "count": past.before + upto}
 
     async def file(self, path: str) -> dict[str, Any]:
         """The history of a file across sessions."""
@@ -218,7 +258,7 @@ class Data:
 
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""
-        pasts = [await self.past(one), await self.past(other)]
+        pasts = [await self.pasts.whole(each) for each in (one, other)]
         return compared(*pasts)
 
     # --- one event ---
@@ -248,7 +288,10 @@ class Data:
     async def _number(self, root: str, record: Record) -> int | None:
         if is_agents(root):
             return None
-        past = await self.past(root)
+        family = await family_of(self.reader, root)
+        if family.streams == {record.event.stream_id} and root not in await self.reader.removed():
+            return record.offset + 1
+        past = await self.pasts.whole(root)
         found = past.records.index(record.position)
         return None if found is None else found + 1
 
@@ -298,6 +341,23 @@ def snippet(payload: Any, text: str) -> str:
             begin, end = max(at - AROUND, 0), at + len(text) + AROUND
             return "…" * (begin > 0) + one_line(value[begin:end]) + "…" * (end < len(value))
     return ""
+
+
+def _files(past: Past, at: int, since: int) -> dict[str, Any]:
+    turns = past.changes(at, since)
+    shown = past.with_diffs(turns[-MOST_CHANGED:])
+    told = {"turns": [turn.as_json() for turn in shown], "left_out": len(turns) - len(shown)}
+    return told | {"totals": totals(turns)}
+
+
+def _begin(turns: list[tuple[Session, Turn]]) -> int:
+    """The number of the first turn that is shown at the end of a conversation."""
+    begin = items = 0
+    for begin in range(len(turns) - 1, max(len(turns) - MOST_TURNS, 0) - 1, -1):
+        items += len(turns[begin][1].items)
+        if items > MOST_ITEMS:
+            return min(begin + 1, len(turns) - 1)
+    return begin
 
 
 def _heads(roots: list[Session]) -> list[str]:

@@ -17,9 +17,11 @@ LEAST_WIDTH: Final = 280
 MOST_WIDTH: Final = 4000
 
 
-def drawn(spans: Sequence[Span], now: int, width: int, begin: int | None, end: int | None) -> dict[str, Any]:
+def drawn(
+    spans: Sequence[Span], now: int, width: int, begin: int | None, end: int | None, before: int = 0
+) -> dict[str, Any]:
     """The timeline of the first session of ``spans`` and of those beside it, between two moments; without them, its
-    newest steps.
+    newest steps. ``before`` earlier spans are left out of ``spans``.
 
     ``svg`` is empty if nothing ran. ``pieces`` say which time each place has, ``facts`` and ``chain`` are the ``sums``
     in words, ``turns`` are those that can be chosen, ``earlier`` is how many steps are left out before the newest.
@@ -39,7 +41,7 @@ def drawn(spans: Sequence[Span], now: int, width: int, begin: int | None, end: i
         "chain": chain_of(sums),
         "turns": [[*lanes.stretch(each), each.state] for each in steps if each.kind == "turn" and each.session == own],
         "sums": sums,
-        "earlier": sum(span.start < newest for span in steps),
+        "earlier": before + sum(span.start < newest for span in steps),
     }
 
 

@@ -11,9 +11,8 @@ from typing import Any, Final
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.inspector.access import Access
@@ -23,7 +22,6 @@ from sidecar.read.past.drawing import STYLE
 from sidecar.read.select import SelectError
 from sidecar.web.serving import body_of, listen, serving
 from streams.errors import StreamError
-from streams.log.reader import LogReader
 
 PAGE: Final = Path(__file__).with_name("page")
 POLICY: Final = "script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'none'"
@@ -32,6 +30,8 @@ LOOK_SECONDS: Final = 0.25
 
 PULSE_SECONDS: Final = 15.0
 """How often an open page is told that nothing has happened, so that a closed one is noticed."""
+
+_MEDIA: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 _encode: Final = msgspec.json.Encoder()
 
@@ -71,8 +71,14 @@ def _guarded(handler: Handler) -> Handler:
 def build(data: Data) -> Starlette:
     """The application, without ``Access``."""
 
+    files = {file.name for file in PAGE.iterdir()}
+
     async def page(request: Request) -> Response:
-        return FileResponse(PAGE / "index.html")
+        name = request.path_params.get("file", "index.html")
+        if name not in files:
+            return _failed("not-found", "the page has no such file", 404)
+        # Small files, read at once: a thread for each would take longer than all of them.
+        return Response((PAGE / name).read_bytes(), media_type=_MEDIA[Path(name).suffix])
 
     async def style(request: Request) -> Response:
         return Response(STYLE, media_type="text/css")
@@ -88,7 +94,7 @@ def build(data: Data) -> Starlette:
         name, at = request.path_params["name"], _number(request, "at")
         match request.path_params["what"]:
             case "head":
-                return _answer(await data.session(name, at))
+                return _answer(await data.session(name, at, _number(request, "marks") or 0))
             case "conversation":
                 return _answer(await data.conversation(name, at, _number(request, "first")))
             case "timeline":
@@ -120,7 +126,7 @@ def build(data: Data) -> Starlette:
         return _answer(await data.health())
 
     async def live(request: Request) -> Response:
-        return StreamingResponse(news(data.reader), media_type="text/event-stream")
+        return StreamingResponse(news(data), media_type="text/event-stream")
 
     async def act(request: Request) -> Response:
         body = await body_of(request)
@@ -150,19 +156,19 @@ def build(data: Data) -> Starlette:
             Route("/api/live", live),
             Route("/api/do/{action}", _guarded(act), methods=["POST"]),
             Route("/page/timeline.css", style),
-            Mount("/page", StaticFiles(directory=PAGE)),
+            Route("/page/{file}", page),
         ]
     )
 
 
-async def news(reader: LogReader) -> AsyncIterator[bytes]:
-    """Server-sent events: the position of the log's last record, whenever it changes."""
+async def news(data: Data) -> AsyncIterator[bytes]:
+    """Server-sent events: the position of the log's last record, whenever it changes or a session was read."""
     last, quiet = None, 0.0
     while True:
-        head = await asyncio.to_thread(lambda: reader.head)
-        if head != last:
-            last, quiet = head, 0.0
-            yield b"event: head\ndata: " + str(head).encode() + b"\n\n"
+        now = await asyncio.to_thread(lambda: data.reader.head), data.pasts.read
+        if now != last:
+            last, quiet = now, 0.0
+            yield b"event: head\ndata: " + str(now[0]).encode() + b"\n\n"
         elif quiet >= PULSE_SECONDS:
             quiet = 0.0
             yield b": still here\n\n"
@@ -180,4 +186,5 @@ async def serve(data: Data, nonce: Callable[[], str], port: int, ready: Callable
     access = Access(build(data), nonce, listener.getsockname()[1])
     async with serving(access, listener, POLICY):
         ready(access)
+        await data.warm()
         await asyncio.Event().wait()

@@ -219,6 +219,19 @@ class Family:
         own = None if self._only else self.catalog.own_session(self.stream)
         self.streams = {self.stream, *(self.catalog.streams_of(own.id) if own is not None else ())}
 
+    @property
+    def count(self) -> int:
+        """How many records the streams of the family have; 0 if the family is only a part of them."""
+        return 0 if self._session is not None else self.own_catalog().records
+
+    def own_catalog(self) -> Catalog:
+        """The part of the catalog that is about the streams of the family."""
+        found = Catalog()
+        found.streams = {name: view for name, view in self.catalog.streams.items() if name in self.streams}
+        found.sessions = {name: each for name, each in self.catalog.sessions.items() if each.stream in self.streams}
+        found.records = sum(view.records for view in found.streams.values())
+        return found
+
     def __contains__(self, record: Record) -> bool:
         if record.event.stream_id not in self.streams:
             return False

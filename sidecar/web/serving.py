@@ -50,7 +50,11 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the address is not of this machine, or the port is in use.
     """
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # Its connections inherit this; asyncio does not set it for them. Without it, the body of an answer would wait until
+    # the peer has acknowledged the head, for up to 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import limits, million, mirror, newest, opencode, peers, pipeline, runtime, store
+from benchmarks import inspector, limits, million, mirror, newest, opencode, peers, pipeline, runtime, store
 from benchmarks.limits import beside
 from benchmarks.report import Row, table
 from tools import generate_performance
@@ -63,6 +63,15 @@ async def test_every_row_of_the_newest_records_runs(tmp_path: Path, monkeypatch:
     rows = await newest.measure(tmp_path, 0.02)
     assert [row.floor for row in rows] == [0.5, 0.4] * 2
     assert all(row.value > 0 and row.limit for row in rows)
+
+
+async def test_every_row_of_the_inspector_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_EVENTS", "3000")
+    monkeypatch.setattr(inspector, "OPENED", 1)
+    monkeypatch.setattr(inspector, "ROUNDS", 1)
+    rows = await inspector.measure(tmp_path, 0.02)
+    assert [row.floor for row in rows] == [0.5, 0.5, None, *[0.05] * 4, 0.5, 0.2, 60, 150]
+    assert all(row.value > 0 for row in rows) and rows[-2].verdict != "BELOW FLOOR"
 
 
 async def test_without_peers_their_rows_are_missed_by_name(

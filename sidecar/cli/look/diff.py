@@ -71,7 +71,7 @@ async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: 
     if out.json:
         out.object(found)
         return
-    turns = past.changes(upto, since).turns()
+    turns = past.with_diffs(past.changes(upto, since))
     tools = ", ".join(f"{count} {tool}" for tool, count in found["tools"].items())
     types = ", ".join(f"{count} {kind}" for kind, count in found["types"].items())
     told = [

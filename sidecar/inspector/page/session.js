@@ -1,9 +1,11 @@
 // One session: conversation, timeline, files and events, at any moment; the slider chooses the moment.
 
 import { detailOf } from "/page/event.js";
-import { ago, amount, clock, day, diffOf, get, h, money, plural, span, status, tokensOf } from "/page/lib.js";
+import { ago, amount, clock, day, diffOf, get, h, money, plural, span, status, sync, tokensOf } from "/page/lib.js";
 import { slider } from "/page/slider.js";
 import { timeline } from "/page/timeline.js";
+
+const ROWS = 100; // of events, at first
 
 const TABS = ["conversation", "timeline", "files", "events"];
 
@@ -11,10 +13,17 @@ export async function session(name, tab = "conversation") {
   const path = `s/${encodeURIComponent(name)}`;
   const wanted = new URL(location.href).searchParams;
   let at = Number(wanted.get("at")) || null;
-  let head = await get(`${path}/head`, { at });
+  /** The head; only the marks that are new come with it. */
+  const headAt = async (moment) => {
+    const known = head?.marks ?? [];
+    const found = await get(`${path}/head`, { at: moment, marks: known.length });
+    return { ...found, marks: [...known, ...found.marks] };
+  };
+  let head;
   let shown = TABS.includes(tab) ? tab : TABS[0];
   let drawing = 0;
   const kept = {};
+  let drawn = {}; // what the view that is shown drew and can use again
 
   const side = h("aside", { class: "side", "aria-label": "Sessions of this tree" });
   const top = h("div", { class: "head" });
@@ -54,6 +63,7 @@ export async function session(name, tab = "conversation") {
         fact("cost", money(head.cost)),
         error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
+        head.whole ? null : h("span", { class: "faint", role: "status" }, "reading the rest …"),
       ),
       ...head.asks.map((ask) =>
         h("p", { class: "card waits" }, h("b", {}, "Waits for you: "), ask.text, h("span", { class: "quiet" }, ` · ${ago(ask.since_ms, Date.now())} · `), h("a", { class: "wait", href: "/work" }, "Answer")),
@@ -70,10 +80,11 @@ export async function session(name, tab = "conversation") {
 
   async function drawBody({ keep = false } = {}) {
     const mine = ++drawing;
-    const made = await VIEWS[shown]({ path, at, head, select, history: history_, kept, since: bar.since() });
+    if (!keep) drawn = {};
+    const made = await VIEWS[shown]({ path, at, head, select, history: history_, kept, drawn, since: bar.since() });
     if (mine !== drawing) return;
     const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
-    if (body.firstElementChild !== made) body.replaceChildren(made);
+    sync(body, [made]);
     if (keep && isAtEnd && shown === "conversation") scrollTo(0, document.documentElement.scrollHeight);
   }
 
@@ -81,11 +92,10 @@ export async function session(name, tab = "conversation") {
     at = to === null || to >= head.records ? null : Math.max(to, 1);
     history.replaceState(null, "", address(shown, at));
     bar.draw();
-    const found = await get(`${path}/head`, { at });
+    const [found] = await Promise.all([headAt(at), drawBody({ keep: true })]);
     if ((at === null ? found.records : at) !== found.at) return; // the reader has moved on meanwhile
     head = found;
     drawHead();
-    await drawBody({ keep: true });
   }
 
   async function select(id) {
@@ -138,8 +148,11 @@ export async function session(name, tab = "conversation") {
     pick(chosen);
   });
 
+  // The conversation does not need the head, so it does not wait for it.
+  const isTalk = shown === TABS[0];
+  [head] = await Promise.all([headAt(at), isTalk && drawBody()]);
   drawHead();
-  await drawBody();
+  if (!isTalk) await drawBody();
   if (wanted.get("event")) select(wanted.get("event"));
   return {
     element,
@@ -154,12 +167,13 @@ export async function session(name, tab = "conversation") {
     },
     async news() {
       if (at !== null) {
-        head = { ...head, records: (await get(`${path}/head`)).records };
+        const { records, marks } = await headAt(null);
+        head = { ...head, records, marks };
         bar.draw();
         return;
       }
-      const found = await get(`${path}/head`);
-      if (found.records === head.records && found.status === head.status) return;
+      const found = await headAt(null);
+      if (found.records === head.records && found.status === head.status && found.whole === head.whole) return;
       head = found;
       drawHead();
       await drawBody({ keep: true });
@@ -193,53 +207,55 @@ const historyOf = (found) => [
 ];
 
 const VIEWS = {
-  async conversation({ path, at }) {
-    const talk = h("div", { class: "talk" });
+  async conversation({ path, at, drawn }) {
     const found = await get(`${path}/conversation`, { at });
     if (!found.count) return h("p", { class: "empty" }, "Nothing was said yet.");
-    const put = (turns, where) => {
-      for (const turn of where === "before" ? [...turns].reverse() : turns) {
-        const made = h("div", { class: "turn-html", "data-row": true, id: `turn-${turn.number}` });
-        made.innerHTML = turn.html; // made by the renderer of the exports, which escapes every text
-        if (where === "before") talk.insertBefore(made, talk.firstElementChild);
-        else talk.append(made);
-      }
+    const known = drawn.turns ?? new Map();
+    const made = (turn) => {
+      const same = known.get(turn.number);
+      if (same?.html === turn.html) return same;
+      const element = h("div", { class: "turn-html", "data-row": true, id: `turn-${turn.number}` });
+      element.innerHTML = turn.html; // made by the renderer of the exports, which escapes every text
+      return { html: turn.html, element };
     };
-    put(found.turns, "after");
+    drawn.talk ??= h("div", { class: "talk" });
+    drawn.more ??= h("button", { class: "more" }, "Show earlier turns");
+    drawn.view ??= h("div", {}, drawn.more, drawn.talk);
+    drawn.turns = new Map(found.turns.map((turn) => [turn.number, made(turn)]));
+    sync(drawn.talk, [...drawn.turns.values()].map((each) => each.element));
     let first = found.turns[0]?.number ?? 0;
-    const more = h(
-      "button",
-      {
-        class: "more",
-        async onclick() {
-          const from = Math.max(first - 40, 0);
-          const earlier = (await get(`${path}/conversation`, { at, first: from })).turns.filter((turn) => turn.number < first);
-          const height = document.documentElement.scrollHeight;
-          put(earlier, "before");
-          first = from;
-          scrollBy(0, document.documentElement.scrollHeight - height);
-          more.hidden = first === 0;
-        },
-      },
-      "Show earlier turns",
-    );
-    more.hidden = first === 0;
-    return h("div", {}, more, talk);
+    let cut = found.left_out > 0; // the first turn lacks its beginning
+    drawn.more.hidden = first === 0 && !cut;
+    drawn.more.onclick = async () => {
+      const from = cut ? first : Math.max(first - 40, 0);
+      const earlier = (await get(`${path}/conversation`, { at, first: from })).turns.filter((turn) => turn.number < first + cut);
+      const height = document.documentElement.scrollHeight;
+      if (cut) drawn.talk.firstElementChild.remove();
+      drawn.talk.prepend(...earlier.map((turn) => made(turn).element));
+      [first, cut] = [from, false];
+      scrollBy(0, document.documentElement.scrollHeight - height);
+      drawn.more.hidden = first === 0;
+    };
+    return drawn.view;
   },
 
   timeline,
 
-  async files({ path, at, since, head, history, select }) {
+  async files({ path, at, since, head, history, select, drawn }) {
     const found = await get(`${path}/files`, { at, since });
+    const told = JSON.stringify([found, since && (at ?? head.records)]);
+    if (drawn.told === told) return drawn.view;
+    drawn.told = told;
     const between = since ? ` between events ${since} and ${at ?? head.records}` : "";
-    if (!found.turns.length) return h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`);
+    if (!found.turns.length) return (drawn.view = h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`));
     const counted = found.totals;
     const counts = ({ added, removed }) => (added === null ? h("span", { class: "faint" }, "rewritten") : [h("span", { class: "good" }, `+${added}`), " ", h("span", { class: "bad" }, `−${removed}`)]);
     const asked = (each, event) => h("p", { class: "asked" }, h("button", { class: "link", onclick: () => select(event) }, replied(each)), h("span", {}, ` ${each.asked}`));
-    return h(
+    return (drawn.view = h(
       "div",
       { class: "files" },
       h("p", { class: "quiet" }, `${plural(counted.files, "file")}, +${counted.added} −${counted.removed}${between}. What commands changed is not known.`),
+      found.left_out ? h("p", { class: "faint" }, `${plural(found.left_out, "earlier turn")} with changes are left out; the slider shows them.`) : null,
       found.turns.map((turn) => [
         h("h2", {}, turn.undone ? "(undone) " : "", (turn.prompt || "(no prompt)").slice(0, 200)),
         turn.files.map((file) => [
@@ -251,48 +267,40 @@ const VIEWS = {
         ]),
         turn.decisions.map((each) => asked(each, each.event)),
       ]),
-    );
+    ));
   },
 
-  async events({ path, at, select, head }) {
-    const table = h("tbody");
-    const load = async (first) => {
-      const found = await get(`${path}/events`, { at, first });
-      for (const row of found.rows) {
-        const mark = row.tone === "bad" || /error/.test(row.type) ? "bad" : "";
-        table.append(
-          h(
-            "tr",
-            { "data-row": true, "data-event": row.id, tabindex: 0, onclick: () => select(row.id), onkeydown: (press) => press.key === "Enter" && select(row.id) },
-            h("td", { class: "num faint" }, row.number),
-            h("td", { class: "faint mono", title: day(row.ts) }, clock(row.ts)),
-            h("td", { class: "quiet" }, row.actor),
-            h("td", { class: "type" }, row.type),
-            h("td", { class: `what ${mark}`, title: row.text }, h("b", {}, row.label), row.text ? `  ${row.text}` : ""),
-          ),
-        );
-      }
-      return first + found.rows.length - 1 < found.count ? first + found.rows.length : 0;
+  async events({ path, at, select, head, drawn }) {
+    const known = drawn.rows ?? new Map();
+    const made = (row) => {
+      if (known.has(`${row.number} ${row.id}`)) return known.get(`${row.number} ${row.id}`);
+      const mark = row.tone === "bad" || /error/.test(row.type) ? "bad" : "";
+      return h(
+        "tr",
+        { "data-row": true, "data-event": row.id, tabindex: 0, onclick: () => select(row.id), onkeydown: (press) => press.key === "Enter" && select(row.id) },
+        h("td", { class: "num faint" }, row.number),
+        h("td", { class: "faint mono", title: day(row.ts) }, clock(row.ts)),
+        h("td", { class: "quiet" }, row.actor),
+        h("td", { class: "type" }, row.type),
+        h("td", { class: `what ${mark}`, title: row.text }, h("b", {}, row.label), row.text ? `  ${row.text}` : ""),
+      );
     };
     // The newest rows matter most, so a long session starts with its last ones.
-    const size = 500;
-    let first = Math.max(head.at - size + 1, 1);
-    await load(first);
-    const more = h("button", { class: "more", onclick: async () => {
-      const from = Math.max(first - size, 1);
-      const rows = (await get(`${path}/events`, { at: first - 1, first: from })).rows;
-      const below = [...table.children];
-      table.replaceChildren();
-      const kept = h("tbody");
-      kept.append(...below);
-      const until = first;
+    let first = Math.max((at ?? head.records) - ROWS + 1, 1);
+    const { rows } = await get(`${path}/events`, { at, first });
+    drawn.table ??= h("tbody");
+    drawn.more ??= h("button", { class: "more" }, "Show earlier events");
+    drawn.view ??= h("div", {}, drawn.more, h("table", { class: "events" }, drawn.table));
+    drawn.rows = new Map(rows.map((row) => [`${row.number} ${row.id}`, made(row)]));
+    sync(drawn.table, [...drawn.rows.values()]);
+    drawn.more.hidden = first === 1;
+    drawn.more.onclick = async () => {
+      const from = Math.max(first - 5 * ROWS, 1);
+      const earlier = (await get(`${path}/events`, { at: first - 1, first: from })).rows;
+      drawn.table.prepend(...earlier.map(made));
       first = from;
-      await load(from);
-      while (table.children.length > rows.length) table.lastElementChild.remove();
-      table.append(...kept.children);
-      more.hidden = first === 1 || until === 1;
-    } }, "Show earlier events");
-    more.hidden = first === 1;
-    return h("div", {}, more, h("table", { class: "events" }, table));
+      drawn.more.hidden = first === 1;
+    };
+    return drawn.view;
   },
 };

@@ -31,6 +31,7 @@ export function slider({ move, head, at }) {
   let times = 1;
   let pending = null;
   let from = 0;
+  let painted = "";
 
   const now = () => at() ?? head().records;
   const shift = (by) => move(Math.max(now() + by, 1));
@@ -95,18 +96,22 @@ export function slider({ move, head, at }) {
   });
 
   function draw() {
+    if (!head()) return;
     const { records, marks, ts } = head();
     range.max = records;
     if (pending === null) range.value = now();
     range.setAttribute("aria-valuetext", `event ${now()} of ${records}`);
     told.replaceChildren(h("b", {}, amount(now())), ` of ${amount(records)} `, h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
     const width = canvas.clientWidth;
-    if (!width) return;
     const scale = devicePixelRatio || 1;
+    const style = getComputedStyle(document.documentElement);
+    // A step leaves the marks as they are, and there may be thousands of them.
+    const wanted = [width, scale, records, marks.length, from && now(), style.getPropertyValue("--bad")].join();
+    if (!width || wanted === painted) return;
+    painted = wanted;
     canvas.width = width * scale;
     canvas.height = 14 * scale;
     const paint = canvas.getContext("2d");
-    const style = getComputedStyle(document.documentElement);
     paint.scale(scale, scale);
     if (from) {
       const x = ((from - 1) / Math.max(records - 1, 1)) * (width - 2);
@@ -115,8 +120,8 @@ export function slider({ move, head, at }) {
     }
     for (const kind of ["turn", "edit", "ask", "error"]) {
       paint.fillStyle = style.getPropertyValue(COLOURS[kind]);
-      for (const [number, mark] of marks)
-        if (mark === kind) paint.fillRect(((number - 1) / Math.max(records - 1, 1)) * (width - 2), kind === "turn" ? 6 : 2, 2, kind === "turn" ? 8 : 12);
+      const places = new Set(marks.filter(([, mark]) => mark === kind).map(([number]) => Math.round(((number - 1) / Math.max(records - 1, 1)) * (width - 2))));
+      for (const x of places) paint.fillRect(x, kind === "turn" ? 6 : 2, 2, kind === "turn" ? 8 : 12);
     }
   }
 
@@ -125,7 +130,7 @@ export function slider({ move, head, at }) {
   return {
     element,
     draw,
-    since: () => Math.min(from, now()),
+    since: () => (from ? Math.min(from, now()) : 0),
     leave() {
       stop();
       observer.disconnect();

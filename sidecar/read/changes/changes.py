@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -10,9 +10,10 @@ from sidecar.read.asked import CHECKPOINT
 from sidecar.read.changes.approvals import Approval, Approvals
 from sidecar.read.changes.edits import Diff, file_changes
 from sidecar.read.fields import as_text
+from sidecar.read.past.journal import Items, Kept, Map
 from sidecar.read.telling.describe import LONGEST, input_text
 from streams.query import EVERYTHING, Filter
-from streams.store import Record
+from streams.store import NOTHING, Record
 
 STEP: Final = "execution.step"
 UNDONE: Final = "opencode.message.removed"
@@ -23,7 +24,7 @@ TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT, UNDONE, REVERTED
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One file that one step changed, and the approvals of that step."""
+    """One file that one step changed, and the approvals of that step. ``position`` is that of the step's record."""
 
     event: str
     ts: int
@@ -31,6 +32,7 @@ class Edit:
     tool: str
     change: Diff
     approvals: list[Approval]
+    position: int = NOTHING
 
     @property
     def added(self) -> int | None:
@@ -70,7 +72,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class TurnChanges:
+class TurnChanges(Kept):
     """Every edit of one turn, and the decisions about calls that changed no file.
 
     ``undone``: a person later reverted the turn with ``/undo``, which also restores the files.
@@ -81,7 +83,7 @@ class TurnChanges:
     turn: str
     prompt: str
     undone: bool = False
-    edits: list[Edit] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=Items)
     decisions: list[Decision] = field(default_factory=list)
 
     @property
@@ -122,12 +124,12 @@ class Changes:
     def __init__(self, wanted: Filter = EVERYTHING, *, with_diffs: bool = False) -> None:
         self._wanted, self._with_diffs = wanted, with_diffs
         self._approvals = Approvals()
-        self._prompts: dict[tuple[str, str], str] = {}
-        self._turns: dict[tuple[str, str], TurnChanges] = {}
-        self._decided: list[Approval] = []
-        self._edited: set[str] = set()
-        self._undone: set[tuple[str, str]] = set()
-        self._reverted: dict[str, set[str]] = {}
+        self._prompts: dict[tuple[str, str], str] = Map()
+        self._turns: dict[tuple[str, str], TurnChanges] = Map()
+        self._decided: list[Approval] = Items()
+        self._edited: dict[str, bool] = Map()
+        self._undone: dict[tuple[str, str], bool] = Map()
+        self._reverted: dict[str, set[str]] = Map()
 
     def apply(self, record: Record) -> None:
         """Apply one record."""
@@ -141,21 +143,26 @@ class Changes:
             self._step(record, session)
         elif event.type == UNDONE:
             removed = payload.get("properties")
-            self._undone.add((session, as_text(removed.get("messageID")) if isinstance(removed, dict) else ""))
+            self._undone[session, as_text(removed.get("messageID")) if isinstance(removed, dict) else ""] = True
         elif event.type == REVERTED:
             said, first = [message for each, message in self._prompts if each == session], payload.get("message")
             self._reverted[session] = set(said[said.index(first) :] if first in said else ())
         elif event.type in TYPES:
             self._prompts[session, str(payload.get("message"))] = input_text(payload)[:LONGEST]
 
-    def turns(self) -> list[TurnChanges]:
-        """Every turn with a change or a decision, ordered by the first change or decision in the turn."""
+    def turns(self, after: int = NOTHING) -> list[TurnChanges]:
+        """Every turn with a change or a decision above position ``after``, ordered by the first of them in the turn."""
         found = dict(self._turns)
-        for turn in found.values():
-            turn.decisions = []
+        for key, turn in self._turns.items():
+            if turn.edits[-1].position <= after:
+                del found[key]
+            elif turn.edits[0].position <= after:
+                found[key] = replace(turn, edits=[edit for edit in turn.edits if edit.position > after], decisions=[])
+            else:
+                turn.decisions = []
         for approval in self._decided:
             event, answer = approval.asked.event, approval.answer
-            if event.id in self._edited or answer is None:
+            if event.id in self._edited or answer is None or answer.position <= after:
                 continue  # the decision is shown with the edited file
             key = approval.session, approval.ask.turn
             turn = found[key] = found.get(key) or self._new_turn(answer, *key)
@@ -177,11 +184,10 @@ class Changes:
     def _step(self, record: Record, session: str) -> None:
         event, payload = record.event, record.event.payload
         approvals = self._approvals.of_step(payload)
-        asked_diff = next((each.diff for each in approvals if each.diff), "")
-        changes = [change for change in file_changes(payload, asked_diff) if change.file]
+        changes = _of_step(record, approvals)
         if not changes:
             return
-        self._edited.update(each.asked.event.id for each in approvals)
+        self._edited |= dict.fromkeys((each.asked.event.id for each in approvals), True)
         if not self._wanted.in_time(event):
             return
         key = session, as_text(payload.get("turn"))
@@ -189,10 +195,26 @@ class Changes:
         for change in changes:
             if not self._with_diffs or change.how == "replace":
                 change = replace(change, patch="")
-            told.edits.append(Edit(event.id, event.ts, event.actor, str(payload.get("tool")), change, approvals))
+            tool = str(payload.get("tool"))
+            told.edits.append(Edit(event.id, event.ts, event.actor, tool, change, approvals, record.position))
 
     def _new_turn(self, record: Record, session: str, turn: str) -> TurnChanges:
         return TurnChanges(record.event.stream_id, session, turn, self._prompts.get((session, turn), ""))
+
+
+def _of_step(record: Record, approvals: list[Approval]) -> list[Diff]:
+    asked_diff = next((each.diff for each in approvals if each.diff), "")
+    return [change for change in file_changes(record.event.payload, asked_diff) if change.file]
+
+
+def with_diffs(turn: TurnChanges, source: Callable[[int], Record]) -> TurnChanges:
+    """A turn with the diffs that its fold left out; ``source`` reads the record at a position again."""
+    edits: list[Edit] = []
+    for edit in turn.edits:
+        number = sum(each.position == edit.position for each in edits)
+        change = _of_step(source(edit.position), edit.approvals)[number]
+        edits.append(edit if edit.change.how == "replace" else replace(edit, change=change))
+    return replace(turn, edits=edits)
 
 
 def totals(turns: Sequence[TurnChanges]) -> dict[str, int]:

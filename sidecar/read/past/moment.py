@@ -30,9 +30,9 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "agent": own.agent if own is not None else "",
         "fork": own.fork if own is not None else None,
         "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
-        "records": len(past.records),
-        "at": upto,
-        "first_ts": past.records[0].event.ts if past.records else None,
+        "records": past.count,
+        "at": past.before + upto,
+        "first_ts": past.records[0].event.ts if past.records and not past.before else None,
         "ts": now,
         **catalog.figures(catalog.sessions),
         "working_ms": sum(session.worked_ms(now) for session in catalog.sessions.values()),
@@ -69,13 +69,13 @@ def state(past: Past, at: int | None) -> dict[str, Any]:
     return head(past, at) | {
         "event": row_of(past.records[upto - 1]) if upto else None,
         "turn": _turn(len(own.turns), own.turns[-1]) if own is not None and own.turns else None,
-        "files": files(past.changes(at).turns()),
+        "files": files(past.changes(at)),
     }
 
 
 def latest(past: Past, at: int | None) -> Session | None:
     """The session itself in the conversation after ``at`` records; ``None`` before it began."""
-    roots = past.conversation(at).roots
+    roots = past.roots(at)
     return next((root for root in roots if root.id == past.session), roots[-1] if roots else None)
 
 
@@ -107,7 +107,7 @@ def files(turns: list[TurnChanges]) -> list[dict[str, Any]]:
 
 def between(past: Past, since: int, upto: int) -> dict[str, Any]:
     """What happened in the records after number ``since``, up to number ``upto``: the form of ``diff --json``."""
-    turns = past.changes(upto, since).turns()
+    turns = past.with_diffs(past.changes(upto, since))
     did = figures(past.session, past.records.between(since, upto))
     times = [past.records[index].event.ts for index in (since, upto - 1)] if upto > since else [0, 0]
     return {

@@ -17,7 +17,7 @@ from streams.store import Record
 PACK: Final = 128
 """How many records are packed together, and unpacked to read one of them."""
 
-NEAR: Final = 4
+NEAR: Final = 12
 """How many packs stay unpacked: those around the moment that is looked at."""
 
 
@@ -39,6 +39,7 @@ class Packed:
         self._last.append(record)
         if len(self._last) == PACK:
             rows = [(each.event.fields(), each.offset, each.position, each.hash) for each in self._last]
+            self._put_near(len(self._packs), self._last)
             self._packs.append(zlib.compress(orjson.dumps(rows), 1))
             self._last = []
 
@@ -60,13 +61,21 @@ class Packed:
         found = bisect_left(self._positions, position)
         return found if found < len(self) and self._positions[found] == position else None
 
+    def at(self, position: int) -> Record:
+        """The record at a position of the log, which must be here."""
+        return self[bisect_left(self._positions, position)]
+
     def _pack(self, number: int) -> list[Record]:
         if number == len(self._packs):
             return self._last
-        known = self._near.get(number)
+        known = self._near.pop(number, None)
         if known is None:
             rows = orjson.loads(zlib.decompress(self._packs[number]))
-            known = self._near[number] = [Record(StreamEvent.trusted(fields), *place) for fields, *place in rows]
-            while len(self._near) > NEAR:
-                del self._near[next(iter(self._near))]
+            known = [Record(StreamEvent.trusted(fields), *place) for fields, *place in rows]
+        self._put_near(number, known)
         return known
+
+    def _put_near(self, number: int, records: list[Record]) -> None:
+        self._near[number] = records  # the last one in order is the one that was read last
+        while len(self._near) > NEAR:
+            del self._near[next(iter(self._near))]

@@ -5,25 +5,35 @@ Nothing here reads a clock or runs an effect, so the same N always gives the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+from zlib import compress, decompress
 
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
-from sidecar.read.changes.changes import Changes
+from sidecar.read.changes.changes import STEP, TYPES, Changes, TurnChanges, with_diffs
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.past.journal import Journal
 from sidecar.read.past.packed import Packed
 from sidecar.read.past.spans import Spans
 from sidecar.read.select import Family, catalog_of, family_of, find_session, records_of
 from sidecar.read.transcript.conversation import Conversation
+from sidecar.read.transcript.model import Session
 from streams.errors import CorruptLog
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
-MARK: Final = 64
-"""A step back repeats at most so many records for a conversation and the spans."""
+MARK: Final = 256
+"""A jump back repeats at most so many records for a conversation, the spans and the changes."""
+
+NEAR: Final = 16
+"""A step back repeats at most so many records where somebody stepped already."""
+
+CHUNK: Final = 64
+"""How many records are folded at once beside the answers."""
 
 WHOLE: Final = 256
 """A catalog is kept whole at every so many records."""
@@ -39,13 +49,13 @@ class _Walk:
     seen: int = 0
     journal: Journal = field(default_factory=Journal)
 
-    def go(self, records: Packed, wanted: int) -> None:
-        """Make the fold that of the first ``wanted`` records."""
+    def go(self, records: Packed, wanted: int, near: int = NEAR) -> None:
+        """Make the fold that of the first ``wanted`` records, with a mark at every ``near`` records before it."""
         while self.seen > wanted:
             self.seen = self.journal.back()
         with self.journal:
             for record in records.between(self.seen, wanted):
-                if self.seen % MARK == 0:
+                if self.seen % (near if self.seen > wanted - MARK else MARK) == 0:
                     self.journal.mark(self.seen)
                 self.fold.apply(record)
                 self.seen += 1
@@ -58,16 +68,16 @@ class _Counts:
     fold: Catalog = field(default_factory=Catalog)
     seen: int = 0
     kept: list[bytes] = field(default_factory=list)
-    """The catalog at every so many records, the first of them before any."""
+    """The catalog, packed, at every so many records, the first of them before any."""
 
     def go(self, records: Packed, wanted: int) -> None:
         """Make the catalog that of the first ``wanted`` records."""
         if self.seen > wanted:
             del self.kept[wanted // WHOLE + 1 :]
-            self.fold, self.seen = Catalog.load(self.kept[-1]), (len(self.kept) - 1) * WHOLE
+            self.fold, self.seen = Catalog.load(decompress(self.kept[-1])), (len(self.kept) - 1) * WHOLE
         for record in records.between(self.seen, wanted):
             if self.seen == len(self.kept) * WHOLE:
-                self.kept.append(self.fold.dump())
+                self.kept.append(compress(self.fold.dump(), 1))
             self.fold.apply(record)
             self.seen += 1
 
@@ -87,39 +97,81 @@ class Past:
     marks: list[tuple[int, Mark]] = field(default_factory=list)
     """The number of each record that a person may want to jump to, and what it is."""
     fault: CorruptLog | None = None
+    before: int = 0
+    """How many records come before those that are here; 0 if the session is here as a whole."""
     _seen: int = NOTHING
     """The position up to which the log was read."""
-    _conversation: _Walk = field(default_factory=lambda: _Walk(Conversation()))
-    _spans: _Walk = field(default_factory=lambda: _Walk(Spans()))
-    _catalog: _Counts = field(default_factory=_Counts)
+    _conversation: _Walk = field(init=False)
+    _spans: _Walk = field(init=False)
+    _changing: array[int] = field(default_factory=lambda: array("q"))
+    _changes: _Walk = field(init=False)
+    _catalog: _Counts = field(init=False)
 
-    async def catch_up(self, reader: LogReader) -> None:
-        """Read what was recorded since the last call."""
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._conversation = _Walk(Conversation(self.records.at))
+        self._spans, self._changes = _Walk(Spans(self.records.at)), _Walk(Changes())
+        self._catalog = _Counts()
+
+    async def catch_up(self, reader: LogReader, pause: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Read what was recorded since the last call.
+
+        With ``pause``, which is called again and again meanwhile, what was read is folded, too, so that each moment is
+        near afterwards.
+        """
+        head = reader.head
+        if head == self._seen:
+            return
         await catalog_of(reader)  # it is the family's, and now knows the new sessions
         before = self.family.streams
         self.family.refresh()
         if self.family.streams != before and len(self.records):
             # What a stream that joined had recorded before belongs between the records that are here.
-            self.records, self.marks, self._seen = Packed(), [], NOTHING
-            self._conversation, self._spans, self._catalog = _Walk(Conversation()), _Walk(Spans()), _Counts()
-        head = reader.head
+            self.records, self.marks, self._changing, self._seen = Packed(), [], array("q"), NOTHING
+            self._begin()
         # Only a session that is opened is read from its beginning.
         records = reader.read_all(after=self._seen) if self._seen > NOTHING else records_of(reader, self.family)
         try:
             async for record in records:
                 if record in self.family:
                     self.add(record)
+                    if pause is not None and len(self.records) % CHUNK == 0:
+                        self._fold()
+                        await pause()
                 self._seen = record.position
         except CorruptLog as error:
             self.fault = error
         else:
             self._seen = max(self._seen, head)
+        if pause is not None:
+            self._fold()
+
+    def _fold(self) -> None:
+        for walk in (self._conversation, self._spans, self._changes):
+            walk.go(self.records, len(self.records), MARK)
+        self._catalog.go(self.records, len(self.records))
+
+    def begin_at(self, begin: int, session: Session) -> None:
+        """Let the conversation begin after ``begin`` records, with a session that was there before."""
+        conversation = Conversation(self.records.at)
+        conversation.know(session)
+        self._conversation = _Walk(conversation, begin)
+        self._conversation.journal.mark(begin)
 
     def add(self, record: Record) -> None:
         """Take the next record."""
         self.records.append(record)
         if (mark := _mark_of(record)) is not None:
             self.marks.append((len(self.records), mark))
+        if mark == "edit" or (record.event.type in TYPES and record.event.type != STEP):
+            self._changing.append(len(self.records))
+
+    @property
+    def count(self) -> int:
+        """How many records the session has."""
+        return self.before + len(self.records)
 
     def upto(self, at: int | None) -> int:
         """How many records count: all without ``at``, never more than there are."""
@@ -138,6 +190,10 @@ class Past:
         found: Conversation = self._conversation.fold
         return found
 
+    def roots(self, at: int | None = None) -> list[Session]:
+        """The sessions of the conversation that are below no call."""
+        return self.conversation(at).roots
+
     def spans(self, at: int | None = None) -> Spans:
         """Where the time went until then."""
         self._spans.go(self.records, self.upto(at))
@@ -149,15 +205,21 @@ class Past:
         self._catalog.go(self.records, self.upto(at))
         return self._catalog.fold
 
-    def changes(self, at: int | None = None, since: int = 0) -> Changes:
-        """The files that agents changed in the records after ``since``, up to ``at``."""
-        # A turn may have begun before: its prompt is needed, its earlier edits are not.
-        found = Changes(with_diffs=True)
-        upto = self.upto(at)
-        for number, record in enumerate(self.records.between(0, upto), 1):
-            if number > since or record.event.type != "execution.step":
-                found.apply(record)
+    def changed(self, at: int | None = None) -> int:
+        """The number of the last record up to then that can matter to ``changes``; 0 if there is none."""
+        found = bisect_right(self._changing, self.upto(at))
+        return self._changing[found - 1] if found else 0
+
+    def changes(self, at: int | None = None, since: int = 0) -> list[TurnChanges]:
+        """The files that agents changed in the records after ``since``, up to ``at``, without diffs."""
+        self._changes.go(self.records, self.upto(at))
+        after = self.records[since - 1].position if 0 < since <= len(self.records) else NOTHING
+        found: list[TurnChanges] = self._changes.fold.turns(after)
         return found
+
+    def with_diffs(self, turns: Iterable[TurnChanges]) -> list[TurnChanges]:
+        """Some of these turns with the diffs."""
+        return [with_diffs(turn, self.records.at) for turn in turns]
 
 
 async def open_past(reader: LogReader, given: str) -> Past:

@@ -6,15 +6,17 @@ ended is ``None``. Payloads come from other programs, so any field may be missin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from struct import Struct
 from sys import intern
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.catalog import add_cost
 from sidecar.read.fields import as_int, as_mapping, as_text, is_forgotten
-from sidecar.read.past.journal import Items, Kept, Map
+from sidecar.read.past.journal import Items, Kept, Lazy, Map
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
@@ -55,16 +57,37 @@ class _Lane(Kept):
     busy: int | None = None
     """When the first tool of this step started, so that the model was at work no longer."""
     waits: dict[str, Span] = field(default_factory=Map)
-    calls: dict[str, Span] = field(default_factory=Map)
+    calls: dict[str, _Open] = field(default_factory=Map)
+    above: tuple[int, int] = (0, 0)
+    """The numbers of the session's id and of the id of what is around a step, in the list of ids."""
+
+
+class _Open(NamedTuple):
+    """A call that runs: its span, the place of the span, and the position of the record that began it."""
+
+    span: Span
+    place: int
+    position: int
+
+
+_KEY: Final = Struct("<5q")
+"""What makes the span of a step again: the position of its record, its start and end, the number of its parent's id,
+and the position of the record that began it, or -1."""
 
 
 class Spans:
-    """A fold over the records of a root session and its descendants, in position order; ``found`` is the result."""
+    """A fold over the records of a root session and its descendants, in position order; ``found`` is the result.
 
-    def __init__(self) -> None:
-        self.found: list[Span] = Items()
+    With ``source``, which reads the record at a position again, the spans of steps that ended take little memory.
+    """
+
+    def __init__(self, source: Callable[[int], Record] | None = None) -> None:
+        self._source = source
+        self.found: Lazy[Span] = Lazy(make=self._again if source is not None else None)
+        self.sessions: list[Span] = Items()
         self.waits: list[Span] = Items()
         """Those of ``found`` in which a person was asked."""
+        self._ids: list[str] = Items()
         self._models: dict[str, dict[str, Any]] = {}
         self._lanes: dict[str, _Lane] = Map()
         self._parents: dict[str, Span] = Map()
@@ -85,7 +108,9 @@ class Spans:
                 # The call is recorded once its session is there, but it began before.
                 call.start = min(call.start, event.ts)
             span.trace = event.traceparent or ""
-            lane = self._lanes[name] = _Lane(span, free=event.ts)
+            self.sessions.append(span)
+            above = self._new_id(span)
+            lane = self._lanes[name] = _Lane(span, free=event.ts, above=(above, above))
         lane.span.end = max(lane.span.end or event.ts, event.ts)
         if title := as_text(payload.get("title")):
             lane.span.name = title if event.type != "execution.step" else lane.span.name
@@ -118,6 +143,11 @@ class Spans:
             self.waits.append(span)
         return span
 
+    def _new_id(self, span: Span) -> int:
+        if self._source is not None:
+            self._ids.append(span.id)
+        return len(self._ids) - 1
+
     def _turn(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         event = record.event
         self._close(lane, event.ts, "error")
@@ -127,6 +157,7 @@ class Spans:
         turn.event, turn.trace = event.id, event.traceparent or ""
         turn.facts |= {"agent": as_text(payload.get("agent")) or event.actor, "model": model, "cost": 0.0, "steps": 0}
         lane.turn, lane.free, lane.busy = turn, event.ts, None
+        lane.above = lane.above[0], self._new_id(turn)
 
     def _turn_ended(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         outcome = as_text(payload.get("outcome")) or "ended"
@@ -137,55 +168,79 @@ class Spans:
 
     def _close(self, lane: _Lane, end: int, state: str) -> None:
         """End everything that is open in a session: OpenCode keeps asks and calls only in memory."""
-        for span in (*lane.waits.values(), *lane.calls.values(), *([lane.turn] if lane.turn is not None else ())):
+        calls = (each.span for each in lane.calls.values())
+        for span in (*lane.waits.values(), *calls, *([lane.turn] if lane.turn is not None else ())):
             span.end, span.state = max(end, span.start), state if span.kind == "turn" else "over"
-        lane.turn = None
+        lane.turn, lane.above = None, (lane.above[0], lane.above[0])
         lane.waits.clear()
         lane.calls.clear()
 
     def _step(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
-        event = record.event
-        parent = lane.turn.id if lane.turn is not None else lane.span.id
-        is_model = payload.get("kind") == INFERENCE
-        end = as_int(payload.get("ended_ms")) or event.ts
-        if is_model:
-            model = as_mapping(payload.get("model"))
+        end, known = as_int(payload.get("ended_ms")) or record.event.ts, None
+        if payload.get("kind") == INFERENCE:
             start = min(as_int(payload.get("started_ms")) or lane.free, end)
             lane.free, lane.busy, end = max(lane.free, end), None, max(lane.busy or end, start)
-            span = self._open(
-                f"step:{event.id}", "model", as_text(model.get("model")), start, lane.span.session, parent
-            )
-            tokens: dict[str, int | float] = {}
-            add_tokens(tokens, payload.get("tokens"))
-            facts = {"model": self._same(model), "tokens": tokens, "cost": add_cost(0.0, payload)}
-            span.facts = Map({**facts, "finish": intern(as_text(payload.get("finish")))})
             if lane.turn is not None:
                 lane.turn.facts["cost"] = add_cost(lane.turn.facts["cost"], payload)
                 lane.turn.facts["steps"] += 1
         else:
-            call = as_text(payload.get("call"))
-            known = lane.calls.pop(call, None)
-            start = max(end - (as_int(payload.get("duration_ms")) or 0), 0)
-            tool = as_text(payload.get("tool")) or "tool"
-            span = known or self._open(f"step:{event.id}", "tool", tool, start, lane.span.session, parent)
-            span.name = intern(tool)
-            span.facts |= {"call": call, "title": as_text(payload.get("title")) or span.facts.get("title", "")}
-            lane.busy = min(lane.busy or span.start, span.start)
-        span.end, span.event = end, event.id
+            known = lane.calls.pop(as_text(payload.get("call")))
+            start = max(end - (as_int(payload.get("duration_ms")) or 0), 0) if known is None else known.span.start
+            lane.busy = min(lane.busy or start, start)
+        key = _KEY.pack(record.position, start, end, lane.above[1], known.position if known is not None else -1)
+        if known is None:
+            parent = lane.turn.id if lane.turn is not None else lane.span.id
+            self.found.add(self._stepped(record, start, end, parent) if self._source is None else key)
+        elif self._source is None or known.span.name == "task" or not as_text(payload.get("title")):
+            self._end(known.span, record, end)
+        else:
+            self.found.put(known.place, key)
+
+    def _stepped(self, record: Record, start: int, end: int, parent: str, began: str = "") -> Span:
+        """The span of a step that has ended."""
+        payload, event = record.event.payload, record.event
+        kind: SpanKind = "model" if payload.get("kind") == INFERENCE else "tool"
+        session = intern(as_text(payload.get("session")))
+        return self._end(Span(began or f"step:{event.id}", kind, "", start, session, parent), record, end)
+
+    def _end(self, span: Span, record: Record, end: int) -> Span:
+        payload = record.event.payload
+        if span.kind == "model":
+            model = as_mapping(payload.get("model"))
+            tokens: dict[str, int | float] = {}
+            add_tokens(tokens, payload.get("tokens"))
+            facts = {"model": self._same(model), "tokens": tokens, "cost": add_cost(0.0, payload)}
+            span.name, span.facts = (
+                intern(as_text(model.get("model"))),
+                Map({**facts, "finish": as_text(payload.get("finish"))}),
+            )
+        else:
+            span.name = intern(as_text(payload.get("tool")) or "tool")
+            title = as_text(payload.get("title")) or span.facts.get("title", "")
+            span.facts |= {"call": as_text(payload.get("call")), "title": title}
+        span.end, span.event = end, record.event.id
         span.state = "error" if payload.get("status") == "error" else "completed"
+        return span
+
+    def _again(self, key: bytes) -> Span:
+        assert self._source is not None
+        position, start, end, parent, began = _KEY.unpack(key)
+        first = "" if began < 0 else f"call:{self._source(began).event.id}"
+        return self._stepped(self._source(position), start, end, self._ids[parent], first)
 
     def _running(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         event, call = record.event, as_text(payload.get("call"))
         parent = lane.turn.id if lane.turn is not None else lane.span.id
         tool = as_text(payload.get("tool")) or "tool"
-        span = lane.calls[call] = self._open(f"call:{event.id}", "tool", tool, event.ts, lane.span.session, parent)
+        span = self._open(f"call:{event.id}", "tool", tool, event.ts, lane.span.session, parent)
+        lane.calls[call] = _Open(span, len(self.found) - 1, record.position)
         span.event = event.id
         span.facts |= {"call": call, "title": as_text(payload.get("title"))}
 
     def _spawned(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         if as_text(payload.get("call")) not in lane.calls:
             self._running(lane, record, payload)
-        span = lane.calls[as_text(payload.get("call"))]
+        span = lane.calls[as_text(payload.get("call"))].span
         span.name, span.facts["title"] = "task", as_text(payload.get("description"))
         if child := as_text(payload.get("child")):
             self._parents[child] = span

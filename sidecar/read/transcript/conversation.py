@@ -4,6 +4,7 @@ the calls that started them. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sidecar.read.fields import as_text, is_forgotten
@@ -18,9 +19,13 @@ MOST_DEPTH = 8
 
 
 class Conversation:
-    """A fold over records in position order; ``roots`` is the result so far."""
+    """A fold over records in position order; ``roots`` is the result so far.
 
-    def __init__(self) -> None:
+    With ``source``, which reads the record at a position again, items are made when they are read, and take no memory.
+    """
+
+    def __init__(self, source: Callable[[int], Record] | None = None) -> None:
+        self._source = source
         self._folds: dict[str, SessionFold] = Map()
         self._parents: dict[str, bool] = Map()
 
@@ -45,11 +50,15 @@ class Conversation:
         elif event.type == "execution.step":
             self._finished(fold, payload)
 
+    def know(self, session: Session) -> None:
+        """Take a session whose beginning is not among the records."""
+        self._folds[session.id] = SessionFold(session=session, source=self._source)
+
     def _fold(self, session: str, record: Record) -> SessionFold:
         if session not in self._folds:
             ts = record.event.ts
             self._folds[session] = SessionFold(
-                session=Session(session, record.event.stream_id, first_ms=ts, last_ms=ts)
+                session=Session(session, record.event.stream_id, first_ms=ts, last_ms=ts), source=self._source
             )
         return self._folds[session]
 

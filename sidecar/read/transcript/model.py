@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff
-from sidecar.read.past.journal import Items, Kept, Map
+from sidecar.read.past.journal import Items, Kept, Lazy, Map
 
 NoticeKind = Literal[
     "error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "redone", "background", "other"
@@ -120,7 +120,7 @@ class Turn(Kept):
     tokens: dict[str, int | float] = field(default_factory=Map)
     asked: str = ""
     spawned: list[str] = field(default_factory=Items)
-    items: list[Item] = field(default_factory=Items)
+    items: Lazy[Item] = field(default_factory=Lazy)
 
     @property
     def duration_ms(self) -> int | None:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import TURN_ENDED
-from sidecar.read.changes.approvals import Approvals, add_answer, ask_of
+from sidecar.read.changes.approvals import Approvals, Ask, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
-from sidecar.read.past.journal import Items, Map
+from sidecar.read.past.journal import Lazy, Map
 from sidecar.read.telling.describe import describe, short_type
 from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.attached import attached
-from sidecar.read.transcript.model import Branch, Call, Notice, NoticeKind, Prompt, Said, Session, Turn
+from sidecar.read.transcript.model import Branch, Call, Item, Notice, NoticeKind, Prompt, Said, Session, Turn
 from sidecar.read.transcript.turns import TurnFold
 from streams.lineage import CREATED, ENDED, RESUMED, STEP_STARTED, TURN_STARTED
 from streams.store import Record
@@ -45,6 +45,10 @@ class SessionFold(TurnFold):
     approvals: Approvals = field(default_factory=Approvals)
     running: dict[tuple[str, str], Call] = field(default_factory=Map)
     """The ``task`` calls whose child session was announced, by turn and call id."""
+    waiting: dict[str, Ask] = field(default_factory=Map)
+    """The asks that are open, by request."""
+    source: Callable[[int], Record] | None = None
+    """Reads the record at a position again, so that an item need not be kept; ``None`` if items are kept."""
 
     def apply(self, record: Record) -> None:
         """Apply one record of the session."""
@@ -58,7 +62,25 @@ class SessionFold(TurnFold):
     # --- turns ---
 
     def _begun(self, turn: Turn) -> None:
+        if self.source is not None:
+            turn.items = Lazy(make=self.again)
         (self.session if self.branch is None else self.branch).turns.append(turn)
+
+    def again(self, position: int) -> Item:
+        """Make the item again that the record at ``position`` made."""
+        assert self.source is not None
+        record = self.source(position)
+        match record.event.type:
+            case "execution.step":
+                return called(record, self.session)
+            case "execution.output":
+                return said(record)
+            case kind:
+                return background(record) if kind.startswith(_BESIDE) else other(record)
+
+    def _add(self, turn: Turn, record: Record, made: Callable[[Record], Item]) -> None:
+        """Add an item that nobody changes, or what ``again`` makes it from."""
+        turn.items.add(made(record) if self.source is None else record.position)
 
     def turn_of(self, payload: dict[str, Any]) -> Turn:
         turn = TurnFold.turn_of(self, payload)
@@ -116,14 +138,13 @@ class SessionFold(TurnFold):
         self.asked(record, payload)
 
     def _said(self, record: Record, payload: dict[str, Any]) -> None:
-        event, turn = record.event, self.turn_of(payload)
-        if text := as_text(payload.get("text")):
-            said = Said(event.id, event.ts, event.actor, text, "answer")
-            if payload.get("kind") == "reasoning":
-                said.kind = "reasoning"
-            elif turn.trigger == "compaction":
-                said.kind = "summary"
-            turn.items.append(said)
+        turn = self.turn_of(payload)
+        if not as_text(payload.get("text")):
+            return
+        if turn.trigger == "compaction" and payload.get("kind") != "reasoning":
+            turn.items.append(replace(said(record), kind="summary"))
+        else:
+            self._add(turn, record, said)
 
     # --- what agents did ---
 
@@ -133,25 +154,18 @@ class SessionFold(TurnFold):
             self._tool(record, payload, self.turn_of(payload))
 
     def _tool(self, record: Record, payload: dict[str, Any], turn: Turn) -> None:
-        event, given, name = record.event, with_cuts_told(payload.get("input")), as_text(payload.get("call"))
-        call = self.running.pop((turn.message, name), None)
-        if call is None:
-            call = Call(event.id, event.ts, event.actor, "", name)
-            turn.items.append(call)
-        tool = as_text(payload.get("tool")) or "tool"
-        call.event, call.tool = event.id, _TOOLS_2.get(tool, tool) if event.metadata.get("host") else tool
-        call.status = as_text(payload.get("status")) or "completed"
-        call.title = as_text(payload.get("title")) or call.title
-        call.input = given if isinstance(given, dict) else {} if given is None else {"input": given}
-        call.output, call.error = as_text(payload.get("output")), as_text(payload.get("error"))
-        call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
-        call.duration_ms = as_int(payload.get("duration_ms"))
-        call.files, call.images = attached(as_list(payload.get("attachments")))
-        call.diffs = diffs_of(payload, self.session.directory)
-        # An ask that belongs to an earlier call with the same id is no longer an item of the turn.
+        known = self.running.pop((turn.message, as_text(payload.get("call"))))
         asks = [each.ask for each in self.approvals.of_step(payload)]
-        call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
-        turn.items = Items(item for item in turn.items if not any(item is ask for ask in asks))
+        if known is None and self.source is not None and self.session.directory and not (asks or payload.get("child")):
+            turn.items.add(record.position)
+            return
+        call = called(record, self.session, known)
+        if asks:
+            # An ask that belongs to an earlier call with the same id is no longer an item of the turn.
+            call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]
+            turn.items = turn.items.without(asks)
+        if known is None:
+            turn.items.append(call)
 
     def _checkpoint(self, record: Record, payload: dict[str, Any]) -> None:
         known = self.approvals.apply(record)
@@ -161,12 +175,16 @@ class SessionFold(TurnFold):
             self.turn(ask.turn).items.append(ask)
         elif known.asked is record:
             self.turn(known.ask.turn).items.append(known.ask)
+            self.waiting[known.ask.request] = known.ask
+        else:
+            self.waiting.pop(known.ask.request)
 
     def _end_asks(self, turn: str | None = None) -> None:
         """End open asks. OpenCode keeps asks only in memory, so they end with the turn and with the process."""
-        for ask in (each.ask for each in self.approvals):
-            if ask.state == "waiting" and turn in (None, ask.turn):
+        for request, ask in list(self.waiting.items()):
+            if turn in (None, ask.turn):
                 ask.state = "over"
+                self.waiting.pop(request)
 
     # --- everything else ---
 
@@ -224,13 +242,49 @@ class SessionFold(TurnFold):
             prompt.command = f"/{as_text(given.get('name'))} {as_text(given.get('arguments'))}".strip()
 
     def _background(self, record: Record, payload: dict[str, Any]) -> None:
-        self.notice(record, "background", str(describe(record.event)))
+        self._add(self.turn(""), record, background)
 
     def _other(self, record: Record, payload: dict[str, Any]) -> None:
-        self.notice(record, "other", f"{short_type(record.event.type)} {describe(record.event).text}".strip())
+        self._add(self.turn(""), record, other)
 
     def _nothing(self, record: Record, payload: dict[str, Any]) -> None:
         """Ignore a record that only says where sessions belong, or what its step will say."""
+
+
+def said(record: Record) -> Said:
+    """What a model said in an ``execution.output``."""
+    event, payload = record.event, record.event.payload
+    kind: Literal["answer", "reasoning"] = "reasoning" if payload.get("kind") == "reasoning" else "answer"
+    return Said(event.id, event.ts, event.actor, as_text(payload.get("text")), kind)
+
+
+def called(record: Record, session: Session, call: Call | None = None) -> Call:
+    """A call, perhaps one that ran, with what the ``execution.step`` of its end says."""
+    event, payload = record.event, record.event.payload
+    call = call or Call(event.id, event.ts, event.actor, "", "")
+    given, tool = with_cuts_told(payload.get("input")), as_text(payload.get("tool")) or "tool"
+    call.event, call.tool = event.id, _TOOLS_2.get(tool, tool) if event.metadata.get("host") else tool
+    call.call = as_text(payload.get("call"))
+    call.status = as_text(payload.get("status")) or "completed"
+    call.title = as_text(payload.get("title")) or call.title
+    call.input = given if isinstance(given, dict) else {} if given is None else {"input": given}
+    call.output, call.error = as_text(payload.get("output")), as_text(payload.get("error"))
+    call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
+    call.duration_ms = as_int(payload.get("duration_ms"))
+    call.files, call.images = attached(as_list(payload.get("attachments")))
+    call.diffs = diffs_of(payload, session.directory)
+    return call
+
+
+def background(record: Record) -> Notice:
+    """What background work, a question or a message of an imported session did."""
+    return Notice(record.event.id, record.event.ts, "background", str(describe(record.event)))
+
+
+def other(record: Record) -> Notice:
+    """A record that has no item of its own."""
+    text = f"{short_type(record.event.type)} {describe(record.event).text}".strip()
+    return Notice(record.event.id, record.event.ts, "other", text)
 
 
 def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:

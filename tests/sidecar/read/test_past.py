@@ -8,6 +8,7 @@ import pytest
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.read.catalog import Catalog
+from sidecar.read.changes.changes import Changes
 from sidecar.read.past import journal, packed
 from sidecar.read.past import records as past_module
 from sidecar.read.past.records import Past
@@ -26,7 +27,8 @@ from tests.sidecar.read.conversations import NAMES, happened
 @pytest.fixture(autouse=True)
 def near_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks so near that even a short recording has many."""
-    monkeypatch.setattr(past_module, "MARK", 3)
+    monkeypatch.setattr(past_module, "MARK", 6)
+    monkeypatch.setattr(past_module, "NEAR", 2)
     monkeypatch.setattr(past_module, "WHOLE", 4)
     monkeypatch.setattr(journal, "SMALL", 1)
     monkeypatch.setattr(packed, "PACK", 5)
@@ -40,15 +42,19 @@ def past_of(events: list[StreamEvent]) -> Past:
 
 
 def fresh(events: list[StreamEvent], at: int) -> tuple[object, ...]:
-    conversation, spans, catalog = Conversation(), Spans(), Catalog()
+    conversation, spans, changes, catalog = Conversation(), Spans(), Changes(with_diffs=True), Catalog()
     for position, event in enumerate(events[:at]):
-        for fold in (conversation, spans, catalog):
+        for fold in (conversation, spans, changes, catalog):
             fold.apply(Record(event, position, position, ""))
-    return conversation.roots, spans.found, catalog.dump()
+    late = changes.turns(after=at // 2 - 1)
+    return conversation.roots, spans.found, changes.turns(), late, catalog.dump()
 
 
 def stepped(past: Past, at: int) -> tuple[object, ...]:
-    return past.conversation(at).roots, past.spans(at).found, past.catalog(at).dump()
+    told = [turn.as_json() for turn in past.changes(past.changed(at))]
+    assert told == [turn.as_json() for turn in past.changes(at)]
+    changes, late = past.with_diffs(past.changes(at)), past.with_diffs(past.changes(at, at // 2))
+    return past.conversation(at).roots, past.spans(at).found, changes, late, past.catalog(at).dump()
 
 
 def walk(events: list[StreamEvent], steps: int, seed: str) -> None:

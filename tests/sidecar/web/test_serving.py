@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -133,3 +134,11 @@ async def test_the_end_closes_every_connection(caplog: pytest.LogCaptureFixture)
     for peer in peers:
         await ended(peer)
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+    # An answer is sent in two parts. Where the second waits until the first was acknowledged, that takes 40 ms.
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

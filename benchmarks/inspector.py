@@ -1,0 +1,244 @@
+"""The inspector over a log of a million events, with a session of 100,000, in a real Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.million import CHUNK, TEXT, index, records, resident
+from benchmarks.report import Row
+from sidecar.home import Home
+from sidecar.inspector.server import PAGE
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from streams.hashing import GENESIS, encode
+from streams.hashing import chain as chained
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.projection import fold
+from streams.store import Snapshot
+from streams.stores.stored import Stored
+from tests.sidecar.inspector.conftest import WAIT_MS, Served, chromium, inspecting
+
+EVENTS = 1_000_000
+LONG = 100_000
+"""How many events the session has whose page is measured."""
+
+STREAM: Final = "ses_0000000000long"
+SHORT: Final = "ses_00000000root"
+"""A session of at most 500 events in the same log."""
+
+STEPS = 8
+"""How many calls a turn of that session has."""
+
+MODEL = {"provider": "mock", "model": "mock-1"}
+DIFF = "--- a\n+++ a\n@@ -1,3 +1,3 @@\n same\n-was before\n+is after\n same\n"
+
+
+OPENED = 5
+"""How often the page is opened, each time by a new `inspect`. The best time counts, because other work on the machine
+can only make it longer."""
+
+STEPPED, ROUNDS = 9, 5
+"""How many steps a round has in each tab, and how many rounds; the best round's median counts."""
+
+TABS: Final = ("conversation", "timeline", "files", "events")
+SEARCHES: Final = ("Prompt 17. It reads", "runs the tests", "nothing holds this")
+"""A rare, a common and a missing text."""
+
+_PAINTED: Final = """
+window.painted = new Promise((done) => new MutationObserver((_, observer) => {
+  if (!document.querySelector(".talk .turn-html")) return;
+  observer.disconnect();
+  requestAnimationFrame(() => setTimeout(() => done(performance.now())));
+}).observe(document, { childList: true, subtree: true }));
+"""
+"""Notes how many ms after the request the first turn is on the screen."""
+
+_STEP: Final = """
+async (count) => {
+  const real = window.fetch;
+  let answered;
+  window.fetch = async (...given) => {
+    const response = await real(...given);
+    const json = response.json.bind(response);
+    response.json = async () => {
+      const found = await json();
+      setTimeout(() => answered());
+      return found;
+    };
+    return response;
+  };
+  const times = [];
+  for (let number = 0; number < count; number++) {
+    const began = performance.now();
+    // The page asks for the head and for what the tab shows.
+    let left = 2;
+    const drawn = new Promise((done) => { answered = () => --left || requestAnimationFrame(() => setTimeout(done)); });
+    document.body.dispatchEvent(new KeyboardEvent("keydown", { key: number % 3 === 2 ? "]" : "[", bubbles: true }));
+    await drawn;
+    times.push(performance.now() - began);
+  }
+  window.fetch = real;
+  return times;
+}
+"""
+"""The ms of some steps, each until it is on the screen."""
+
+_WHOLE: Final = f"""async () => {{ await (await fetch("/api/s/{STREAM}/timeline")).json(); }}"""
+"""Waits until the whole session was read."""
+
+_SEARCH: Final = """
+async (text) => {
+  const began = performance.now();
+  await (await fetch("/api/search?q=" + encodeURIComponent(text))).json();
+  return performance.now() - began;
+}
+"""
+
+
+def _turns(count: int) -> Iterator[dict[str, object]]:
+    """The events of one session: prompts, commands, edits, asks, answers."""
+
+    def one(type_: str, actor: str = "build", **payload: object) -> dict[str, object]:
+        return {
+            "type": type_,
+            "stream_id": STREAM,
+            "actor": actor,
+            "source": {"agent": actor, "adapter": "opencode"},
+            "payload": {"session": STREAM, **payload},
+            "metadata": {"boot": "boot"},
+        }
+
+    yield one("lifecycle.session.created", title="A long session", directory="/home/ada/shop")
+    for turn in range(count):
+        message, answer = f"msg_{turn:08d}user", f"msg_{turn:08d}answ"
+        said = [{"type": "text", "text": f"Prompt {turn}. {TEXT[:240]}"}]
+        yield one("human.input", "user", message=message, parts=said)
+        started = {"message": message, "assistant_message": answer, "agent": "build", "trigger": "prompt"}
+        yield one("turn.started", model=MODEL, **started)
+        about = {"turn": message, "message": answer}
+        for number in range(STEPS):
+            call: dict[str, object] = {
+                "call": f"call_{turn:06d}_{number:02d}",
+                "part": f"prt_{turn:06d}_{number:02d}",
+                **about,
+            }
+            is_edit = number == STEPS - 1
+            if number == 0 and turn % 4 == 0:
+                ask = {"kind": "permission", "permission": "bash", "request": f"per_{turn}", "patterns": ["make"]}
+                yield one("workflow.checkpoint", state="asked", **ask, **call)
+                yield one("workflow.checkpoint", "user", state="replied", reply="once", **ask, **call)
+            call["tool"] = "edit" if is_edit else "bash"
+            call["input"] = {"filePath": f"src/file{turn % 50}.py"} if is_edit else {"command": f"make test-{number}"}
+            yield one("execution.step.started", **call)
+            yield one(
+                "execution.step",
+                kind="tool",
+                status="completed",
+                duration_ms=20,
+                title=f"step {number}",
+                output=TEXT,
+                metadata={"diff": DIFF} if is_edit else {"exit": 0},
+                **call,
+            )
+            used = {"cost": 0.001, "tokens": {"input": 10, "output": 5, "total": 15}, "model": MODEL}
+            yield one("execution.step", kind="inference", **used, **about)
+        yield one("execution.output", kind="text", text=f"Answer {turn}. {TEXT}", **about)
+        yield one("turn.ended", message=message, outcome="completed", title="A long session")
+
+
+def _long(first: int, count: int) -> Iterator[Stored]:
+    identity, previous = seeded_identity(5), GENESIS
+    for offset, fields in zip(range(count), _turns(count), strict=False):
+        encoded = encode(identity.stamp(fields))
+        previous = chained(previous, encoded.digest_form)
+        yield Stored(first + offset, offset, previous, 0, 1, encoded.canonical)
+
+
+async def build(home: Home, count: int, long: int) -> None:
+    """A sqlite log of ``count`` events, the last ``long`` of them of one session, as a sidecar leaves it: with a
+    catalog and a search index."""
+    home.create()
+    log = await Log.open(home.store_path, seeded_identity(2), backend="sqlite")
+    waiting: list[Stored] = []
+    for record in chain(records(count - long), _long(count - long, long), [None]):
+        if record is not None:
+            waiting.append(record)
+        if waiting and (record is None or len(waiting) == CHUNK):
+            await log.source.copy_in(waiting)
+            waiting = []
+    catalog = Catalog()
+    await fold(catalog, log.read_all())
+    await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
+    await log.close()
+    await asyncio.to_thread(index, home.store_path)
+
+
+async def measure(directory: Path, seconds: float) -> list[Row]:
+    """Open the long session, step through it and search, as a person does, and read the memory of ``inspect``."""
+    events = int(os.environ.get("BENCH_EVENTS", EVENTS))
+    long = events * LONG // EVENTS
+    home = Home(directory / "inspector")
+    if not home.path.exists():
+        await build(home, events, long)
+    rows = await asyncio.to_thread(_measure, home, f"a session of {long:,}")
+    shutil.rmtree(home.path)
+    return rows
+
+
+def _measure(home: Home, name: str) -> list[Row]:
+    opened: dict[str, list[float]] = {STREAM: [], SHORT: []}
+    steps: dict[str, float] = {}
+    with chromium() as browser:
+        for number in range(OPENED):
+            for stream, times in opened.items():
+                with inspecting(home.path, stream) as served, closing(browser.new_page()) as page:
+                    page.set_default_timeout(20 * WAIT_MS)
+                    page.add_init_script(_PAINTED)
+                    page.goto(served.link, wait_until="commit")
+                    page.wait_for_selector(".talk .turn-html")
+                    times.append(page.evaluate("window.painted") / 1000)
+                    if number == OPENED - 1 and stream == STREAM:
+                        page.evaluate(_WHOLE)
+                        whole = page.evaluate("performance.now()") / 1000
+                        steps = {tab: _stepped(page, served, f"{STREAM}/{tab}") for tab in TABS}
+                        short = _stepped(page, served, f"{SHORT}/conversation")
+                        searches = [min(page.evaluate(_SEARCH, text) for _ in range(ROUNDS)) for text in SEARCHES]
+                        memory = _peak(served)
+    size = sum(len(gzip.compress(file.read_bytes(), mtime=0)) for file in PAGE.iterdir()) / 1000
+    first, beside = min(opened[STREAM]), min(opened[SHORT])
+    step = steps["conversation"]
+    return [
+        Row(f"first paint of {name}", first, None, "s", 0.5, 0.25),
+        Row(f"first paint of {name}, beside a short one", 1 / first, 1 / beside, "a short session", 0.5, 0.8),
+        Row(f"all of {name} is read", whole, None, "s"),
+        *(Row(f"step of the slider, {tab}", taken, None, "s", 0.05, 0.025) for tab, taken in steps.items()),
+        Row("step of the slider, conversation, beside a short one", 1 / step, 1 / short, "a short session", 0.5, 0.8),
+        Row("search of the page", max(searches) / 1000, None, "s", 0.2, 0.05),
+        Row("the page itself, gzip", size, None, "kB", 60, 40),
+        Row("memory of `inspect`", memory, None, "MiB", 150, 120),
+    ]
+
+
+def _stepped(page: Any, served: Served, tab: str) -> float:
+    """How long a step takes in a tab, in seconds."""
+    page.goto(f"{served.base}/s/{tab}")
+    page.wait_for_selector(".session .body > *")
+    return min(statistics.median(page.evaluate(_STEP, STEPPED)) for _ in range(ROUNDS)) / 1000
+
+
+def _peak(served: Served) -> float:
+    """The most MiB that the server has had."""
+    if sys.platform == "linux":
+        status = Path(f"/proc/{served.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return resident(served.process.pid)
