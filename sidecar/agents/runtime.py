@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -41,7 +42,7 @@ from streams.identity import Identity
 from streams.projection import resume
 from streams.query import type_matches
 from streams.store import NOTHING, Record, Snapshot, StreamStore
-from streams.trace import Chain
+from streams.trace import Chain, made_trace, parse_traceparent
 
 log = logging.getLogger("sidecar.agents")
 
@@ -136,6 +137,8 @@ class Runtime:
     async def stop(self, agent: str, turn: str, epoch: int, command: Command) -> bool:
         """End a turn of an agent: no attempt of its effects begins any more. False if no such turn is open.
 
+        The end has the depth and the trace of the turn, whatever ``command`` has.
+
         Raises:
             UnknownAgent: no agent has this name.
             StreamError: the log cannot be written.
@@ -143,6 +146,9 @@ class Runtime:
         engine = self.engines.get(agent)
         if engine is None:
             raise UnknownAgent(agent)
+        if (known := self.chain(turn)) is not None:
+            trace = parse_traceparent(known.traceparent) or made_trace(turn)
+            command = replace(command, depth=known.depth, traceparent=str(trace.child(command.key)))
         if not await engine.stop(turn, epoch, command):
             return False
         self.effects.stopped[turn] = agent
