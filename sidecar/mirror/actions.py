@@ -30,6 +30,7 @@ from bridge.nats.jetstream.stream_plan import L0_COMMANDS, L0_EVENTS, wanted
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.arriving import known_headers
 from bridge.nats.l0.payloads import PayloadError, UiAction, UiActionAck
+from bridge.nats.l0.recursion import Decision, judge
 from bridge.nats.subjects import L0Subject, consumer_name
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.effects.policy import Effect, EffectClass
@@ -97,7 +98,8 @@ class UiActions:
             return Poison(str(error))
         came, subject = known_headers(pulled.headers), L0Subject.parse(pulled.subject)
         try:
-            told = await self._told(action, came)
+            entry = judge("entry", came, recorded=None)
+            told = await self._told(action, came) if entry.accepted else _violation(entry)
         except StreamError as error:
             told = {"status": "busy", "error_code": error.code}
         about = {"action_id": action.action_id, "agent_id": action.agent_id}
@@ -105,7 +107,7 @@ class UiActions:
         ack = UiActionAck.parse({**named, **told})
         to = L0Subject(subject.project, "evt", "sys", "ui", "action_ack", subject.channel, subject.ver)
         headers = h.fill_headers(
-            {name: came[name] for name in (*_PASSED_ON, h.RECURSION_DEPTH) if name in came},
+            {name: came[name] for name in _PASSED_ON if name in came} | h.depth_header(0),
             origin=action.action_id,
             timestamp_ms=self._identity.now_ms(),
             message_type="ui.action_ack",
@@ -170,6 +172,10 @@ class InternalTool:
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         return Unknown()
+
+
+def _violation(entry: Decision) -> dict[str, Any]:
+    return {"status": "rejected", "error_code": entry.verdict, "error": entry.reason}
 
 
 def internal_tools(answer: Answer, allowed: Collection[str]) -> dict[str, InternalTool]:
