@@ -88,8 +88,9 @@ class ServedTools:
     def _handler(self, tool: EffectKind) -> Callable[[PulledMessage], Any]:
         async def handle(pulled: PulledMessage) -> Outcome:
             try:
+                h.read_depth(known_headers(pulled.headers))
                 call = ToolCommand.decode(pulled.body)
-            except PayloadError as error:
+            except (PayloadError, h.ProtocolViolation) as error:
                 return Poison(str(error))
             about: dict[str, Any] = {}
             try:

@@ -153,11 +153,13 @@ def read_command(
 
 def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that the protocol defines, under their usual names, regardless of upper and lower case in the
-    message."""
+    message. Those that no sender could have meant are left out, except a depth, which then is a violation."""
     found: dict[str, str] = {}
     for name, value in headers.items():
         known = _KNOWN.get(name.lower())
-        if known is not None and (known == name or known not in headers) and is_header_value(value):
+        if known is None or (known != name and known in headers):
+            continue
+        if known == h.RECURSION_DEPTH or is_header_value(value):
             found[known] = value
     return found
 

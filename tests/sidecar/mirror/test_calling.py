@@ -183,6 +183,18 @@ async def test_a_call_and_its_report_keep_the_identity_of_their_chain(server: Re
         )
 
 
+async def test_a_worker_refuses_a_call_without_a_depth(server: RealServer, sessions: Sessions) -> None:
+    tool = Plain()
+    async with worker(server, tool) as served, owner(sessions) as home:
+        call = {"tool_call_id": "c", "agent_turn_id": "t", "turn_epoch": 3, "agent_id": "counter"}
+        for headers in ({}, {"CG-Recursion-Depth": "one"}):
+            await publish(await sessions.get(), Message(f"cg.v1._.public.{SUBJECT}", headers, orjson.dumps(call)))
+        await home.call()
+        await home.results()
+        assert len(tool.seen) == 1 and served.status()[0]["counts"]["poison"] == 2
+        assert not await home.of("tool.refused")
+
+
 async def test_a_call_points_at_the_record_of_its_request_and_carries_its_trace(sessions: Sessions) -> None:
     async with owner(sessions) as home:
         await home.call()
