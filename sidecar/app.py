@@ -302,6 +302,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime, worker.status)
     model_tools.attach(worker.runtime)
+    nats.attach(worker.runtime)
     upkeep.removed = worker.runtime.reload
     sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents, model_tools)
     log_id = store.manifest.log_id

@@ -169,6 +169,8 @@ class Worker:
             stopped = await self.runtime.stop(args.agent, args.turn, args.epoch, command)
         except UnknownAgent as error:
             raise RequestError("unknown-agent", str(error)) from None
+        except AgentFailed as error:
+            raise RequestError(error.code, str(error)) from None
         if not stopped:
             raise RequestError("no-turn", f"the agent {args.agent} has no open turn with this id and epoch")
         return {"stopped": True}

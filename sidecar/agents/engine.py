@@ -176,8 +176,10 @@ class Engine:
         """End an open turn; what it still leads to is refused. False if no turn of this epoch is open.
 
         Raises:
+            NotOwner: another home owns the agent, or may own it.
             StreamError: the log cannot be written.
         """
+        self._check_owner()
         if self._history.next < 0:
             await self._restore()
         if epoch != self._history.turns.epoch or not self._history.turns.is_open(turn):
@@ -199,10 +201,17 @@ class Engine:
         """
         event = owned(self.name, epoch, previous, has_inherited, self._identity)
         try:
-            return (await self._store.append([event], on_known="keep_first"))[0]
+            record = (await self._store.append([event], on_known="keep_first"))[0]
         finally:
             self._history.next = -1
             self.reload()
+        self._history.turns.apply(record.event)
+        return record
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last ``own``, also while another home may own the agent."""
+        return self._history.turns.epoch
 
     @property
     def waiting(self) -> int:

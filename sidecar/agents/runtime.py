@@ -141,6 +141,7 @@ class Runtime:
 
         Raises:
             UnknownAgent: no agent has this name.
+            NotOwner: another home owns the agent, or may own it.
             StreamError: the log cannot be written.
         """
         engine = self.engines.get(agent)
@@ -153,6 +154,10 @@ class Runtime:
             return False
         self.effects.stopped[turn] = agent
         return True
+
+    def epoch(self, agent: str) -> int:
+        """The epoch in which this home took an agent; 0 if it never did, because no other home can own it."""
+        return self.engines[agent].epoch
 
     async def own(self, agent: str, epoch: int, previous: str | None, has_inherited: bool = False) -> None:
         """Record that this home took an agent; ``previous`` is the log that owned the agent before, if another did.

@@ -61,10 +61,7 @@ class ToolFailed(Exception):
 
 
 class RemoteCalls:
-    """The calls of a home's agents. Bound to one event loop.
-
-    ``epoch`` returns the epoch in which this home owns an agent, 0 where no other home can own it.
-    """
+    """The calls of a home's agents. Bound to one event loop."""
 
     def __init__(
         self,
@@ -73,12 +70,13 @@ class RemoteCalls:
         identity: Identity,
         log_id: str,
         clean: Callable[[Any], Any],
-        epoch: Callable[[str], int],
     ) -> None:
         self._sessions, self._store, self._identity = sessions, store, identity
-        self._log_id, self._clean, self._epoch = log_id, clean, epoch
+        self._log_id, self._clean = log_id, clean
         self.view: Callable[[], RuntimeView] = RuntimeView
-        """What the runtime still has to do; set before the first report arrives."""
+        """What the runtime still has to do; set before the first call."""
+        self.epoch: Callable[[str], int] = lambda agent: 0
+        """The epoch in which this home took an agent, also while its lease has a gap; set before the first call."""
         self._ledger = Ledger(store, identity)
         self._waiting: dict[str, asyncio.Future[Record]] = {}
         self._sent: dict[str, tuple[Effect, str]] = {}
@@ -134,7 +132,7 @@ class RemoteCalls:
         fields = {
             "tool_call_id": key,
             "agent_turn_id": effect.run,
-            "turn_epoch": self._epoch(effect.agent),
+            "turn_epoch": self.epoch(effect.agent),
             "agent_id": effect.agent,
             "status": status,
             "error": error,
@@ -160,7 +158,7 @@ class RemoteCalls:
         fields = {
             "tool_call_id": key,
             "agent_turn_id": effect.run,
-            "turn_epoch": self._epoch(effect.agent),
+            "turn_epoch": self.epoch(effect.agent),
             "agent_id": effect.agent,
             "tool_name": name,
             "after_execution": "suspend",
@@ -209,7 +207,7 @@ class RemoteCalls:
         known = None
         if step is not None and report.agent_id == agent:
             depth = depth_of(request.event) if request is not None else 0
-            known = Call(self._epoch(agent), depth, request is None or ended is not None)
+            known = Call(self.epoch(agent), depth, request is None or ended is not None)
         worth = judge_report(report, headers, known)
         fields = report.fields()
         if worth == "late" and ended is not None and _is_same(ended.event.payload, fields):

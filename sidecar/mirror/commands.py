@@ -306,6 +306,8 @@ class _AgentConsumer:
     async def _inbox(self, pulled: PulledMessage, arrived: ArrivedCommand) -> Outcome:
         """Take a message of the agent's inbox, which the runtime handles and the agent never sees."""
         while True:
+            if self._owning is not None and not self._owning.holds(self._agent):
+                return Again(PAUSE_SECONDS)
             try:
                 if arrived.type == STOP:
                     worth = await self._end_turn(arrived)
@@ -316,6 +318,8 @@ class _AgentConsumer:
                     return await self._bury(pulled, arrived, "the inbox takes no messages of this type", "no-inbox")
             except PayloadError as error:
                 return await self._bury(pulled, arrived, str(error), error.code)
+            except NotOwner:
+                return Again(PAUSE_SECONDS)
             except StreamError:
                 await asyncio.sleep(PAUSE_SECONDS)
             else:

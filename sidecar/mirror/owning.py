@@ -212,11 +212,6 @@ class Owning:
             return f"{whose} and which has stopped; this home is about to take it"
         return f"{whose} and which has stopped; to run the agent here, set `take_over = true` in [worker]"
 
-    def epoch(self, agent: str) -> int | None:
-        """The epoch of an agent that this home owns now, or ``None``."""
-        entry = self._leases[agent].entry
-        return entry.epoch if entry is not None and self.holds(agent) else None
-
     def status(self) -> list[dict[str, Any]]:
         """For each agent: ``agent``, ``held``, ``epoch``, ``owner`` (a log's id), ``until`` (ms UTC), ``problem``."""
         rows = []

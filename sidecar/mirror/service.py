@@ -152,12 +152,13 @@ class NatsService:
         from sidecar.mirror.calling import RemoteCalls
 
         source = self._source
-        epoch = self._epoch
-        self._calls = RemoteCalls(lambda: self.sessions, source.store, identity, source.log_id, source.clean, epoch)
+        self._calls = RemoteCalls(lambda: self.sessions, source.store, identity, source.log_id, source.clean)
         return self._calls.kinds(worker.tools)
 
-    def _epoch(self, agent: str) -> int:
-        return (self._owning.epoch(agent) or 0) if self._owning is not None else 0
+    def attach(self, runtime: Runtime) -> None:
+        """Say whose effects the ``calls`` are, before the runtime starts."""
+        if self._calls is not None:
+            self._calls.view, self._calls.epoch = lambda: runtime.view, runtime.epoch
 
     def serve(
         self, tools: Mapping[str, EffectKind], worker: WorkerConfig, identity: Identity, answer: Answer
@@ -204,8 +205,6 @@ class NatsService:
         self.commands = CommandConsumers(
             runtime, self.sessions, pull_settings(self._config), agents=agents, owning=self._owning, calls=self._calls
         )
-        if self._calls is not None:
-            self._calls.view = lambda: runtime.view
         self.commands.start()
         return self.commands
 
