@@ -12,6 +12,7 @@ import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
 SUBJECT = "cg.v1.*.*.cmd.tool.words.count"
+DURABLE = "cmd%2Etool%2Ewords%2Ecount_consumer"  # the one that homes use, too; a queue gives each call to one consumer
 PASSED_ON = ("traceparent", "tracestate", "CG-Recursion-Depth")
 
 
@@ -37,12 +38,12 @@ async def main(server, token=None):
     connection = await nats.connect(server, token=token)
     stream = connection.jetstream()
     config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=30)
-    calls = await stream.pull_subscribe(SUBJECT, durable="words_count", stream="cg_cmd_v1", config=config)
+    calls = await stream.pull_subscribe(SUBJECT, durable=DURABLE, stream="cg_cmd_v1", config=config)
     while True:
         try:
             for message in await calls.fetch(1, timeout=5):
                 await handle(stream, message)
-        except nats.errors.TimeoutError:
+        except TimeoutError:
             continue
 
 
