@@ -110,6 +110,8 @@ class Engine:
         self._is_stale = False
         self._waiting: deque[_Waiting] = deque()
         self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._deciding = asyncio.Lock()
+        """Held by whoever reads or changes the agent's state, which may have to be restored from the log first."""
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._is_at_rest = False
@@ -179,18 +181,19 @@ class Engine:
             NotOwner: another home owns the agent, or may own it.
             StreamError: the log cannot be written.
         """
-        self._check_owner()
-        if self._history.next < 0:
-            await self._restore()
-        if epoch != self._history.turns.epoch or not self._history.turns.is_open(turn):
-            return False
-        try:
-            event = stopped(self.name, turn, command, self._identity)
-            await self._store.append([event], on_known="keep_first")
-        finally:
-            self._history.next = -1
-        self._history.turns.apply(event)
-        return True
+        async with self._deciding:
+            self._check_owner()
+            if self._history.next < 0:
+                await self._restore()
+            if epoch != self._history.turns.epoch or not self._history.turns.is_open(turn):
+                return False
+            try:
+                event = stopped(self.name, turn, command, self._identity)
+                await self._store.append([event], on_known="keep_first")
+            finally:
+                self._history.next = -1
+            self._history.turns.apply(event)
+            return True
 
     async def own(self, epoch: int, previous: str | None, has_inherited: bool) -> Record:
         """Record once an epoch that this home took the agent; return the record. What was decided before is decided
@@ -349,7 +352,8 @@ class Engine:
         while True:
             if self._is_stale:
                 self._is_stale = False
-                await self._restore_or_break()
+                async with self._deciding:
+                    await self._restore_or_break()
             if not self._waiting:
                 if self._closing:
                     return
@@ -360,26 +364,30 @@ class Engine:
                 continue
             group = [self._waiting.popleft() for _ in range(min(MAX_GROUP, len(self._waiting)))]
             self._room.set()
+            async with self._deciding:
+                await self._decide(group)
+
+    async def _decide(self, group: list[_Waiting]) -> None:
+        try:
+            left = await self._handle(group)
+            self._waiting.extendleft(reversed(left))
+        except NotOwner as error:
+            self._let_go(group, error)
+            await self._restore_or_break()
+        except Conflict as error:
+            # Another engine recorded something for this agent, so read those records and decide again.
+            self._waiting.extendleft(reversed(group))
+            await self._restore_or_break()
             try:
-                left = await self._handle(group)
-                self._waiting.extendleft(reversed(left))
-            except NotOwner as error:
-                self._let_go(group, error)
-                await self._restore_or_break()
-            except Conflict as error:
-                # Another engine recorded something for this agent, so read those records and decide again.
-                self._waiting.extendleft(reversed(group))
-                await self._restore_or_break()
-                try:
-                    await self._decider.note_removed(error)
-                except StreamError as failed:
-                    self.last_error = str(failed)[:300]
-            except StreamError as error:
-                await self._wait_for_the_log(group, error)
-            except Exception as error:
-                log.exception("the engine of agent %s failed", self.name)
-                self._fail(group, AgentFailed(self.name, f"{type(error).__name__} in the engine; see sidecar.log"))
-                self.is_broken = True
+                await self._decider.note_removed(error)
+            except StreamError as failed:
+                self.last_error = str(failed)[:300]
+        except StreamError as error:
+            await self._wait_for_the_log(group, error)
+        except Exception as error:
+            log.exception("the engine of agent %s failed", self.name)
+            self._fail(group, AgentFailed(self.name, f"{type(error).__name__} in the engine; see sidecar.log"))
+            self.is_broken = True
 
     async def _wait_for_the_log(self, group: list[_Waiting], error: StreamError) -> None:
         """Wait after a failed write."""

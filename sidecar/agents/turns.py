@@ -34,7 +34,8 @@ _RESULTS: Final = ("effect.completed", "effect.failed")
 class Turns:
     """One agent's turns; none if ``is_told`` is false.
 
-    ``epoch`` is the one in which this home took the agent, 0 if no other home can own it.
+    ``epoch`` is the one in which this home last took the agent, 0 if no other home can own it. It never falls, not
+    even while the records are read again.
     """
 
     def __init__(self, is_told: bool = True) -> None:
@@ -79,7 +80,7 @@ class Turns:
         """Fold one record of the agent's stream."""
         turn, edges = event.correlation_id, event.metadata.get("turn") or ()
         if event.type == OWNED and event.metadata.get("role") == "owned":
-            self.epoch = int(event.payload.get("epoch") or 0)
+            self.epoch = max(self.epoch, int(event.payload.get("epoch") or 0))
         elif event.type == STOPPED and event.metadata.get("role") == "stopped" and turn is not None:
             self._open.pop(turn, None)
             self._stopped[turn] = None
@@ -101,7 +102,7 @@ class Turns:
         """Restore what ``dump`` returned; ``None`` means an agent without turns."""
         found = dumped or {"open": {}, "stopped": [], "epoch": 0}
         self._open, self._stopped = dict(found["open"]), OrderedDict.fromkeys(found["stopped"])
-        self.epoch = found["epoch"]
+        self.epoch = max(self.epoch, found["epoch"])
 
 
 def _change(event: StreamEvent) -> int:

@@ -141,6 +141,33 @@ async def test_a_stopped_turn_ends_at_once_and_what_it_led_to_is_refused() -> No
     ]
 
 
+async def test_a_stop_and_a_command_that_restore_the_state_at_the_same_time_do_it_once() -> None:
+    store = MemoryStore()
+    async with running(store, Counter, kinds={"work": Work(never_ends)}) as runtime:
+        await runtime.own("counter", 5, None)
+        for n in range(10):
+            await runtime.command("counter", command(f"add-{n}"))
+        handled = await runtime.command("counter", command("one", "call", kind="work"))
+        turn = str(handled.records[0].event.correlation_id)
+        read, epochs = store.read, set()
+
+        async def slowly(*args: Any, **more: Any) -> Any:
+            async for record in read(*args, **more):
+                epochs.add(runtime.epoch("counter"))
+                await asyncio.sleep(0)
+                yield record
+
+        store.read = slowly  # type: ignore[method-assign]
+        await runtime.own("counter", 7, None)
+        stop, _ = await asyncio.gather(
+            runtime.stop("counter", turn, 7, command("stop", "inbox.stop")),
+            runtime.command("counter", command("last")),
+        )
+        assert stop and state(runtime)["total"] == 11 and epochs == {7}
+    (agent,) = agents(Counter)
+    assert (await replay(store, agent)).difference is None
+
+
 async def test_no_attempt_of_a_stopped_turn_begins_also_after_a_restart() -> None:
     store = MemoryStore()
 
