@@ -148,15 +148,20 @@ async def shim_link(one: RunningSidecar, identity: ShimIdentity) -> AsyncIterato
         yield client
 
 
-async def status(one: RunningSidecar) -> dict[str, Any]:
-    """The status that ``durable-stream status`` would show, over a new link."""
+async def ask(one: RunningSidecar, request: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The answer to a request, over a new link. Raises ``RequestError``."""
     nonce = system_identity().nonce
     async with (
         asyncio.timeout(HANG_S),
         await ControlClient.connect(one.home, version="1", nonce=nonce, open_seconds=HANG_S) as client,
     ):
-        found: dict[str, Any] = await client.request("status")
+        found: dict[str, Any] = await client.request(request, args)
         return found
+
+
+async def status(one: RunningSidecar) -> dict[str, Any]:
+    """The status that ``durable-stream status`` would show, over a new link."""
+    return await ask(one, "status")
 
 
 async def unlinked(one: RunningSidecar) -> dict[str, Any]:
