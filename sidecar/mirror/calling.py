@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NotFound
+from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_COMMANDS, wanted
@@ -45,6 +46,9 @@ REFUSED: Final = "tool.refused"
 
 LOOK_SECONDS: Final = 0.05
 """How often a call looks whether its request is mirrored yet."""
+
+PAUSE_SECONDS: Final = 0.2
+"""How long a call waits before it is sent again, when the server did not answer."""
 
 
 class ToolFailed(Exception):
@@ -95,7 +99,7 @@ class RemoteCalls:
 
         Raises:
             ToolFailed: the report says so, or none came in time.
-            NatsError: the call could not be sent.
+            NatsError: the server refused the call.
         """
         place = _report_key(effect.agent, effect.run, key)
         waiting = self._waiting[place] = asyncio.get_running_loop().create_future()
@@ -108,7 +112,7 @@ class RemoteCalls:
                     raise ToolFailed("failed", "the record of its request was removed")
                 try:
                     async with asyncio.timeout(tool.timeout_seconds):
-                        await self._send(name, tool, effect, key, request)
+                        await self._surely(partial(self._send, name, tool, effect, key, request))
                         report = await waiting
                 except TimeoutError:
                     error = f"no result within {tool.timeout_seconds:g} s"
@@ -117,6 +121,14 @@ class RemoteCalls:
             self._waiting.pop(place, None)
             self._sent.pop(place, None)
         return _outcome(report)
+
+    async def _surely(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Send a call, over outages of the server too. The call has a message id, so the server keeps it once."""
+        while True:
+            try:
+                return await send()
+            except NatsUnavailable:
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def cancel(self, agent: str, turn: str) -> None:
         """End the calls of a turn that was stopped. Raises ``StreamError`` if the log cannot be written."""

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import L0_COMMANDS
@@ -25,6 +26,7 @@ from sidecar.agents.effects.policy import Effect
 from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
+from sidecar.mirror import calling
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
 from sidecar.mirror.serving import ServedTools
@@ -35,6 +37,7 @@ from streams.trace import is_one_trace
 from tests.memory import MemoryStore
 from tests.nats_servers import TOKEN, RealServer
 from tests.sidecar.agents.agents import Counter
+from tests.sidecar.agents.kinds import Policy
 from tests.sidecar.agents.support import agents, command, records, state
 from tests.sidecar.agents.test_chains import IDENTITY, PARENT
 from tests.sidecar.mirror.test_commands import QUICK, letters
@@ -338,6 +341,25 @@ async def test_a_call_without_a_report_ends_at_its_time(sessions: Sessions) -> N
         await report(sessions, payload, headers, result="late")
         await settled(home, 1)
         assert (await home.of("tool.refused"))[0].event.payload["error_code"] == "late"
+
+
+async def test_an_outage_of_the_server_is_no_attempt(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [NatsUnavailable("no answer")] * 6  # more than the attempts that the policy allows
+
+    async def unsteady(*given: Any) -> Any:
+        if left:
+            raise left.pop()
+        return await publish(*given)
+
+    monkeypatch.setattr(calling, "publish", unsteady)
+    monkeypatch.setattr(calling, "PAUSE_SECONDS", 0.001, raising=False)
+    async with owner(sessions) as home:
+        home.runtime.effects._policy = Policy()
+        await home.call()
+        payload, headers = await sent(sessions)
+        await report(sessions, payload, headers, result=14)
+        assert (await home.results())[0]["result"] == 14
+        assert len(await home.of("effect.started")) == 1 and not left
 
 
 async def test_a_restarted_owner_waits_on_and_takes_what_came_meanwhile(sessions: Sessions) -> None:
