@@ -24,9 +24,9 @@ from typing import Any, Final
 from bridge.nats import headers as h
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.pulling import ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop
+from bridge.nats.jetstream.pulling import ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop, burying
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import L0_COMMANDS, L0_EVENTS, wanted
+from bridge.nats.jetstream.stream_plan import DEAD, L0_COMMANDS, L0_EVENTS, wanted
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.arriving import known_headers
 from bridge.nats.l0.payloads import PayloadError, UiAction, UiActionAck
@@ -86,9 +86,16 @@ class UiActions:
 
     async def run(self) -> None:
         """Take actions until cancelled. An action in progress is then cut off, and delivered again."""
-        definition = ConsumerDefinition(consumer_name(WORKER), (_PATTERN,), ack_wait_s=self._settings.ack_wait_s)
-        streams = [each for each in wanted() if each.name in (L0_COMMANDS, L0_EVENTS)]
-        loop = PullLoop(self._sessions, L0_COMMANDS, definition, self._handle, self._settings, definitions=streams)
+        name = consumer_name(WORKER)
+        loop = PullLoop(
+            self._sessions,
+            L0_COMMANDS,
+            ConsumerDefinition(name, (_PATTERN,), ack_wait_s=self._settings.ack_wait_s),
+            self._handle,
+            self._settings,
+            bury=burying(self._sessions, name),
+            definitions=[each for each in wanted() if each.name in (L0_COMMANDS, L0_EVENTS, DEAD)],
+        )
         await loop.run()
 
     async def _handle(self, pulled: PulledMessage) -> Outcome:

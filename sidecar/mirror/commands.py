@@ -22,15 +22,23 @@ from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar, Final
 
-from bridge.nats import headers as h
 from bridge.nats.jetstream.errors import NatsError, NotFound
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.pulling import Again, ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop
+from bridge.nats.jetstream.pulling import (
+    Again,
+    ConsumerDefinition,
+    Done,
+    Outcome,
+    Poison,
+    PulledMessage,
+    PullLoop,
+    burying,
+    copy_of_dead,
+)
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, L0_COMMANDS, wanted
 from bridge.nats.jetstream.streams import read_back
-from bridge.nats.jetstream.wire import Message, wire_size
 from bridge.nats.l0.arriving import ArrivedCommand, Undecodable, known_headers, read_command
 from bridge.nats.l0.calls import REPORT, STOP
 from bridge.nats.l0.payloads import PayloadError, Wakeup
@@ -43,7 +51,6 @@ from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Stop, never
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.owning import Owning
-from streams.bus import contract
 from streams.bus.headers import MAX_HEADERS
 from streams.bus.subjects import overlap
 from streams.errors import StreamError
@@ -220,9 +227,15 @@ class _AgentConsumer:
         lost, late or doubled changes nothing.
         """
         pattern = f"cg.{escape(PROTOCOL_VERSION)}.*.*.cmd.agent.{escape(self._agent)}.{WAKEUP}"
-        definition = ConsumerDefinition(f"{escape(self._agent)}_doorbell", (pattern,))
-        streams = [each for each in wanted() if each.name == L0_COMMANDS]
-        return PullLoop(self._sessions, L0_COMMANDS, definition, _heard, PullSettings(), definitions=streams)
+        name = f"{escape(self._agent)}_doorbell"
+        return PullLoop(
+            self._sessions,
+            L0_COMMANDS,
+            ConsumerDefinition(name, (pattern,)),
+            _heard,
+            bury=burying(self._sessions, name),
+            definitions=[each for each in wanted() if each.name in (L0_COMMANDS, DEAD)],
+        )
 
     async def close(self) -> None:
         if self._task is None:
@@ -384,20 +397,16 @@ class _AgentConsumer:
 
     async def _copy(self, pulled: PulledMessage, reason: str, letter: str, *, is_known: bool) -> None:
         session = await self._sessions.get()
-        died = contract.Delivery(pulled.subject, pulled.body, pulled.headers, pulled.sequence, pulled.count)
-        subject, headers = contract.dead_letter(died, self._name, reason)
-        identity = f"dead:{self._name}:{pulled.stream}:{pulled.sequence}"
-        headers |= {h.MESSAGE_ID: identity, DEAD_LETTER: letter}
+        copy = copy_of_dead(session, pulled, self._name, reason, **{DEAD_LETTER: letter})
         if is_known:
             # Look for an earlier copy, because the server forgets message ids after a while.
             try:
-                async for found in read_back(session, DEAD, subject=subject):
+                async for found in read_back(session, DEAD, subject=copy.subject):
                     if found.headers.get(DEAD_LETTER) == letter:
                         return
             except NotFound:
                 pass
-        fits = wire_size(headers, len(pulled.body)) <= session.server.max_payload
-        await publish(session, Message(subject, headers, pulled.body if fits else b""))
+        await publish(session, copy)
 
 
 async def _heard(pulled: PulledMessage) -> Outcome:

@@ -17,9 +17,9 @@ from bridge.nats import headers as h
 from bridge.nats.jetstream.errors import NatsError, NotFound
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.pulling import ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop
+from bridge.nats.jetstream.pulling import ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop, burying
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, wanted
+from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, EVENTS, L0_COMMANDS, wanted
 from bridge.nats.jetstream.streams import message_at
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.arriving import known_headers
@@ -57,7 +57,7 @@ class ServedTools:
 
     async def run(self) -> None:
         """Take calls until cancelled. A call in progress is then cut off, and delivered again to another worker."""
-        streams = [each for each in wanted() if each.name in (L0_COMMANDS, COMMANDS, EVENTS)]
+        streams = [each for each in wanted() if each.name in (L0_COMMANDS, COMMANDS, EVENTS, DEAD)]
         wait = self._settings.ack_wait_s
         self._loops = {
             subject: PullLoop(
@@ -66,6 +66,7 @@ class ServedTools:
                 ConsumerDefinition(tool_consumer(subject), (tool_pattern(subject),), ack_wait_s=wait),
                 self._handler(tool),
                 self._settings,
+                bury=burying(self._sessions, tool_consumer(subject)),
                 definitions=streams,
             )
             for subject, tool in self._tools.items()

@@ -60,7 +60,7 @@ target_subject = "cmd.sys.pmo.internal.signal"
 
 
 class Ours:
-    agent, tool, max_depth = "clerk", "cmd.tool.words.count", 20
+    agent, tool, internal_tool, max_depth = "clerk", "cmd.tool.words.count", "cmd.sys.pmo.internal.signal", 20
     ui_tool, dead = "signal", "MESHFORGE_DLQ"
     queues = (
         ("MESHFORGE_COMMANDS", "cmd.*.*.clerk.>"),

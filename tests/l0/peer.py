@@ -45,10 +45,12 @@ class Implementation(Protocol):
     agent: str
     tool: str
     """The subject of its tool, such as ``cmd.tool.words.count``; the suite carries it out."""
+    internal_tool: str
+    """The subject of an internal tool, and its arguments."""
+    internal_args: dict[str, Any]
     ui_tool: str
     """A tool that user interfaces may use, and its arguments."""
     ui_args: dict[str, Any]
-    internal_args: dict[str, Any]
     max_depth: int
     queues: tuple[tuple[str, str], ...]
     """The streams and subjects whose messages the implementation takes away when it has handled them."""

@@ -351,8 +351,9 @@ async def test_what_is_not_allowed_is_rejected(peer: Peer, wrong: dict[str, Any]
 
 async def test_what_cannot_be_read_is_a_dead_letter_and_the_rest_goes_on(peer: Peer) -> None:
     before = await peer.dead_letters()
-    subject, _ = peer.under.order("rest")
-    await peer.publish(subject, b"\xff not json")
+    subjects = [peer.under.order("rest")[0], UI, f"cg.v1.shop.public.cmd.agent.{peer.under.agent}.wakeup"]
+    for subject in [*subjects, f"cg.v1.shop.public.{peer.under.internal_tool}"]:
+        await peer.publish(subject, b"\xff not json")
     await peer.settled()
-    assert await peer.dead_letters() == before + 1
+    assert await peer.dead_letters() == before + 4
     assert await peer.ended(await peer.order("rest")) == ALONE

@@ -15,13 +15,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bridge.nats.headers import MESSAGE_ID
 from bridge.nats.jetstream.connection import API, JetStream
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
 from bridge.nats.jetstream.options import PullSettings
+from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition
 from bridge.nats.jetstream.streams import Delivered, arriving, ensure_streams
-from bridge.nats.jetstream.wire import Received
+from bridge.nats.jetstream.wire import Message, Received, wire_size
+from streams.bus.contract import Delivery, dead_letter
 
 log = logging.getLogger("sidecar.mirror")
 
@@ -113,6 +116,26 @@ Outcome = Done | Again | Poison
 PullHandler = Callable[[PulledMessage], Awaitable[Outcome]]
 Bury = Callable[[PulledMessage, str], Awaitable[None]]
 """A function that stores a poison message with the reason. When the function returns, the message is durable."""
+
+
+def copy_of_dead(session: JetStream, pulled: PulledMessage, durable: str, reason: str, **more: str) -> Message:
+    """The dead letter of a message, which the server keeps once; ``more`` are headers. Without the body, if both do not
+    fit together."""
+    died = Delivery(pulled.subject, pulled.body, pulled.headers, pulled.sequence, pulled.count)
+    subject, headers = dead_letter(died, durable, reason)
+    headers |= {MESSAGE_ID: f"dead:{durable}:{pulled.stream}:{pulled.sequence}", **more}
+    fits = wire_size(headers, len(pulled.body)) <= session.server.max_payload
+    return Message(subject, headers, pulled.body if fits else b"")
+
+
+def burying(sessions: Sessions, durable: str) -> Bury:
+    """A ``Bury`` that keeps dead letters in ``MESHFORGE_DLQ``, which must exist."""
+
+    async def bury(pulled: PulledMessage, reason: str) -> None:
+        session = await sessions.get()
+        await publish(session, copy_of_dead(session, pulled, durable, reason))
+
+    return bury
 
 
 async def ensure_consumer(session: JetStream, stream: str, definition: ConsumerDefinition) -> dict[str, Any]:
