@@ -100,6 +100,13 @@ PLAN = (
         {"COMMAND_KILLS": 50},
     ),
     Part(
+        "many-homes",
+        "homes with one agent, their workers and their server tormented",
+        (f"{TORTURE}/test_many_homes.py",),
+        5,
+        {"HOME_FAULTS": 60},
+    ),
+    Part(
         "runtime-oracle",
         "duplicates, restarts, poison, two engines",
         ("tests/sidecar/agents/test_oracle.py",),
