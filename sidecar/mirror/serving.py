@@ -37,7 +37,6 @@ SERVED: Final = "tool.result"
 """The type of a result's card."""
 
 WORKSPACE: Final = "_"
-_PASSED_ON: Final = (h.TRACEPARENT, h.TRACESTATE, h.RECURSION_DEPTH)
 
 
 class ServedTools:
