@@ -215,6 +215,8 @@ class RemoteCalls:
         step = await self._ledger.get_last_by_key(report.agent_turn_id, report.tool_call_id)
         place = _report_key(agent, report.agent_turn_id, report.tool_call_id)
         ended = await self._store.find(place)
+        if ended is not None:
+            self._wake(place, ended)  # whoever recorded it may have been cut off before this
         request = await self._request(step.request) if step is not None else None
         known = None
         if step is not None and report.agent_id == agent:
@@ -234,11 +236,13 @@ class RemoteCalls:
         fields |= {"after_execution": after, "result": bounded(self._clean(result_of(content)))}
         if not report.closes_slot:
             place = f"{place}:{digest(report.tool_result_card_id.encode())}"
-        record = await self._record(cause, place, fields, agent)
+        self._wake(place, await self._record(cause, place, fields, agent))
+        return worth
+
+    def _wake(self, place: str, report: Record) -> None:
         waiting = self._waiting.get(place)
         if waiting is not None and not waiting.done():
-            waiting.set_result(record)
-        return worth
+            waiting.set_result(report)
 
     async def _request(self, identity: str) -> Record | None:
         """The record of a request that has no final result yet."""

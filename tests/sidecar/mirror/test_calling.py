@@ -31,6 +31,7 @@ from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
 from sidecar.mirror.serving import ServedTools
 from sidecar.mirror.task import MirrorTask
+from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity
 from streams.store import Record
 from streams.trace import is_one_trace
@@ -360,6 +361,27 @@ async def test_an_outage_of_the_server_is_no_attempt(sessions: Sessions, monkeyp
         await report(sessions, payload, headers, result=14)
         assert (await home.results())[0]["result"] == 14
         assert len(await home.of("effect.started")) == 1 and not left
+
+
+async def test_a_report_whose_taking_was_cut_off_after_its_record_wakes_the_call_when_it_comes_again(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cut = MemoryStore(), [StoreUnavailable("cut off")]
+    append = store.append
+
+    async def unsteady(events: Any, **more: Any) -> Any:
+        kept = await append(events, **more)
+        if events[0].type == "tool.reported" and cut:
+            raise cut.pop()
+        return kept
+
+    monkeypatch.setattr(store, "append", unsteady)
+    async with owner(sessions, store) as home:
+        await home.call()
+        payload, headers = await sent(sessions)
+        await report(sessions, payload, headers, result=14)
+        assert (await home.results())[0]["result"] == 14 and not cut
+        assert len(await home.of("tool.reported")) == 1
 
 
 async def test_a_restarted_owner_waits_on_and_takes_what_came_meanwhile(sessions: Sessions) -> None:
