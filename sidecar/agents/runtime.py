@@ -176,11 +176,15 @@ class Runtime:
             self.effects.taken[agent] = record.position
 
     async def resume(self) -> None:
-        """Hand the agents that this home has just come to own what the log holds for them."""
-        if self._reading is not None and not self._reading.done():
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-            self._reading = asyncio.create_task(self._read())
+        """Hand the agents that this home has just come to own what the log holds for them. Nothing cuts this off."""
+        before = self._reading
+        if before is not None and not before.done():
+            before.cancel()
+            self._reading = asyncio.create_task(self._read_after(before))
+
+    async def _read_after(self, before: asyncio.Task[None]) -> None:
+        await asyncio.gather(before, return_exceptions=True)
+        await self._read()
 
     async def close(self) -> None:
         """Stop handing out events, finish the inputs that the engines hold, and store snapshots. Idempotent."""

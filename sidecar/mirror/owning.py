@@ -290,9 +290,11 @@ class Owning:
         revision = await self._write(session, agent, entry)
         epoch = entry.epoch or revision
         lease.entry = entry._replace(revision=revision, epoch=epoch, boot=self._boot, until=self._until())
-        was_held = self.holds(agent)  # false, too, if the lease ended a moment ago: what came then was turned away
+        is_new = not self.holds(agent)
+        if is_new:  # or the lease has ended unnoticed: what came since was turned away
+            self._set_held(lease, False)
         lease.valid_until = asked + self._lease_s
-        if not was_held:
+        if is_new:
             if lease.recorded != epoch:  # what the former owner did may take longer than a lease to read
                 await self._own(agent, epoch, entry.previous)
                 lease.recorded = epoch

@@ -456,7 +456,7 @@ async def judge(made: World, epoch: int) -> None:
     states = [record.event.metadata["state"] for record in records if "state" in record.event.metadata]
     assert states[-1] == await undisturbed(made.sent)
     owned = [record.event.payload for record in records if record.event.type == "agent.owned"]
-    assert owned == [{"epoch": epoch, "previous": None}]
+    assert owned == [{"epoch": epoch, "previous": None, "inherited": False}]
     for home in made.homes:
         assert [str(finding) async for finding in Verification(home.one.home.store_path).run()] == []
 

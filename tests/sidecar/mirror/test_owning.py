@@ -191,6 +191,23 @@ async def test_an_owner_that_cannot_renew_stands_still_and_then_goes_on(own: Rea
         assert state(home.runtime)["total"] == 2 and len(await owned(home)) == 1
 
 
+async def test_a_lease_that_ended_unnoticed_is_held_again_only_when_that_is_recorded(server: RealServer) -> None:
+    home, seen = Here("log-a"), []
+    async with living(server, home):
+        await until(lambda: home.owning.holds("counter"))
+        own = home.owning._own
+
+        async def slowly(agent: str, epoch: int, previous: str | None) -> None:
+            seen.append(home.owning.holds(agent))
+            await own(agent, epoch, previous)
+
+        home.owning._own = slowly
+        home.owning._leases["counter"].recorded = 0  # as if that had been cut off
+        home.later += 10 * LEASE  # as after a suspension; what the log holds since then was handed to nobody
+        await until(lambda: seen and home.owning.holds("counter"))
+    assert seen == [False]
+
+
 async def test_an_effect_starts_only_while_the_agent_is_owned(own: RealServer) -> None:
     home = Here("log-a")
     async with living(own, home):
