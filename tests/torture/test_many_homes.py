@@ -24,7 +24,7 @@ import nats
 import pytest
 from nats.js import JetStreamContext
 
-from bridge.opencode.link.link import RequestError
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.runtime import Runtime
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
@@ -504,8 +504,8 @@ async def take_over(made: World) -> None:
     await until(is_done)
     records = await second.records()
     assert max(handled(records).values()) == 1
-    owned = [record.event.payload for record in records if record.event.type == "agent.owned"]
-    assert owned == [{"epoch": taken["epoch"], "previous": held["owner"]}]
+    (owned,) = [record.event.payload for record in records if record.event.type == "agent.owned"]
+    assert (owned["epoch"], owned["previous"]) == (taken["epoch"], held["owner"])
     await first.start()
 
     async def stands_still() -> bool:
