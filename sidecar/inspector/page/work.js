@@ -29,8 +29,8 @@ export async function work() {
     element.replaceChildren(
       said,
       ...section("Waiting for you", found.checkpoints.map((each) => ask(each, found.now, press))),
-      ...section("Running", running.map((each) => job(each, found.now, press))),
-      ...section("Ended", ended.map((each) => job(each, found.now, press))),
+      ...section("Running", nested(running).map(([each, depth]) => job(each, found.now, press, depth))),
+      ...section("Ended", nested(ended).map(([each, depth]) => job(each, found.now, press, depth))),
       ...section("Messages", found.notices.slice(0, 40).map((each) => message(each, found.now))),
       ...(nothing ? [h("p", { class: "empty" }, "No background work yet, and nothing waits for you. An agent starts some with the tool agent_spawn; you do with ", h("code", {}, "durable-stream spawn"), ".")] : []),
     );
@@ -41,6 +41,14 @@ export async function work() {
 }
 
 const section = (title, rows) => (rows.length ? [h("h2", {}, title), ...rows] : []);
+
+/** Jobs as a tree: each job with its depth, below the one whose session started it. */
+function nested(jobs) {
+  const bySession = new Map(jobs.filter((each) => each.session).map((each) => [each.session, each]));
+  const below = (above, depth) =>
+    jobs.filter((each) => bySession.get(each.parent) === above).flatMap((each) => [[each, depth], ...below(each, depth + 1)]);
+  return below(undefined, 0);
+}
 
 function ask(each, now, press) {
   const answer = (...texts) => press("answer", { checkpoint: each.id, answer: texts });
@@ -72,7 +80,7 @@ function ask(each, now, press) {
   );
 }
 
-function job(each, now, press) {
+function job(each, now, press, depth) {
   const facts = [
     each.model || each.agent,
     each.tokens ? `${amount(each.tokens)} tokens` : "",
@@ -85,7 +93,7 @@ function job(each, now, press) {
   const changes = each.changes?.count;
   return h(
     "article",
-    { class: "card" },
+    { class: "card", style: { marginLeft: `${Math.min(depth, 6) * 24}px` } },
     h(
       "header",
       {},

@@ -259,6 +259,13 @@ def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_
         page.goto(f"{served.base}/s/{stream}")
         page.locator(".leaf", has_text="(fork").click()
         expect(page.locator(".side h2")).to_have_text(["1 session", "Forked from"])
+        # What work started stands below it.
+        below = {**intent, "intent": "int_2", "title": "Work of work", "parent": "ses_work"}
+        first = identity.stamp({**own, "type": "intent.created", "payload": below, "metadata": {"role": "output"}})
+        aside(record, home, [first])
+        page.goto(f"{served.base}/work")
+        expect(page.locator(".card .title")).to_have_text(["Some work", "Work of work"])
+        expect(page.locator(".card").nth(1)).to_have_css("margin-left", "24px")
         page.close()
 
 
