@@ -55,7 +55,6 @@ export async function session(name, tab = "conversation") {
         { class: "facts" },
         status(head.status),
         h("span", { title: head.directory }, head.place || "–"),
-        head.fork ? h("a", { href: `/s/${encodeURIComponent(head.fork)}` }, "fork of another session") : null,
         fact("agents worked", span(head.working_ms), "The turns of all sessions together; those that ran side by side count twice"),
         head.waiting_ms ? fact("waited for a person", span(head.waiting_ms)) : null,
         fact("turns", head.turns),

@@ -118,7 +118,8 @@ def test_an_event_is_forked_only_after_a_person_agrees(browser: Browser, tmp_pat
             dialog.get_by_text("open it").click()
             expect(page.locator(".talk, .empty")).to_be_visible()
             assert page.url == f"{served.base}/s/{FORK}"
-            page.get_by_text("fork of another session").click()
+            expect(page.locator(".side h2")).to_contain_text(["Forked from"])
+            page.locator(f'.side .leaf[href="/s/{session}"]').click()
             expect(page.locator(".talk")).to_contain_text("SAY:pong2")
             page.close()
         made, prompt = client.calls
