@@ -425,16 +425,18 @@ async def test_others_see_the_turn_and_stop_it(sessions: Sessions) -> None:
     ]
 
 
-@pytest.mark.parametrize("trusted", [False, True])
-async def test_only_a_trusted_tool_ends_the_turn(sessions: Sessions, trusted: bool) -> None:
-    async with owner(sessions, may_end_turn=trusted) as home:
+@pytest.mark.parametrize(("trusted", "said", "ends"), [(0, "suspend", 0), (1, "suspend", 1), (0, "terminate", 1)])
+async def test_a_report_or_the_result_of_a_trusted_tool_ends_the_turn(
+    sessions: Sessions, trusted: bool, said: str, ends: bool
+) -> None:
+    async with owner(sessions, may_end_turn=bool(trusted)) as home:
         await home.call()
         payload, headers = await sent(sessions)
         result = {"n": 1, "__cg_control": {"after_execution": "terminate"}}
-        await report(sessions, payload, headers, result=result)
+        await report(sessions, payload, headers, result=result, after_execution=said)
         await home.results()
         (done,) = await home.of("effect.completed")
-        assert done.event.payload.get("ends_turn", False) == trusted
+        assert done.event.payload.get("ends_turn", False) == bool(ends)
 
 
 async def test_the_example_of_a_worker_is_enough(server: RealServer, sessions: Sessions) -> None:
