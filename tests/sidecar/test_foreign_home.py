@@ -15,6 +15,7 @@ from tests.sidecar.cli.helpers import run
 SENTENCE = "it contains other files and is not a Durable Stream home; choose another home with `--home`"
 
 ARGUMENTS = {
+    "fork": ["ses_1", "--at", "01HF7YAT00ZMZYPF4JA2VSEMMB", "--yes"],
     "log": ["ses_a"],
     "show": ["evt"],
     "why": ["evt"],
