@@ -10,7 +10,7 @@ from sidecar.read.past.drawing import svg
 from sidecar.read.past.lanes import Lanes, chain_of, facts_of
 from sidecar.read.past.spans import Span
 
-MOST_SPANS: Final = 5000
+MOST_SPANS: Final = 200
 """How many steps a timeline has before anybody chose a stretch of it."""
 
 LEAST_WIDTH: Final = 280

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from struct import Struct
 from sys import intern
 from typing import Any, Final, Literal, NamedTuple
@@ -75,6 +76,10 @@ _KEY: Final = Struct("<5q")
 and the position of the record that began it, or -1."""
 
 
+MADE: Final = 1000
+"""How many spans that were made again are kept."""
+
+
 class Spans:
     """A fold over the records of a root session and its descendants, in position order; ``found`` is the result.
 
@@ -83,7 +88,8 @@ class Spans:
 
     def __init__(self, source: Callable[[int], Record] | None = None) -> None:
         self._source = source
-        self.found: Lazy[Span] = Lazy(make=self._again if source is not None else None)
+        again = lru_cache(maxsize=MADE)(self._again)  # a step of the slider shows nearly the same spans again
+        self.found: Lazy[Span] = Lazy(make=again if source is not None else None)
         self.sessions: list[Span] = Items()
         self.waits: list[Span] = Items()
         """Those of ``found`` in which a person was asked."""
