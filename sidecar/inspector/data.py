@@ -265,10 +265,10 @@ class Data:
 
     async def event(self, given: str) -> dict[str, Any]:
         """One record with its content in parts, what led to it, and what followed from it."""
-        from sidecar.read.causes import causes
+        from sidecar.read.causes import causes, with_approvals
 
         record = await find_event(self.reader, given)
-        chain = await causes(self.reader, record)
+        chain = await with_approvals(self.reader, await causes(self.reader, record))
         catalog, _ = await catalog_of(self.reader)
         root = catalog.root_stream(record.event.stream_id)
         effects, _ = await newest(self.reader, Filter(causation_id=record.event.id), MOST_ROWS, after=record.position)

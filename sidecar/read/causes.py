@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidecar.read.changes.asked_for import asked_for
 from streams.log.reader import LogReader
 from streams.store import Record
 
@@ -38,3 +39,13 @@ async def causes(reader: LogReader, record: Record) -> list[Record]:
             return chain[::-1]
         seen.add(elsewhere.event.id)
         chain.append(elsewhere)
+
+
+async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:
+    """``chain`` with more records: before each step, what the step asked a person for, and the answers."""
+    known = {record.event.id for record in chain}
+    whole: list[Record] = []
+    for record in chain:
+        whole += [each for each in await asked_for(reader, record) if each.event.id not in known]
+        whole.append(record)
+    return whole

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from sidecar.cli.shared.arguments import EventArgument
 from sidecar.cli.shared.command import JsonFlag, home_of, note
-
-if TYPE_CHECKING:
-    from streams.log.reader import LogReader
-    from streams.store import Record
 
 
 async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
@@ -22,7 +16,7 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
     """
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines, begins_a_chain, no_cause
-    from sidecar.read.causes import causes
+    from sidecar.read.causes import causes, with_approvals
     from sidecar.read.select import find_event, open_reader
 
     out = Output(json)
@@ -39,15 +33,3 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
     for depth, record in enumerate(await with_approvals(reader, chain)):
         await lines.look_up(reader, record)
         lines.print(record, depth=depth)
-
-
-async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:
-    """``chain`` with more records: before each step, what the step asked a person for, and the answers."""
-    from sidecar.read.changes.asked_for import asked_for
-
-    known = {record.event.id for record in chain}
-    whole: list[Record] = []
-    for record in chain:
-        whole += [each for each in await asked_for(reader, record) if each.event.id not in known]
-        whole.append(record)
-    return whole

@@ -227,6 +227,10 @@ def test_a_call_and_a_file_tell_who_allowed_them_and_who_changed_them(page: Page
     page.goto(f"{served.base}/s/{ROOT}/timeline")
     page.locator('.lanes a:has(title:text("git commit"))').last.click()
     expect(page.locator(".detail dl")).to_contain_text("approved once by user")
+    # The question and the answer stand before the call that waited for them, as in `why`.
+    page.goto(f"{served.base}/s/{ROOT}/events")
+    page.locator("tr", has_text="git commit").last.click()
+    expect(page.locator(".detail .chain").first).to_contain_text("once")
 
 
 def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_path: Path) -> None:
@@ -321,14 +325,20 @@ def test_an_effect_in_doubt_is_decided_with_a_click(browser: Browser, home: Home
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (1024, "light"), (390, "light"), (390, "dark")])
 def test_nothing_is_wider_than_the_screen(browser: Browser, filled: Path, width: int, scheme: str) -> None:
+    streams = [each["stream_id"] for each in run_process(filled, "streams", "--json").objects()]
+    other = next(each for each in streams if each != ROOT)
     with inspecting(filled) as served:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
         page = context.new_page()
         page.goto(served.link)
-        for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/costs", "/health"):
+        beside = f"/compare/{ROOT}/{other}"
+        for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/costs", "/health", beside):
             page.goto(served.base + path)
             page.wait_for_selector(".page, .session")
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        page.goto(f"{served.base}/s/{ROOT}/events")
+        page.locator(".events tr").last.click()
+        assert page.locator(".events .what").last.evaluate("cell => cell.clientWidth") >= 120
         context.close()
 
 
