@@ -205,7 +205,7 @@ class Worker:
     async def send(self, args: SendArgs) -> dict[str, Any]:
         """Hand a command to an agent, as a person; answers when its results are durable."""
         key = args.key or self._identity.ulid()
-        await self._owner.until_known()  # a moment after the start, it may not be
+        await self._owner.until_known(args.agent)  # a moment after the start, it may not be
         try:
             handled = await self.runtime.command(args.agent, Command(f"cli:{key}", args.type, args.payload))
         except UnknownAgent as error:

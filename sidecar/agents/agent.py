@@ -76,7 +76,7 @@ class Agent(Protocol):
 
     @property
     def has_turns(self) -> bool:
-        """Whether the agent's work is told to others as turns, which can be stopped."""
+        """Whether other programs see the agent's work as turns, and can stop them."""
 
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: the same state and event give the same outputs.

@@ -28,8 +28,8 @@ class Owner(Protocol):
     async def until_held(self, agent: str) -> None:
         """Return when this home owns the agent. Cancelling is safe."""
 
-    async def until_known(self) -> None:
-        """Return when it was tried to find out who owns the agents. Cancelling is safe."""
+    async def until_known(self, agent: str) -> None:
+        """Return once this home has looked who owns the agent. Cancelling is safe."""
 
     def refusal(self, agent: str) -> str:
         """A sentence that says why this home does not own the agent, and what to do; empty if it does."""
@@ -44,7 +44,7 @@ class HomeAlone:
     async def until_held(self, agent: str) -> None:
         return
 
-    async def until_known(self) -> None:
+    async def until_known(self, agent: str) -> None:
         return
 
     def refusal(self, agent: str) -> str:

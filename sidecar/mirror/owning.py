@@ -96,6 +96,9 @@ class _Lease:
     """The epoch of which the log says that this home took the agent."""
     was_lost: bool = False
     """Whether another process took the agent during the life of this one."""
+    problem: str = "this home has not reached the NATS server yet"
+    """Why nothing is known of the entry; empty while something is."""
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -117,9 +120,7 @@ class Owning:
         self._log_id, self._boot, self._now_ms, self._clock = log_id, boot, now_ms, clock
         self._lease_s, self._take_over = lease_seconds, take_over
         self._leases = {agent: _Lease() for agent in agents}
-        self._problem = "this home has not reached the NATS server yet"
-        self._task: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, sessions: Sessions, own: Own, resumed: Callable[[], Awaitable[None]]) -> None:
         """Begin to take the agents, in the background; their runtime must have started.
@@ -128,18 +129,19 @@ class Owning:
         did). ``resumed`` is called after it, and may be called more than once.
         """
         self._sessions, self._own, self._resumed = sessions, own, resumed
-        self._task = asyncio.create_task(self._run(sessions))
+        self._tasks = [asyncio.create_task(self._run(sessions, *each)) for each in self._leases.items()]
 
     async def close(self) -> None:
         """Release the agents, so that another home need not wait for the end of the leases. Idempotent.
 
         Nothing may work on them any more.
         """
-        if self._task is None:
+        if not self._tasks:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._task = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         if (session := self._sessions.current) is None:
             return
         try:
@@ -164,8 +166,9 @@ class Owning:
                 self._set_held(lease, False)
             await lease.held.wait()
 
-    async def until_known(self) -> None:
-        await self._looked.wait()
+    async def until_known(self, agent: str) -> None:
+        if agent in self._leases:
+            await self._leases[agent].looked.wait()
 
     async def until_lost(self, agent: str) -> None:
         """Return when this home does not own the agent any more. Cancelling is safe."""
@@ -199,8 +202,8 @@ class Owning:
         if self.holds(agent):
             return ""
         entry = self._leases[agent].entry
-        if self._problem:
-            return f"it is unknown whether this home owns the agent {agent}: {self._problem}"
+        if problem := self._leases[agent].problem:
+            return f"it is unknown whether this home owns the agent {agent}: {problem}"
         if entry is None or not entry.log_id or (entry.log_id, entry.boot) == (self._log_id, self._boot):
             return f"this home is about to own the agent {agent}"
         if entry.log_id == self._log_id:
@@ -223,7 +226,8 @@ class Owning:
 
     # --- the leases ---
 
-    async def _run(self, sessions: Sessions) -> None:
+    async def _run(self, sessions: Sessions, agent: str, lease: _Lease) -> None:
+        """Look after one lease. Each has a task of its own, because to take one agent over may take long."""
         ready: JetStream | None = None
         while True:
             try:
@@ -231,19 +235,17 @@ class Owning:
                 if session is not ready:
                     await ensure_streams(session, [each for each in wanted() if each.name == OWNERS])
                     ready = session
-                for agent, lease in self._leases.items():
-                    await self._look_after(session, agent, lease)
-                self._problem = ""
+                await self._look_after(session, agent, lease)
+                lease.problem = ""
             except (NatsError, StreamError) as error:
-                self._problem = str(error)
+                lease.problem = str(error)
             except Exception as error:
-                log.exception("the agents' leases could not be looked after")
-                self._problem = f"{type(error).__name__}; see sidecar.log"
-            for agent, lease in self._leases.items():
-                if lease.is_held and not self.holds(agent):
-                    log.warning("agent %s stands still: %s", agent, self._problem)
-                    self._set_held(lease, False)
-            self._looked.set()
+                log.exception("the lease of agent %s could not be looked after", agent)
+                lease.problem = f"{type(error).__name__}; see sidecar.log"
+            if lease.is_held and not self.holds(agent):
+                log.warning("agent %s stands still: %s", agent, lease.problem)
+                self._set_held(lease, False)
+            lease.looked.set()
             await asyncio.sleep(self._lease_s / RENEWALS)
 
     async def _look_after(self, session: JetStream, agent: str, lease: _Lease) -> None:

@@ -57,7 +57,7 @@ def card_id(sequence: int) -> str:
 
 
 def card_sequence(card: str) -> int | None:
-    """The sequence of a card's message; ``None`` if ``card`` is no pointer of this form."""
+    """The sequence of a card's message; ``None`` if ``card`` has another form."""
     stream, _, number = card.partition(":")
     return int(number) if stream == EVENTS and number.isascii() and number.isdecimal() and len(number) < 19 else None
 

@@ -153,7 +153,7 @@ def _turn_ended(event: StreamEvent, session: str, context: RecordContext) -> lis
 def _refused(event: StreamEvent) -> list[L0Message]:
     code, reason = event.payload.get("error_code"), event.payload.get("reason")
     if code == "stopped":
-        return []  # the stop itself was told
+        return []  # the record of the stop has its own message
     if code != EXCEEDED and code != VIOLATION:
         raise IncompleteRecord(f"{event.type}:no_code")
     decision = Decision(code, reason=reason[:MAX_TEXT] if isinstance(reason, str) and reason else code)

@@ -125,7 +125,7 @@ class Forks:
         requests.register("fork", ForkArgs, self.fork, told)
 
     async def fork(self, args: ForkArgs) -> dict[str, Any]:
-        """Make a fork, or tell what it would be.
+        """Make a fork, or, for a preview, only describe it.
 
         Raises:
             RequestError: nothing was made, unless the text says so.

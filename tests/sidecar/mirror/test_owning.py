@@ -162,7 +162,7 @@ async def test_two_homes_with_one_agent_handle_each_command_once(server: RealSer
             await until(lambda: len(first.work.keys) == 10 and len(state(first.runtime)["results"]) == 10)
             assert state(first.runtime)["total"] == 50 and state(second.runtime)["total"] == 0
             assert not second.work.keys and len(set(first.work.keys)) == 10
-            await second.owning.until_known()
+            await second.owning.until_known("counter")
             with pytest.raises(NotOwner) as refused:
                 await second.runtime.command("counter", command("one"))
             assert refused.value.code == "not-owner" and "log-a" in str(refused.value)
@@ -409,3 +409,28 @@ def test_never_two_homes_own_an_agent(steps: list[tuple[int, str, int]], allowed
         asyncio.run(run())
     # Each epoch has one owner, and a later owner has a greater epoch.
     assert len(dict(owned)) == len(set(owned)) and [epoch for epoch, _ in owned] == sorted(epoch for epoch, _ in owned)
+
+
+async def test_an_agent_that_takes_long_to_take_over_costs_no_other_its_lease(
+    server: RealServer, sessions: Sessions
+) -> None:
+    now, told = [0.0], asyncio.Event()
+    held = Owning(["slow", "other"], "log-a", "boot", lambda: 1, lease_seconds=LEASE, clock=lambda: now[0])
+
+    async def own(agent: str, epoch: int, previous: str | None) -> None:
+        if agent == "slow":
+            await told.wait()
+
+    async def resumed() -> None:
+        return
+
+    held.start(sessions, own, resumed)
+    try:
+        for _ in range(10):  # the lease of the other agent is renewed, however often it would have ended
+            await until(partial(held.holds, "other"))
+            now[0] += 0.8 * LEASE
+        assert not held.holds("slow")
+        told.set()
+        await until(partial(held.holds, "slow"))
+    finally:
+        await held.close()
