@@ -1,9 +1,9 @@
 /**
  * Decides where an item goes: to the socket, to the spool, or into memory.
  *
- * Invariant: everything in the spool has lower seqs than everything in memory.
- * So a resend reads the spool first, then memory, and the seqs on a socket only
- * rise. Memory holds an item that is in flight alone, and items that the spool refused.
+ * Invariant: the spool's seqs and the memory's each have no gaps, and memory reaches at least as far. So an item is
+ * sent from memory if memory has it, else from the spool, and the seqs on a socket only rise. Memory holds an item
+ * that is in flight alone, items that the spool refused, and items of this tick, which the next frame takes together.
  */
 import { encodeGap } from "./item.js";
 import { Queue, nextRun } from "./queue.js";
@@ -27,7 +27,7 @@ const KERNEL_HOLDS_BYTES = 128 * 1024;
  *
  * @typedef {object} Sender
  * @property {boolean} live true if items may be sent
- * @property {(text: string) => boolean} send returns false if sending lost the link
+ * @property {(text: string) => boolean} sendItems returns false if sending lost the link
  * @property {() => void} watch drop the link if the ack of the items in flight is late
  * @property {() => void} fail drop this link and open another
  */
@@ -46,6 +46,8 @@ export class Capture {
   #chunk = [];
   #draining = false;
   #closed = false;
+  /** True if a frame with this tick's items is due. */
+  #due = false;
   /** Incremented for each link, so that a read for an older link stops. */
   #life = 0;
 
@@ -125,7 +127,7 @@ export class Capture {
     this.#chunk = [];
     this.#spool.rewind();
     this.#sent = this.#acked;
-    this.#spill();
+    this.#makeRoom();
     if (this.#closed) this.#spool.leave();
   }
 
@@ -134,9 +136,14 @@ export class Capture {
     this.#closed = true;
     this.#tellGaps(true);
     this.#pump();
-    this.#spill();
+    this.#makeRoom();
     if (this.settled) this.#spool.remove();
     else if (!this.#link.live) this.#spool.leave();
+  }
+
+  /** Send what waits for the end of the tick, so that another frame does not overtake it. */
+  flush() {
+    if (this.#due) this.#pump();
   }
 
   /** How long the items in flight have waited without progress, ms. */
@@ -146,7 +153,7 @@ export class Capture {
 
   /** @param {string} text @param {number} bytes */
   #take(text, bytes) {
-    if (!this.#queue.room(bytes)) this.#spill();
+    if (!this.#queue.room(bytes)) this.#makeRoom();
     if (this.#queue.room(bytes)) {
       this.#queue.add(text, bytes);
       this.#counters.items += 1;
@@ -159,7 +166,7 @@ export class Capture {
   /** @param {boolean} atOnce true to exceed the memory limit, because there is no later chance */
   #tellGaps(atOnce) {
     if (!this.#queue.hasGap) return;
-    if (!this.#queue.room(0)) this.#spill();
+    if (!this.#queue.room(0)) this.#makeRoom();
     if (!this.#queue.room(0) && !atOnce) return;
     for (const gap of this.#queue.takeGaps()) {
       const text = encodeGap(gap, Date.now());
@@ -173,34 +180,51 @@ export class Capture {
    * one item is in flight, the socket alone suffices. If several are in flight, they also
    * go to the spool: when the sidecar writes an ack to the dead process's socket, the
    * socket may drop frames that the sidecar has not read (measured: 418 of 500 frames).
+   * Once the spool has an item, its frame can wait for the end of the tick and take the tick's other items along.
    */
   #handOn() {
-    this.#pump();
+    if (this.#window.empty) this.#pump();
     const alone = this.#window.items <= 1 && this.#queue.bytes <= KERNEL_HOLDS_BYTES;
-    if (!alone || this.#queue.hasAfter(this.#sent)) this.#spill();
+    if (alone && !this.#queue.hasAfter(this.#sent)) return;
+    this.#spill();
+    if (!this.#canSend) this.#queue.dropThrough(this.#spool.lastSeq);
+    else if (this.#queue.hasAfter(this.#spool.lastSeq)) this.#pump();
+    else this.#pumpSoon();
   }
 
-  /** Move items from memory to the spool, as far as it accepts them. */
+  /** True if the window has room for the next item, and memory has it. */
+  get #canSend() {
+    return this.#link.live && this.#window.room > 0 && this.#queue.has(this.#sent + 1);
+  }
+
+  #pumpSoon() {
+    if (this.#due) return;
+    this.#due = true;
+    setImmediate(() => this.flush());
+  }
+
+  /** Write to the spool what only memory has, as far as the spool accepts it. Memory keeps what is not sent yet. */
   #spill() {
-    while (this.#queue.length > 0 && this.#spool.usable) {
-      const items = this.#queue.oldest(FRAME_BYTES);
-      const written = this.#spool.append(items);
-      if (written === 0) return;
-      this.#queue.dropThrough(items[written - 1].seq);
+    while (this.#queue.hasAfter(this.#spool.lastSeq) && this.#spool.usable) {
+      if (this.#spool.append(this.#queue.after(this.#spool.lastSeq, FRAME_BYTES)) === 0) break;
     }
+    this.#queue.dropThrough(Math.min(this.#sent, this.#spool.lastSeq));
   }
 
-  /** Send what may be sent: first the spool's items, asynchronously, then the items in memory, at once. */
+  /** Keep in memory only what the spool does not accept. */
+  #makeRoom() {
+    this.#spill();
+    this.#queue.dropThrough(this.#spool.lastSeq);
+  }
+
+  /** Send what may be sent: at once from memory, asynchronously from the spool. */
   #pump() {
-    if (!this.#link.live) return;
-    if (this.#spool.lastSeq > this.#sent) {
-      void this.#drain();
-      return;
-    }
-    while (this.#link.live && this.#window.room > 0) {
+    this.#due = false;
+    while (this.#canSend) {
       const run = this.#queue.next(this.#sent, Math.min(this.#window.room, FRAME_ITEMS), FRAME_BYTES);
       if (!run || !this.#send(run, -1)) return;
     }
+    if (this.#link.live && this.#spool.lastSeq > this.#sent) void this.#drain();
   }
 
   /** Send the spool's lines until the window is full, the link changes, or none is left. */
@@ -275,7 +299,7 @@ export class Capture {
    */
   #send(run, end) {
     const text = `{"type":"hooks","first_seq":${run.first},"items":[${run.texts.join(",")}]}`;
-    if (!this.#link.send(text)) return false;
+    if (!this.#link.sendItems(text)) return false;
     this.#window.add({ first: run.first, last: run.last, bytes: run.bytes, end }, performance.now());
     this.#sent = run.last;
     this.#counters.sent += run.texts.length;

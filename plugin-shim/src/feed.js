@@ -16,7 +16,7 @@ import { Capture } from "./capture.js";
 import { newCounters } from "./counters.js";
 import { encodeItem } from "./item.js";
 import { Link } from "./link.js";
-import { Spool } from "./spool.js";
+import { SPOOL_FORMAT, Spool } from "./spool.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
 import { Tools } from "./tools.js";
 import { SHIM_VERSION } from "./version.js";
@@ -106,7 +106,7 @@ export class Feed {
     const spool = new Spool({
       dir: path.join(home, "spool"),
       name: `${bootId()}-${instance}.jsonl`,
-      header: () => ({ spool: 1, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
+      header: () => ({ spool: SPOOL_FORMAT, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
       limit: options.spoolLimit ?? 256 * MIB,
       counters,
     });

@@ -65,6 +65,7 @@ const OPEN = 1;
  * @property {(ackedSeq: number, window: unknown) => void} welcomed
  * @property {(seq: number) => void} acknowledged
  * @property {() => void} lost
+ * @property {() => void} flush
  * @property {() => number} waitingMs
  * @property {boolean} settled
  */
@@ -128,12 +129,23 @@ export class Link {
   }
 
   /**
-   * Send a frame on the live link.
+   * Send a frame after the items that wait for the end of the tick.
    *
    * @param {string} text
    * @returns {boolean} false if it was not sent; the link is then dropped
    */
   send(text) {
+    this.#listener?.flush();
+    return this.sendItems(text);
+  }
+
+  /**
+   * Send a frame at once.
+   *
+   * @param {string} text
+   * @returns {boolean} false if it was not sent; the link is then dropped
+   */
+  sendItems(text) {
     try {
       if (this.#socket?.readyState === OPEN) {
         this.#socket.send(text);

@@ -16,7 +16,7 @@ import { openRecording, textOrNull } from "./feed.js";
 import { encodeItem } from "./item.js";
 import { Link } from "./link.js";
 import { makeSetup } from "./service.js";
-import { Spool } from "./spool.js";
+import { SPOOL_FORMAT, Spool } from "./spool.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
 import { Tools, readTools } from "./tools.js";
 import { SHIM_VERSION } from "./version.js";
@@ -107,7 +107,7 @@ function newInstance(options, env, input) {
   const spool = new Spool({
     dir: path.join(home, "spool"),
     name: `${bootId()}-${instance}.jsonl`,
-    header: () => ({ spool: 1, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
+    header: () => ({ spool: SPOOL_FORMAT, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
     limit: options.spoolLimit ?? 256 * MIB,
     counters,
   });

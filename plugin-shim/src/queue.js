@@ -110,15 +110,21 @@ export class Queue {
     return nextRun(this.#items, this.#indexAfter(after), maxItems, maxBytes);
   }
 
-  /** The oldest items, up to `maxBytes` but at least one; empty if there are none. @param {number} maxBytes */
-  oldest(maxBytes) {
-    let end = this.#head;
+  /**
+   * The items above `seq`, up to `maxBytes` but at least one; empty if there are none.
+   *
+   * @param {number} seq
+   * @param {number} maxBytes
+   */
+  after(seq, maxBytes) {
+    const start = this.#indexAfter(seq);
+    let end = start;
     let bytes = 0;
     while (end < this.#items.length && (bytes === 0 || bytes + this.#items[end].bytes <= maxBytes)) {
       bytes += this.#items[end].bytes;
       end += 1;
     }
-    return this.#items.slice(this.#head, end);
+    return this.#items.slice(start, end);
   }
 
   /** Drop the items up to and including `seq`: they are durable, or in the spool. @param {number} seq */
@@ -135,6 +141,11 @@ export class Queue {
       this.#items = [];
       this.#head = 0;
     }
+  }
+
+  /** @param {number} seq */
+  has(seq) {
+    return this.length > 0 && this.#items[this.#head].seq <= seq && this.hasAfter(seq - 1);
   }
 
   /** True if there is an item above `seq`. @param {number} seq */

@@ -41,7 +41,7 @@ test("with no sidecar each item is in the spool when its hook returns, under a h
   const { spool, pid, project, directory, worktree, opencode_version, shim_version } = header;
   assert.deepEqual(
     { spool, pid, project, directory, worktree, opencode_version, shim_version },
-    { spool: 1, pid: process.pid, project: "prj", directory: "/secret/dir", worktree: "/secret", opencode_version: null, shim_version: "0.1.0" },
+    { spool: 2, pid: process.pid, project: "prj", directory: "/secret/dir", worktree: "/secret", opencode_version: null, shim_version: "0.1.0" },
   );
   assert.equal(typeof header.started_ms, "number");
   assert.equal(fs.statSync(file).mode & 0o777, 0o600);
@@ -61,6 +61,29 @@ test("what is in flight unacknowledged is in the spool when the hook returns", a
   sidecar.ackAll();
   await until(() => counters.acked === 3, "acked");
   assert.deepEqual(readSpool(spoolFiles()[0]).lines, [], "emptied");
+});
+
+test("the items of a tick share a frame, unless the first is alone in flight, and nothing overtakes them", async (t) => {
+  const { sidecar, live } = newBench(t);
+  sidecar.autoAck = false;
+  sidecar.context = { lossy: true };
+  const { hooks } = await live();
+  for (const n of upTo(4)) hooks.event(someEvent(n));
+  hooks.event({ event: { type: "message.part.delta", properties: {} } });
+  hooks.event(someEvent(5));
+  await sidecar.arrived("hooks", 3);
+  const order = sidecar.frames.filter(({ type }) => type === "hooks" || type === "lossy");
+  assert.deepEqual(order.map(({ type, items }) => [type, items.length]), [["hooks", 1], ["hooks", 3], ["lossy", 1], ["hooks", 1]]);
+  assert.deepEqual(sidecar.seqs, upTo(5));
+});
+
+test("without a usable spool, items in flight are not held back to the end of the tick", async (t) => {
+  const { sidecar, live, home } = newBench(t);
+  sidecar.autoAck = false;
+  const { hooks, counters } = await live();
+  fs.writeFileSync(path.join(home, "spool"), "in the way");
+  for (const n of upTo(3)) hooks.event(someEvent(n));
+  assert.equal(counters.sent, 3);
 });
 
 test("the backlog is read back in order with little memory, then hooks go live again", async (t) => {

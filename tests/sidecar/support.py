@@ -7,9 +7,9 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
+from zlib import crc32
 
 from bridge.opencode.link.protocol import CallError
 from sidecar.home import Home, SidecarInfo
@@ -46,7 +46,7 @@ def running(home: Home) -> SidecarInfo:
 def spool_line(seq: int, item: dict[str, Any]) -> str:
     """A line of a spool as the shim writes it, without its newline."""
     text = json.dumps(item)
-    return f'{{"seq":{seq},"sum":"{sha256(f"{seq},{text}".encode()).hexdigest()[:16]}","item":{text}}}'
+    return f'{{"seq":{seq},"sum":"{crc32(f"{seq},{text}".encode()):08x}","item":{text}}}'
 
 
 class FakeLink:

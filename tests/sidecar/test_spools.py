@@ -56,7 +56,7 @@ def spool(
     hooks: Iterable[HookItem] | None = None,
 ) -> Path:
     """A spool of a whole recorded chat, as the shim writes it."""
-    header = {"spool": 1, "pid": pid, "started_ms": system_identity().now_ms(), "directory": "/home/ada"}
+    header = {"spool": 2, "pid": pid, "started_ms": system_identity().now_ms(), "directory": "/home/ada"}
     lines = [json.dumps(header)]
     for seq, item in enumerate(hooks or [item for _, item in recording("chat")], 1):
         fields = {"hook": item.hook, "t": item.t, "input": item.input, "output": item.output}
@@ -165,8 +165,9 @@ async def test_damage_costs_its_own_items_and_a_gap_names_them(
     assert kept == [n for n in range(1, 10) if not first <= n <= last]
 
 
-def test_the_sum_is_the_vector_that_the_shims_tests_use_too() -> None:
-    line = '{"seq":7,"sum":"b30b69b0e023118b","item":{"ä":1}}'
+@pytest.mark.parametrize("right", ["7d8d7d7f", "b30b69b0e023118b"], ids=["format 2", "format 1"])
+def test_the_sum_is_the_vector_that_the_shims_tests_use_too(right: str) -> None:
+    line = f'{{"seq":7,"sum":"{right}","item":{{"ä":1}}}}'
     with pytest.raises(FrameError, match="not a hook"):  # but its sum is right
         parse_line(line.encode())
 
