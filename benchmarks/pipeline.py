@@ -15,6 +15,7 @@ from benchmarks.limits import beside
 from benchmarks.mirror import serving
 from benchmarks.report import Row
 from benchmarks.store import IDENTITY, PAYLOAD
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.sessions import Sessions
@@ -86,7 +87,7 @@ class Ours:
             while spent < seconds:
                 await purge(session, "MESHFORGE_COMMANDS", subject="cmd.*.*.elsewhere.>")
                 await _fill(session, "cmd.p.w.answering.say")
-                consumers = CommandConsumers(runtime, sessions, SETTINGS)
+                consumers = CommandConsumers(runtime, JetStreamEventBus(sessions, SETTINGS))
                 start, handled = time.perf_counter(), 0
                 consumers.start()
                 while handled < CHUNK or mirror.status()["lag"]:

@@ -12,9 +12,9 @@ from benchmarks import pipeline
 from benchmarks.limits import beside
 from benchmarks.report import Row
 from benchmarks.store import IDENTITY, PAYLOAD, an_event
-from sidecar.agents.inputs import Command
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
+from streams.bus.command import Command
 from streams.log.log import Log
 from streams.stores.directory import Backend
 

@@ -19,7 +19,6 @@ from sidecar.agents.agent import Agent
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind
-from sidecar.agents.inputs import Command
 from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.owner import ALONE, Owner
@@ -28,6 +27,7 @@ from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.private_files import others_may_write
 from sidecar.registry import Args, NoArgs, Requests
+from streams.bus.command import Command
 from streams.identity import Identity
 from streams.store import StreamStore
 

@@ -3,318 +3,133 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from streams.bus.contract import (
-    BusClosed,
-    Delivery,
-    DurableConflict,
-    Handler,
-    Published,
-    Redelivery,
-    Start,
-    check_shared,
-    check_subscription,
-    dead_letter,
-    failure_of,
-)
-from streams.bus.headers import check_headers
-from streams.bus.subjects import DEAD_LETTERS, check_subject, covers, matches, overlap
+from streams.bus.contract import Again, Delivery, Handler, Outcome, Poison, dead_letter, settled
+from streams.bus.headers import MESSAGE_ID, check_headers
+from streams.bus.subjects import check_pattern, check_subject, matches
+from streams.system.retry import Retry
 
-_COMMANDS = "cmd.>"
-"""The pattern of commands, which form a work queue: each subject has one group, and handled messages are removed."""
-
-_LOSSY = "str."
-"""Prefix of subjects whose messages are not kept."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A message on its way to one group; ``attempt`` is the number of the next attempt."""
-
-    sequence: int
-    attempt: int = 1
-
-
-@dataclass(slots=True)
-class _Group:
-    """The subscriptions that share the messages of one durable name, or a single subscription without a durable
-    name.
-    """
-
-    durable: str | None
-    pattern: str
-    redelivery: Redelivery
-    next: int
-    again: deque[_Pending] = field(default_factory=deque)
-    instances: list[MemorySubscription] = field(default_factory=list)
-    work: asyncio.Event = field(default_factory=asyncio.Event)
-    first_attempts: dict[int, asyncio.Future[None]] = field(default_factory=dict)
-    lossy: set[int] = field(default_factory=set)
-    """Lossy messages published while the group had a subscription."""
-
-    def settle(self, sequence: int) -> None:
-        self.lossy.discard(sequence)
-        waiting = self.first_attempts.pop(sequence, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+STREAM = "memory"
+"""The only queue."""
 
 
 class MemoryEventBus:
-    """``EventBus`` in memory: its messages are lost when the process ends.
-
-    ``publish`` waits until every matching subscription has tried the message once, successfully or not. A
-    handler that publishes does not wait, because it could wait for itself forever. With ``waits=False``, ``publish``
-    returns at once, as it does on a server. The oldest messages and message ids beyond ``keep`` are forgotten, handled
-    or not. ``sleep`` waits for a back-off.
-
-    ``counts``: published, duplicates, handled, failed, dead, given_up (there is no durable name, so there is no dead
-    letter), forgotten.
+    """``EventBus`` in memory: its messages are lost when the process ends. A message that nobody subscribes to waits in
+    ``queue``, by sequence.
     """
 
-    def __init__(
-        self,
-        *,
-        waits: bool = True,
-        keep: int = 100_000,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self.counts: Counter[str] = Counter()
-        self._waits, self._keep, self._sleep = waits, keep, sleep
-        self._messages: OrderedDict[int, Delivery] = OrderedDict()
-        self._ids: OrderedDict[str, int] = OrderedDict()
-        self._durables: dict[str, _Group] = {}
-        self._groups: list[_Group] = []
-        self._timers: set[asyncio.Task[None]] = set()
+    def __init__(self, retry: Retry = Retry(0.01, 0.01, attempts=5), *, max_inflight: int = 64) -> None:  # noqa: B008
+        self.retry, self.max_inflight = retry, max_inflight
+        self.queue: dict[int, Delivery] = {}
+        self.free: set[int] = set()
+        """Messages that no handler has and whose back-off is over."""
+        self.news = asyncio.Condition()
+        self._ids: dict[str, int] = {}
         self._last = 0
-        self._closed = False
 
-    async def publish(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
-    ) -> Published:
-        published, first_attempts = self._keep_message(subject, body, headers or {}, message_id)
-        if self._waits and first_attempts and _HANDLED_BY.get() is not self:
-            # Use ``asyncio.wait``, which does not cancel the handlers' futures when the publisher is cancelled.
-            await asyncio.wait(first_attempts)
-        return published
+    async def publish(self, subject: str, headers: Mapping[str, str], body: bytes) -> int:
+        known = self._ids.get(headers.get(MESSAGE_ID, ""))
+        if known is not None:
+            return known
+        self._last += 1
+        message = Delivery(check_subject(subject), check_headers(headers), body, STREAM, self._last, 1)
+        self._ids |= {headers[MESSAGE_ID]: self._last} if MESSAGE_ID in headers else {}
+        self.queue[self._last] = message
+        await self.give_back(message)
+        return message.sequence
 
-    def _keep_message(
-        self, subject: str, body: bytes, headers: Mapping[str, str], message_id: str | None
-    ) -> tuple[Published, list[asyncio.Future[None]]]:
-        self._check_open()
-        message = Delivery(check_subject(subject), bytes(body), check_headers(headers), self._last + 1)
-        if message_id is not None:
-            known = self._ids.get(message_id)
-            if known is not None:
-                self.counts["duplicates"] += 1
-                return Published(known, True), []
-            self._ids[message_id] = message.sequence
-        self._last = message.sequence
-        self._messages[message.sequence] = message
-        self.counts["published"] += 1
-        while len(self._messages) > self._keep:
-            forgotten, _ = self._messages.popitem(last=False)
-            self.counts["forgotten"] += 1
-            for group in self._groups:
-                group.settle(forgotten)
-        while len(self._ids) > self._keep:
-            self._ids.popitem(last=False)
-        first_attempts = []
-        for group in self._groups:
-            if group.instances and matches(group.pattern, subject):
-                waiting = group.first_attempts[message.sequence] = asyncio.get_running_loop().create_future()
-                first_attempts.append(waiting)
-                if subject.startswith(_LOSSY):
-                    group.lossy.add(message.sequence)
-                group.work.set()
-        return Published(message.sequence, False), first_attempts
-
-    async def subscribe(
-        self,
-        pattern: str,
-        handler: Handler,
-        *,
-        durable: str | None = None,
-        start: Start = "new",
-        redelivery: Redelivery | None = None,
+    def subscribe(
+        self, durable: str, patterns: Sequence[str], handle: Handler, retry: Retry | None = None
     ) -> MemorySubscription:
-        self._check_open()
-        check_subscription(pattern, durable)
-        group = self._durables.get(durable) if durable is not None else None
-        redelivery = redelivery or Redelivery()
-        if group is None:
-            self._check_queue(pattern, durable)
-            # A work queue has no starting point, because it delivers every message that is not handled yet.
-            begins_new = start == "new" and not covers(_COMMANDS, pattern)
-            group = _Group(durable, pattern, redelivery, self._last + 1 if begins_new else 1)
-            self._groups.append(group)
-            if durable is not None:
-                self._durables[durable] = group
-        else:
-            same = group.redelivery == redelivery
-            check_shared(group.durable or "", current=group.pattern, pattern=pattern, is_same_redelivery=same)
-        subscription = MemorySubscription(self, group, handler)
-        group.instances.append(subscription)
-        return subscription
+        return MemorySubscription(self, durable, [check_pattern(each) for each in patterns], handle, retry)
 
-    async def close(self) -> None:
-        self._closed = True
-        running = [instance for group in self._groups for instance in list(group.instances)]
-        for instance in running:
-            instance.stop()
-        for timer in list(self._timers):
-            timer.cancel()
-        for instance in running:
-            await instance.cancel()
-        await asyncio.gather(*self._timers, return_exceptions=True)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BusClosed
-
-    def _check_queue(self, pattern: str, durable: str | None) -> None:
-        if not overlap(pattern, _COMMANDS):
-            return
-        for group in self._groups:
-            if overlap(group.pattern, _COMMANDS) and overlap(group.pattern, pattern):
-                raise DurableConflict(
-                    durable or pattern, f"{group.durable or group.pattern} already handles these commands"
-                )
-
-    def take(self, group: _Group) -> Delivery | None:
-        while group.again:
-            pending = group.again.popleft()
-            message = self._messages.get(pending.sequence)
-            if message is not None:
-                return self._attempt(group, message, pending.attempt)
-        while group.next <= self._last:
-            # Jump over all forgotten messages at once, but never beyond the last published message.
-            oldest = next(iter(self._messages), self._last)
-            sequence = max(group.next, oldest)
-            group.next = sequence + 1
-            message = self._messages.get(sequence)
-            if message is None or not matches(group.pattern, message.subject):
-                continue
-            if not message.subject.startswith(_LOSSY) or sequence in group.lossy:
-                return self._attempt(group, message, 1)
-        return None
-
-    def _attempt(self, group: _Group, message: Delivery, attempt: int) -> Delivery:
-        delay = group.redelivery.delay(attempt)
-        return Delivery(message.subject, message.body, message.headers, message.sequence, attempt, delay)
-
-    def failed(self, group: _Group, delivery: Delivery, error: BaseException) -> None:
-        self.counts["failed"] += 1
-        reason, delay = failure_of(delivery, error)
-        if delay is None:
-            self._give_up(group, delivery, reason)
-            self._done(delivery)
-            return
-        timer = asyncio.create_task(self._again(group, _Pending(delivery.sequence, delivery.attempt + 1), delay))
-        self._timers.add(timer)
-        timer.add_done_callback(self._timers.discard)
-
-    def handled(self, delivery: Delivery) -> None:
-        self.counts["handled"] += 1
-        self._done(delivery)
-
-    def _done(self, delivery: Delivery) -> None:
-        if matches(_COMMANDS, delivery.subject):
-            self._messages.pop(delivery.sequence, None)
-
-    async def _again(self, group: _Group, pending: _Pending, delay: float) -> None:
-        await self._sleep(delay)
-        group.again.append(pending)
-        group.work.set()
-
-    def _give_up(self, group: _Group, delivery: Delivery, reason: str) -> None:
-        if group.durable is None or self._closed or delivery.subject.startswith(f"{DEAD_LETTERS}."):
-            # A dead letter that cannot be handled does not become another one, which would only hide the first.
-            self.counts["given_up"] += 1
-            return
-        subject, headers = dead_letter(delivery, group.durable, reason)
-        self._keep_message(subject, delivery.body, headers, f"dead:{group.durable}:{delivery.sequence}")
-        self.counts["dead"] += 1
-
-    def left(self, subscription: MemorySubscription) -> None:
-        group = subscription.group
-        group.instances.remove(subscription)
-        if group.instances:
-            group.work.set()
-            return
-        for sequence in list(group.first_attempts):
-            group.settle(sequence)
-        group.lossy.clear()
-        if group.durable is None:
-            self._groups.remove(group)
-
-
-_HANDLED_BY: ContextVar[MemoryEventBus | None] = ContextVar("handled_by", default=None)
+    async def give_back(self, message: Delivery) -> None:
+        self.queue[message.sequence] = message
+        self.free.add(message.sequence)
+        async with self.news:
+            self.news.notify_all()
 
 
 class MemorySubscription:
-    """``Subscription`` of a ``MemoryEventBus``: a task that takes one message after another."""
-
-    def __init__(self, bus: MemoryEventBus, group: _Group, handler: Handler) -> None:
-        self.group = group
-        self._bus, self._handler = bus, handler
-        self._stopped = False
-        self._task = asyncio.create_task(self._run())
+    def __init__(
+        self, bus: MemoryEventBus, durable: str, patterns: list[str], handle: Handler, retry: Retry | None
+    ) -> None:
+        self._bus, self._durable, self._patterns, self._handle = bus, durable, patterns, handle
+        self._retry = retry or bus.retry
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._taking: asyncio.Task[None] | None = None
+        self._finishing = False
+        self.is_ready, self.pending, self.problem = False, 0, ""
+        self.counts: Counter[str] = Counter()
 
     @property
-    def pattern(self) -> str:
-        return self.group.pattern
+    def working(self) -> int:
+        return len(self._tasks)
 
-    @property
-    def durable(self) -> str | None:
-        return self.group.durable
-
-    def stop(self) -> None:
-        """Take no more messages. Returns at once."""
-        self._stopped = True
-        self.group.work.set()
-
-    async def cancel(self) -> None:
-        self.stop()
-        if asyncio.current_task() is not self._task:
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        _HANDLED_BY.set(self._bus)
+    async def run(self) -> None:
         try:
-            while not self._stopped:
-                delivery = self._bus.take(self.group)
-                if delivery is None:
-                    self.group.work.clear()
-                    await self.group.work.wait()
-                    continue
-                await self._handle(delivery)
-                # Let the other handlers run, even if this handler never awaits anything.
-                await asyncio.sleep(0)
+            self.is_ready = not self._finishing
+            self._taking = asyncio.create_task(self._take_on())
+            if self._finishing:
+                self._taking.cancel()
+            await asyncio.wait((self._taking,))
+            while self._tasks:
+                await asyncio.wait(list(self._tasks))
         finally:
-            self._bus.left(self)
+            self.is_ready = False
+            for task in (self._taking, *self._tasks):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _handle(self, delivery: Delivery) -> None:
+    def finish(self) -> None:
+        self._finishing = True
+        if self._taking is not None:
+            self._taking.cancel()
+
+    async def _take_on(self) -> None:
+        while True:
+            async with self._bus.news:
+                await self._bus.news.wait_for(lambda: self._waiting() and len(self._tasks) < self._bus.max_inflight)
+            sequence, *rest = self._waiting()
+            self._bus.free.discard(sequence)
+            self.pending = len(rest)
+            self.counts["delivered"] += 1
+            task = asyncio.create_task(self._work(self._bus.queue[sequence]))
+            self._tasks.add(task)
+
+    def _waiting(self) -> list[int]:
+        queue = self._bus.queue
+        return sorted(
+            each for each in self._bus.free if any(matches(one, queue[each].subject) for one in self._patterns)
+        )
+
+    async def _work(self, delivery: Delivery) -> None:
+        again = 0.0
         try:
-            await self._handler(delivery)
-        except asyncio.CancelledError as error:
-            if not self._task.cancelling():
-                # This task itself was not cancelled but something that the handler awaited, so the attempt has failed.
-                self._bus.failed(self.group, delivery, error)
-                return
-            self.group.again.appendleft(_Pending(delivery.sequence, delivery.attempt))
-            raise
-        except Exception as error:  # noqa: BLE001 - any exception counts as a failed attempt
-            self._bus.failed(self.group, delivery, error)
-        else:
-            self._bus.handled(delivery)
+            outcome = settled(await self._outcome(delivery), delivery, self._retry)
+            self.counts[type(outcome).__name__.lower()] += 1
+            if isinstance(outcome, Again):
+                again = outcome.delay_s or 0.0
+            else:
+                if isinstance(outcome, Poison):
+                    await self._bus.publish(*dead_letter(delivery, self._durable, outcome), delivery.body)
+                del self._bus.queue[delivery.sequence]
         finally:
-            self.group.settle(delivery.sequence)
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.discard(task)
+            if delivery.sequence in self._bus.queue:
+                tried = replace(delivery, attempt=delivery.attempt + 1)
+                asyncio.get_running_loop().call_later(again, lambda: asyncio.ensure_future(self._bus.give_back(tried)))
+            async with self._bus.news:
+                self._bus.news.notify_all()
+
+    async def _outcome(self, delivery: Delivery) -> Outcome:
+        try:
+            return await self._handle(delivery)
+        except Exception:  # noqa: BLE001 - any error in a handler is a failed attempt
+            return Again()

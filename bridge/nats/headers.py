@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from bridge.nats.subjects import PROTOCOL_VERSION
 from streams.bus.headers import MAX_VALUE, check_headers, is_header_value
+from streams.bus.headers import MESSAGE_ID as MESSAGE_ID  # the protocol names it with its other headers
 from streams.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
 
-MESSAGE_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 
 TRACEPARENT: Final = "traceparent"

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from sidecar.agents.agent import Agent, BadOutput, outputs_of
-from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, Refusal, state_hash, with_state
+from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, state_hash, with_state
 from sidecar.agents.stops import Stop
 from sidecar.agents.turns import Turns
+from streams.bus.command import Refusal
 from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import canonical

@@ -25,7 +25,6 @@ from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.history import History, HistoryBroken, hinted
 from sidecar.agents.inputs import (
     MAX_DEPTH,
-    Command,
     Input,
     Outbox,
     agent_stream,
@@ -39,6 +38,7 @@ from sidecar.agents.inputs import (
 from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.owner import ALONE, NotOwner, Owner
 from sidecar.agents.stops import Stop, never
+from streams.bus.command import Command
 from streams.errors import Conflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity

@@ -12,15 +12,16 @@ last event of a group has, in ``metadata.state``, the hash of the agent's state 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from sidecar.agents.agent import EFFECT_REQUESTED, Cause, Output
 from sidecar.agents.chains import depth_of, hop, inherited
 from sidecar.agents.effects.policy import Effect, EffectPolicy
+from streams.bus.command import Command, Refusal
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
 from streams.identity import Identity
@@ -59,37 +60,6 @@ _MAX_KEY: Final = 300
 
 Route = Literal["log", "bus"]
 """How a command reaches its agent: through the log if the agent is in this home, or over a bus."""
-
-
-class Refusal(NamedTuple):
-    """Why an input ends its chain: the protocol's code, the reason in words for people, and the depth of the chain, if
-    it is known."""
-
-    code: str
-    reason: str
-    depth: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command from a bus or a person. ``key`` is its idempotency key: commands with the same key are handled only
-    once."""
-
-    key: str
-    type: str
-    payload: dict[str, Any] = field(repr=False)
-    actor: str = "user"
-    sender: str = "user"
-    depth: int = 0
-    correlation_id: str | None = None
-    causation_id: str | None = None
-    traceparent: str | None = None
-    ts: int | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """More metadata to record, such as ``tracestate`` or the subject."""
-    refusal: Refusal | None = None
-    """Set if the command broke a rule before it arrived. Such a command is recorded as refused, and its depth is
-    ignored."""
 
 
 @dataclass  # not frozen, because an Input is made for every event that an agent lists, and a frozen one takes longer

@@ -20,7 +20,7 @@ from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
 from sidecar.agents.history import hinted
-from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, Command, agent_stream, effects_stream
+from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, agent_stream, effects_stream
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.owner import ALONE, Owner
@@ -36,6 +36,7 @@ from sidecar.agents.view import (
     VIEW_VERSION,
     RuntimeView,
 )
+from streams.bus.command import Command
 from streams.errors import StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity

@@ -15,11 +15,11 @@ from typing import Any, Final
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import EFFECT_REQUESTED, Agent, Output
 from sidecar.agents.effects.ledger import StepRecord
-from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.tools import BadToolCall
 from sidecar.config import RemoteTool
+from streams.bus.command import Command
 from streams.event import StreamEvent
 
 LOOK_SECONDS: Final = 0.05

@@ -18,7 +18,6 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.effects.runner import EffectKind
-from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import effect_kinds
 from sidecar.background.gardener import GardenerAgent
@@ -54,6 +53,7 @@ from sidecar.home import Home
 from sidecar.notify_config import GardenerConfig, NotifyConfig
 from sidecar.read.select import matching
 from sidecar.registry import NoArgs, Requests
+from streams.bus.command import Command
 from streams.errors import StreamError
 from streams.identity import Identity
 from streams.system.files import write_durably

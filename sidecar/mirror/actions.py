@@ -22,12 +22,6 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
 from bridge.nats import headers as h
-from bridge.nats.jetstream.options import PullSettings
-from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.pulling import ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop, burying
-from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import DEAD, L0_COMMANDS, L0_EVENTS, wanted
-from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.arriving import known_headers
 from bridge.nats.l0.payloads import PayloadError, UiAction, UiActionAck
 from bridge.nats.l0.recursion import Decision, judge
@@ -36,6 +30,7 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Reconciled, Unknown
 from sidecar.agents.inputs import ADAPTER, digest
+from streams.bus.contract import Delivery, Done, EventBus, Outcome, Poison
 from streams.errors import StreamError
 from streams.identity import Identity
 from streams.store import StreamStore
@@ -73,37 +68,25 @@ class UiActions:
 
     def __init__(
         self,
-        sessions: Sessions,
-        settings: PullSettings,
+        bus: EventBus,
         store: StreamStore,
         identity: Identity,
         answer: Answer,
         allowed: Collection[str],
     ) -> None:
-        self._sessions, self._store, self._identity = sessions, store, identity
+        self._bus, self._store, self._identity = bus, store, identity
         self._answer, self._allowed = answer, frozenset(allowed)
-        self._settings = settings
 
     async def run(self) -> None:
         """Take actions until cancelled. An action in progress is then cut off, and delivered again."""
-        name = consumer_name(WORKER)
-        loop = PullLoop(
-            self._sessions,
-            L0_COMMANDS,
-            ConsumerDefinition(name, (_PATTERN,), ack_wait_s=self._settings.ack_wait_s),
-            self._handle,
-            self._settings,
-            bury=burying(self._sessions, name),
-            definitions=[each for each in wanted() if each.name in (L0_COMMANDS, L0_EVENTS, DEAD)],
-        )
-        await loop.run()
+        await self._bus.subscribe(consumer_name(WORKER), [_PATTERN], self._handle).run()
 
-    async def _handle(self, pulled: PulledMessage) -> Outcome:
+    async def _handle(self, delivery: Delivery) -> Outcome:
         try:
-            action = UiAction.decode(pulled.body)
+            action = UiAction.decode(delivery.body)
         except PayloadError as error:
             return Poison(str(error))
-        came, subject = known_headers(pulled.headers), L0Subject.parse(pulled.subject)
+        came, subject = known_headers(delivery.headers), L0Subject.parse(delivery.subject)
         try:
             entry = judge("entry", came, recorded=None)
             told = await self._told(action, came) if entry.accepted else _violation(entry)
@@ -119,9 +102,9 @@ class UiActions:
             timestamp_ms=self._identity.now_ms(),
             message_type="ui.action_ack",
             sender=WORKER,
-            message_id=f"{digest(action.action_id.encode())}:ack:{pulled.sequence}:{pulled.count}",
+            message_id=f"{digest(action.action_id.encode())}:ack:{delivery.sequence}:{delivery.attempt}",
         ).headers
-        await publish(await self._sessions.get(), Message(str(to), headers, ack.encode()))
+        await self._bus.publish(str(to), headers, ack.encode())
         return Done()
 
     async def _told(self, action: UiAction, came: dict[str, str]) -> dict[str, Any]:

@@ -16,14 +16,11 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from bridge.nats import headers as h
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
-from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import EVENTS, L0_COMMANDS, wanted
-from bridge.nats.jetstream.streams import ensure_streams, last_message, message_at, read_back
-from bridge.nats.jetstream.wire import Message
-from bridge.nats.l0.arriving import ArrivedCommand
+from bridge.nats.jetstream.stream_plan import EVENTS
+from bridge.nats.jetstream.streams import last_message, message_at, read_back
 from bridge.nats.l0.calls import Call, Worth, card_id, card_sequence, judge_report, result_of, tool_subject
 from bridge.nats.l0.payloads import ToolCommand, ToolResult, effective_after_execution
 from bridge.nats.subjects import NO_PROJECT, escape
@@ -34,6 +31,7 @@ from sidecar.agents.effects.runner import Done, EndsTurn, NotDone, Reconciled, U
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
 from sidecar.agents.view import RuntimeView
 from sidecar.config import RemoteTool
+from streams.bus.command import Command
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.store import Record, StreamStore
@@ -69,13 +67,13 @@ class RemoteCalls:
 
     def __init__(
         self,
-        sessions: Callable[[], Sessions | None],
+        bus: Callable[[], JetStreamEventBus | None],
         store: StreamStore,
         identity: Identity,
         log_id: str,
         clean: Callable[[Any], Any],
     ) -> None:
-        self._sessions, self._store, self._identity = sessions, store, identity
+        self._bus, self._store, self._identity = bus, store, identity
         self._log_id, self._clean = log_id, clean
         self.view: Callable[[], RuntimeView] = RuntimeView
         """What the runtime still has to do; set before the first call."""
@@ -84,7 +82,6 @@ class RemoteCalls:
         self._ledger = Ledger(store, identity)
         self._waiting: dict[str, asyncio.Future[Record]] = {}
         self._sent: dict[str, tuple[Effect, str]] = {}
-        self._ready: JetStream | None = None
         self._trusted: frozenset[str] = frozenset()
 
     def kinds(self, tools: dict[str, RemoteTool]) -> dict[str, RemoteKind]:
@@ -157,13 +154,10 @@ class RemoteCalls:
         return await self._store.find(_report_key(effect.agent, effect.run, key))
 
     async def _send(self, name: str, tool: RemoteTool, effect: Effect, key: str, request: Record) -> None:
-        sessions = self._sessions()
-        if sessions is None:
+        bus = self._bus()
+        if bus is None:
             raise ToolFailed("failed", "NATS is off; set `mode` in [nats]")
-        session = await sessions.wait()
-        if session is not self._ready:
-            await ensure_streams(session, [each for each in wanted() if each.name == L0_COMMANDS])
-            self._ready = session
+        session = await bus.sessions.wait()
         event = request.event
         project = event.metadata.get("project")
         subject = tool_subject(tool.target_subject, project if isinstance(project, str) else NO_PROJECT)
@@ -186,7 +180,7 @@ class RemoteCalls:
             sender=effect.agent,
             message_id=h.message_id(event.id, part="call"),
         ).headers
-        await publish(session, Message(subject, headers, ToolCommand.parse(fields).encode()))
+        await bus.publish(subject, headers, ToolCommand.parse(fields).encode())
 
     async def _mirrored(self, session: JetStream, event: StreamEvent) -> int:
         """The sequence of an event's message in the mirror, once it is there."""
@@ -203,7 +197,7 @@ class RemoteCalls:
 
     # --- a report ---
 
-    async def take(self, agent: str, arrived: ArrivedCommand, headers: Mapping[str, str], session: JetStream) -> Worth:
+    async def take(self, agent: str, arrived: Command, headers: Mapping[str, str]) -> Worth:
         """Record a report from the agent's inbox, and end the call that it is about.
 
         Raises:
@@ -226,11 +220,12 @@ class RemoteCalls:
         fields = report.fields()
         if worth == "late" and ended is not None and _is_same(ended.event.payload, fields):
             return "accepted"  # delivered again
-        cause = _Cause(arrived.traceparent, arrived.causation_id, {**arrived.metadata, "depth": arrived.depth})
+        given = arrived.depth if arrived.refusal is None else arrived.refusal.depth
+        cause = _Cause(arrived.traceparent, arrived.causation_id, {**arrived.metadata, "depth": given})
         if worth != "accepted":
             await self._record(cause, f"{REFUSED}:{agent}:{digest(arrived.key.encode())}", fields, agent, worth)
             return worth
-        content = await self._content(session, report.tool_result_card_id)
+        content = await self._content(report.tool_result_card_id)
         name = str(request.event.payload["kind"]) if request is not None else None
         after = effective_after_execution(report, content, name, self._trusted)
         fields |= {"after_execution": after, "result": bounded(self._clean(result_of(content)))}
@@ -252,12 +247,12 @@ class RemoteCalls:
                 return record
         return None
 
-    async def _content(self, session: JetStream, card: str) -> Any:
-        sequence = card_sequence(card)
-        if sequence is None:
+    async def _content(self, card: str) -> Any:
+        sequence, bus = card_sequence(card), self._bus()
+        if sequence is None or bus is None:
             return None
         try:
-            return orjson.loads((await message_at(session, EVENTS, sequence)).body)
+            return orjson.loads((await message_at(await bus.sessions.get(), EVENTS, sequence)).body)
         except (NotFound, orjson.JSONDecodeError):
             return None
 

@@ -26,6 +26,7 @@ from streams.identity import Identity
 from streams.store import StreamStore
 
 if TYPE_CHECKING:
+    from bridge.nats.jetstream.bus import JetStreamEventBus
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.agents.runtime import Runtime
     from sidecar.mirror.actions import Answer
@@ -83,6 +84,7 @@ class NatsService:
         self._problem = ""
         self._server: EmbeddedServer | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._bus: JetStreamEventBus | None = None
         self.sessions: Sessions | None = None
         """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
 
@@ -99,7 +101,9 @@ class NatsService:
         if self._config.mode == "off":
             return
         # The library takes a tenth of a second to load, so load it only if NATS is switched on.
+        from bridge.nats.jetstream.bus import JetStreamEventBus
         from bridge.nats.jetstream.sessions import Sessions
+        from bridge.nats.jetstream.stream_plan import wanted
         from sidecar.mirror.deltas import DeltaStream
         from sidecar.mirror.server.server import EmbeddedServer
         from sidecar.mirror.task import MirrorTask
@@ -113,6 +117,8 @@ class NatsService:
             self._server = EmbeddedServer(self._home.nats_path, self._config, self._new_token)
             self._server.start()
         self.sessions = Sessions(self._options)
+        streams = wanted(max_bytes=mirror_bytes(self._config))
+        self._bus = JetStreamEventBus(self.sessions, pull_settings(self._config), streams)
         self._keeping = asyncio.create_task(self._keep(self.sessions))
         if self._source is None:
             return
@@ -152,7 +158,7 @@ class NatsService:
         from sidecar.mirror.calling import RemoteCalls
 
         source = self._source
-        self._calls = RemoteCalls(lambda: self.sessions, source.store, identity, source.log_id, source.clean)
+        self._calls = RemoteCalls(lambda: self._bus, source.store, identity, source.log_id, source.clean)
         return self._calls.kinds(worker.tools)
 
     def attach(self, runtime: Runtime) -> None:
@@ -164,27 +170,25 @@ class NatsService:
         self, tools: Mapping[str, EffectKind], worker: WorkerConfig, identity: Identity, answer: Answer
     ) -> list[asyncio.Task[None]]:
         """Do for other programs on the server what the configuration allows: tasks, which the caller cancels."""
-        if self.sessions is None or self._source is None:
+        if self._bus is None or self._source is None:
             return []
-        source, settings = self._source, pull_settings(self._config)
+        source = self._source
         runs: list[Coroutine[Any, Any, None]] = []
         if tools:
             from sidecar.mirror.serving import ServedTools
 
-            self._served = ServedTools(self.sessions, tools, settings, source.now_ms, source.clean)
+            self._served = ServedTools(self._bus, tools, source.now_ms, source.clean)
             runs.append(self._served.run())
         if worker.internal_allowed:
             from sidecar.mirror.actions import PMO, internal_tools
             from sidecar.mirror.serving import ServedTools
 
             internal = internal_tools(answer, worker.internal_allowed)
-            runs.append(
-                self._owned(PMO, ServedTools(self.sessions, internal, settings, source.now_ms, source.clean).run)
-            )
+            runs.append(self._owned(PMO, ServedTools(self._bus, internal, source.now_ms, source.clean).run))
         if worker.ui_allowed:
             from sidecar.mirror.actions import WORKER, UiActions
 
-            actions = UiActions(self.sessions, settings, source.store, identity, answer, worker.ui_allowed)
+            actions = UiActions(self._bus, source.store, identity, answer, worker.ui_allowed)
             runs.append(self._owned(WORKER, actions.run))
         return [asyncio.create_task(run) for run in runs]
 
@@ -198,13 +202,11 @@ class NatsService:
         """
         if self.sessions is not None and self._owning is not None:
             self._owning.start(self.sessions, partial(self._own, runtime), runtime.resume)
-        if self.sessions is None or not agents:
+        if self._bus is None or not agents:
             return None
         from sidecar.mirror.commands import CommandConsumers
 
-        self.commands = CommandConsumers(
-            runtime, self.sessions, pull_settings(self._config), agents=agents, owning=self._owning, calls=self._calls
-        )
+        self.commands = CommandConsumers(runtime, self._bus, agents=agents, owning=self._owning, calls=self._calls)
         self.commands.start()
         return self.commands
 

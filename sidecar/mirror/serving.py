@@ -14,14 +14,10 @@ from typing import Any, Final
 import orjson
 
 from bridge.nats import headers as h
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.errors import NatsError, NotFound
-from bridge.nats.jetstream.options import PullSettings
-from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.pulling import ConsumerDefinition, Done, Outcome, Poison, PulledMessage, PullLoop, burying
-from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, EVENTS, L0_COMMANDS, wanted
+from bridge.nats.jetstream.stream_plan import EVENTS
 from bridge.nats.jetstream.streams import message_at
-from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.arriving import known_headers
 from bridge.nats.l0.calls import REPORT, card_id, card_sequence, tool_pattern
 from bridge.nats.l0.payloads import PayloadError, ToolCommand, ToolResult
@@ -30,6 +26,7 @@ from sidecar.agents.effects.ledger import bounded
 from sidecar.agents.effects.outbound import outbound
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind
+from streams.bus.contract import Delivery, Done, Handler, Outcome, Poison
 
 log = logging.getLogger("sidecar.mirror")
 
@@ -44,59 +41,46 @@ class ServedTools:
 
     def __init__(
         self,
-        sessions: Sessions,
+        bus: JetStreamEventBus,
         tools: Mapping[str, EffectKind],
-        settings: PullSettings,
         now_ms: Callable[[], int],
         clean: Callable[[Any], Any],
     ) -> None:
-        self._sessions, self._now_ms, self._clean = sessions, now_ms, clean
-        self._tools, self._settings = dict(tools), settings
-        self._loops: dict[str, PullLoop] = {}
+        self._bus, self._now_ms, self._clean = bus, now_ms, clean
+        self._taking = {
+            subject: bus.subscribe(tool_consumer(subject), [tool_pattern(subject)], self._handler(tool))
+            for subject, tool in tools.items()
+        }
 
     async def run(self) -> None:
         """Take calls until cancelled. A call in progress is then cut off, and delivered again to another worker."""
-        streams = [each for each in wanted() if each.name in (L0_COMMANDS, COMMANDS, EVENTS, DEAD)]
-        wait = self._settings.ack_wait_s
-        self._loops = {
-            subject: PullLoop(
-                self._sessions,
-                L0_COMMANDS,
-                ConsumerDefinition(tool_consumer(subject), (tool_pattern(subject),), ack_wait_s=wait),
-                self._handler(tool),
-                self._settings,
-                bury=burying(self._sessions, tool_consumer(subject)),
-                definitions=streams,
-            )
-            for subject, tool in self._tools.items()
-        }
-        await asyncio.gather(*(loop.run() for loop in self._loops.values()))
+        await asyncio.gather(*(subscription.run() for subscription in self._taking.values()))
 
     def status(self) -> list[dict[str, Any]]:
         """For each tool: ``tool``, ``ready``, ``in_flight``, ``counts`` and ``problem``."""
         return [
             {
                 "tool": subject,
-                "ready": loop.is_ready,
-                "in_flight": loop.working,
-                "counts": dict(sorted(loop.counts.items())),
-                "problem": loop.problem,
+                "ready": each.is_ready,
+                "in_flight": each.working,
+                "counts": dict(sorted(each.counts.items())),
+                "problem": each.problem,
             }
-            for subject, loop in self._loops.items()
+            for subject, each in self._taking.items()
         ]
 
-    def _handler(self, tool: EffectKind) -> Callable[[PulledMessage], Any]:
-        async def handle(pulled: PulledMessage) -> Outcome:
+    def _handler(self, tool: EffectKind) -> Handler:
+        async def handle(delivery: Delivery) -> Outcome:
             try:
-                h.read_depth(known_headers(pulled.headers))
-                call = ToolCommand.decode(pulled.body)
+                h.read_depth(known_headers(delivery.headers))
+                call = ToolCommand.decode(delivery.body)
             except (PayloadError, h.ProtocolViolation) as error:
                 return Poison(str(error))
             about: dict[str, Any] = {}
             try:
                 args = await self._args(call)
                 effect = Effect(call.tool_name or "", args, call.agent_turn_id, agent=call.agent_id)
-                came = known_headers(pulled.headers)
+                came = known_headers(delivery.headers)
                 with outbound({name: came[name] for name in _TRACE if name in came}):
                     result = await tool.run(effect, call.tool_call_id)
                 status = "success"
@@ -106,7 +90,7 @@ class ServedTools:
                 log.warning("the tool %s failed: %s", call.tool_name, type(error).__name__)
                 result, status = None, "failed"
                 about["error"] = self._clean(f"{type(error).__name__}: {error}")[:500]
-            await self._report(pulled, call, status, result, about)
+            await self._report(delivery, call, status, result, about)
             return Done()
 
         return handle
@@ -121,7 +105,7 @@ class ServedTools:
         if sequence is None:
             raise LookupError("the call points at no card")
         try:
-            card = orjson.loads((await message_at(await self._sessions.get(), EVENTS, sequence)).body)
+            card = orjson.loads((await message_at(await self._bus.sessions.get(), EVENTS, sequence)).body)
             args = card["payload"]["args"]
         except (NotFound, orjson.JSONDecodeError, KeyError, TypeError):
             raise LookupError("the card of the call holds no arguments") from None
@@ -130,20 +114,18 @@ class ServedTools:
         return args
 
     async def _report(
-        self, pulled: PulledMessage, call: ToolCommand, status: str, result: Any, about: dict[str, Any]
+        self, delivery: Delivery, call: ToolCommand, status: str, result: Any, about: dict[str, Any]
     ) -> None:
-        session = await self._sessions.get()
-        came = known_headers(pulled.headers)
-        subject = L0Subject.parse(pulled.subject)
+        came = known_headers(delivery.headers)
+        subject = L0Subject.parse(delivery.subject)
         names: tuple[str, ...] = (*_TRACE, *h.FORWARDED, h.RECURSION_DEPTH)
         passed = {name: came[name] for name in names if name in came}
         # The provider stands in the place of a log, so that nobody takes the card for a record of a home's log.
         card = RecordSubject(subject.project, subject.target, call.agent_id, SERVED)
-        identity = f"{call.agent_turn_id}:{call.tool_call_id}:{pulled.sequence}"
+        identity = f"{call.agent_turn_id}:{call.tool_call_id}:{delivery.sequence}"
         body = orjson.dumps({"result": bounded(self._clean(result)), "tool_call_id": call.tool_call_id})
-        stored = await publish(
-            session, Message(str(card), self._headers(passed, SERVED, subject.target, f"card:{identity}"), body)
-        )
+        headers = self._headers(passed, SERVED, subject.target, f"card:{identity}")
+        stored = await self._bus.publish(str(card), headers, body)
         fields = {
             "tool_call_id": call.tool_call_id,
             "agent_turn_id": call.agent_turn_id,
@@ -151,12 +133,12 @@ class ServedTools:
             "agent_id": call.agent_id,
             "after_execution": call.after_execution or "suspend",
             "status": status,
-            "tool_result_card_id": card_id(stored.sequence),
+            "tool_result_card_id": card_id(stored),
             **about,
         }
         inbox = CommandSubject(subject.project, WORKSPACE, call.agent_id, REPORT)
         headers = self._headers(passed, REPORT, subject.target, f"report:{identity}")
-        await publish(session, Message(str(inbox), headers, ToolResult.parse(fields).encode()))
+        await self._bus.publish(str(inbox), headers, ToolResult.parse(fields).encode())
 
     def _headers(self, passed: Mapping[str, str], type_: str, sender: str, identity: str) -> dict[str, str]:
         return h.fill_headers(

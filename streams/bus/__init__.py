@@ -1,1 +1,1 @@
-"""The event bus: its contract, an in-memory bus, and the subjects and headers of messages."""
+"""The event bus: its contract, its commands, and the subjects and headers of messages."""

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
+MESSAGE_ID: Final = "Nats-Msg-Id"
+"""The header that identifies a message: of several with the same value, a bus stores one."""
+
 MAX_VALUE: Final = 512
 """Maximum length of a header value, in characters."""
 

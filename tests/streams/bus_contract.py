@@ -1,288 +1,247 @@
-"""What every ``EventBus`` must do. Subclass ``BusContract`` and supply ``open_bus``; never copy a test.
-
-``open_bus`` returns a new, empty bus for each test. Subjects
-begin with ``evt.`` (multicast) unless a test is about something else.
-"""
+"""What every ``EventBus`` must do. Subclass ``BusContract`` and supply ``bus``; never copy a test."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
-from streams.bus.contract import BusClosed, DurableConflict, EventBus, Published, Redelivery
-from streams.bus.headers import HeaderError
-from streams.bus.subjects import SubjectError
-from tests.streams.bus_handlers import AT_ONCE, HANG_S, Gate, Inbox
-from tests.streams.bus_redelivery import RedeliveryContract
+from streams.bus.contract import (
+    DEAD_ATTEMPTS,
+    DEAD_DURABLE,
+    DEAD_REASON,
+    DEAD_SUBJECT,
+    Again,
+    Delivery,
+    Done,
+    EventBus,
+    Handler,
+    Outcome,
+    Poison,
+    Subscription,
+)
+from streams.system.retry import Retry
+
+HANG_S = 20
+"""When a test is taken to hang."""
+
+AT_ONCE = Retry(0.0, 0.0, attempts=3)
+RUN = "cmd.p.w.a.run"
 
 
-class BusContract(RedeliveryContract):
-    takes_str = True
-    """Whether messages under ``str`` can be published at all."""
+class Inbox:
+    """A handler that keeps its messages. ``answer`` says what comes of each."""
 
-    async def open_bus(self) -> EventBus:
-        raise NotImplementedError("an implementation's suite says how to open it")
+    def __init__(self, answer: Callable[[Delivery], Outcome] = lambda delivery: Done()) -> None:
+        self.got: list[Delivery] = []
+        self._answer = answer
+        self._changed = asyncio.Condition()
 
-    @pytest.fixture
-    async def bus(self) -> AsyncIterator[EventBus]:
-        bus = await self.open_bus()
-        async with asyncio.timeout(60):
-            yield bus
-            await bus.close()
+    async def __call__(self, delivery: Delivery) -> Outcome:
+        self.got.append(delivery)
+        async with self._changed:
+            self._changed.notify_all()
+        return self._answer(delivery)
 
-    @pytest.fixture
-    async def send(self, bus: EventBus) -> AsyncIterator[Callable[..., Awaitable[None]]]:
-        """Publish in order without waiting for handlers, whatever this bus's ``publish`` waits for."""
-        tasks: list[asyncio.Task[Published]] = []
+    async def wait(self, count: int) -> list[Delivery]:
+        """Wait for ``count`` deliveries."""
+        async with asyncio.timeout(HANG_S), self._changed:
+            await self._changed.wait_for(lambda: len(self.got) >= count)
+        return self.got
 
-        async def send(subject: str, *bodies: bytes) -> None:
-            for body in bodies:
-                tasks.append(asyncio.create_task(bus.publish(subject, body)))
-                await asyncio.sleep(0)
+    @property
+    def bodies(self) -> list[bytes]:
+        return [delivery.body for delivery in self.got]
 
-        yield send
-        await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
 
-    # Publishing
+class Gate(Inbox):
+    """A handler that blocks until it is opened."""
 
-    async def test_a_message_arrives_as_it_was_published(self, bus: EventBus) -> None:
-        inbox = Inbox()
-        await bus.subscribe("evt.>", inbox)
-        headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "CG-Sender": "build"}
-        published = await bus.publish("evt.p.one", b'\x00\xff{"a":1}', headers=headers)
-        (delivery,) = await inbox.wait(1)
-        assert (delivery.subject, delivery.body) == ("evt.p.one", b'\x00\xff{"a":1}')
-        assert {k: v for k, v in delivery.headers.items() if not k.startswith("Nats-")} == headers
-        assert (delivery.sequence, delivery.attempt) == (published.sequence, 1)
-        assert not published.duplicate
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[bytes] = []
+        self.open = asyncio.Event()
 
-    async def test_a_message_id_makes_it_once(self, bus: EventBus) -> None:
-        inbox = Inbox()
-        await bus.subscribe("evt.>", inbox)
-        first = await bus.publish("evt.p.one", b"1", message_id="01A")
-        again = await bus.publish("evt.p.one", b"1", message_id="01A")
-        other = await bus.publish("evt.p.one", b"2", message_id="01B")
-        assert (again.sequence, again.duplicate) == (first.sequence, True)
-        assert not other.duplicate
-        await inbox.wait(2)
-        assert inbox.bodies == [b"1", b"2"]
+    async def __call__(self, delivery: Delivery) -> Outcome:
+        await super().__call__(delivery)
+        await self.open.wait()
+        self.left.append(delivery.body)
+        return Done()
 
-    async def test_a_header_cannot_bring_another_one(self, bus: EventBus) -> None:
-        hostile = [
-            {"a": "b\r\nCG-Recursion-Depth: 0"},
-            {"a\r\nb": "c"},
-            {"a": "\n"},
-            {"a b": "c"},
-            {"a": "é"},
-            {"a": ""},
-        ]
-        inbox = Inbox()
-        await bus.subscribe("evt.>", inbox)
-        for headers in hostile:
-            with pytest.raises(HeaderError):
-                await bus.publish("evt.p.one", b"1", headers=headers)
-        await bus.publish("evt.p.one", b"2")
-        await inbox.wait(1)
-        assert inbox.bodies == [b"2"]
 
-    # Patterns
+@asynccontextmanager
+async def taking(
+    bus: EventBus, handle: Handler, retry: Retry | None = None, *, durable: str = "worker", patterns: Sequence[str] = ()
+) -> AsyncIterator[Subscription]:
+    """A subscription that runs; what it handles at the end comes again."""
+    subscription = bus.subscribe(durable, patterns or ["cmd.>"], handle, retry)
+    task = asyncio.create_task(subscription.run())
+    try:
+        yield subscription
+        assert not task.done() or task.result() is None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert subscription.working == 0
 
-    async def test_a_pattern_hears_what_it_matches(self, bus: EventBus) -> None:
-        inboxes = {pattern: Inbox() for pattern in ("evt.a.one", "evt.*.one", "evt.a.>", "evt.>")}
-        last = Inbox()
-        for pattern, inbox in inboxes.items():
-            await bus.subscribe(pattern, inbox)
-        await bus.subscribe("evt.last", last)
-        for subject in ("evt.a.one", "evt.b.one", "evt.a.two", "evt.a.one.more", "evt.last"):
-            await bus.publish(subject, subject.encode())
-        await last.wait(1)
-        expected = {
-            "evt.a.one": [b"evt.a.one"],
-            "evt.*.one": [b"evt.a.one", b"evt.b.one"],
-            "evt.a.>": [b"evt.a.one", b"evt.a.two", b"evt.a.one.more"],
-            "evt.>": [b"evt.a.one", b"evt.b.one", b"evt.a.two", b"evt.a.one.more", b"evt.last"],
-        }
-        for pattern, bodies in expected.items():
-            await inboxes[pattern].wait(len(bodies))
-            assert inboxes[pattern].bodies == bodies, pattern
 
-    async def test_what_is_no_subject_no_pattern_and_no_durable_is_refused(self, bus: EventBus) -> None:
-        for subject in ("", "evt.*", "evt.>", "evt..x", "evt.a b", "evt.a\r\nPUB evt.b 0\r\n\r\n", "evt.\x00"):
-            with pytest.raises(SubjectError):
-                await bus.publish(subject, b"1")
-        for pattern in ("", "evt.>.a", "evt.a*", "evt..a", "evt.a b"):
-            with pytest.raises(SubjectError):
-                await bus.subscribe(pattern, Inbox())
-        for durable in ("", "a.b", "a b", "*", ">", "a\n"):
-            with pytest.raises(SubjectError):
-                await bus.subscribe("evt.>", Inbox(), durable=durable)
+async def counted(subscription: Subscription, **counts: int) -> None:
+    """Wait until a subscription has come so far."""
+    async with asyncio.timeout(HANG_S):
+        while not subscription.counts >= Counter(counts):
+            await asyncio.sleep(0.001)
 
-    # Handlers
 
-    async def test_a_handler_is_awaited_before_it_gets_the_next_message(
-        self, bus: EventBus, send: Callable[..., Awaitable[None]]
-    ) -> None:
-        gate, witness = Gate(), Inbox()
-        await bus.subscribe("evt.>", gate, durable="slow")
-        await bus.subscribe("evt.>", witness, durable="quick")
-        await send("evt.p.one", b"1", b"2", b"3")
-        await gate.wait()
-        await witness.wait(3)  # by now the slow one would have had them too
-        assert gate.inside == [b"1"] and gate.left == []
-        gate.open.set()
-        await gate.wait_left(3)
-        assert gate.left == [b"1", b"2", b"3"]
+class BusContract:
+    async def dead(self, bus: EventBus, count: int) -> list[Delivery]:
+        """The dead letters of a bus, once there are so many."""
+        letters = Inbox()
+        async with taking(bus, letters, durable="letters", patterns=["dlq.>"]):
+            return await letters.wait(count)
 
-    async def test_first_attempts_are_in_the_order_of_publishing(self, bus: EventBus) -> None:
-        inbox = Inbox()
-        await bus.subscribe("evt.>", inbox, durable="one")
-        sent = [str(n).encode() for n in range(200)]
-        for body in sent:
-            await bus.publish("evt.p.n", body)
-        await inbox.wait(200)
-        assert inbox.bodies == sent
-        sequences = [delivery.sequence for delivery in inbox.got]
-        assert sequences == sorted(set(sequences))
-
-    # Multicast and competition
-
-    async def test_those_who_share_a_durable_share_its_messages(
-        self, bus: EventBus, send: Callable[..., Awaitable[None]]
-    ) -> None:
-        held, free = Gate(), Inbox()
-        await bus.subscribe("cmd.>", held, durable="workers")
-        await send("cmd.p.w.a.run", b"0")
-        await held.wait()
-        await bus.subscribe("cmd.>", free, durable="workers")
-        rest = [str(n).encode() for n in range(1, 20)]
-        await send("cmd.p.w.a.run", *rest)
-        await free.wait(len(rest))  # a worker that is busy keeps nobody from working
-        held.open.set()
-        assert free.bodies == rest
-        assert held.inside == [b"0"], "each message went to one of them"
-
-    async def test_a_durable_is_one_thing(self, bus: EventBus) -> None:
-        await bus.subscribe("evt.a.>", Inbox(), durable="one", redelivery=AT_ONCE)
-        with pytest.raises(DurableConflict, match="evt"):
-            await bus.subscribe("evt.b.>", Inbox(), durable="one", redelivery=AT_ONCE)
-        with pytest.raises(DurableConflict, match="redelivery"):
-            await bus.subscribe("evt.a.>", Inbox(), durable="one", redelivery=Redelivery(max_deliver=9))
-
-    # Modes: the first token says how a message is kept
-
-    async def test_no_two_durables_of_a_work_queue_overlap(self, bus: EventBus) -> None:
-        first = await bus.subscribe("cmd.p.w.>", Inbox(), durable="one")
-        for pattern in ("cmd.p.w.>", "cmd.p.*.a.run", "cmd.>"):
-            with pytest.raises(DurableConflict):
-                await bus.subscribe(pattern, Inbox(), durable="other")
-            with pytest.raises(DurableConflict):
-                await bus.subscribe(pattern, Inbox())
-        await bus.subscribe("cmd.p.v.>", Inbox(), durable="apart")
-        await bus.subscribe("evt.p.w.>", Inbox(), durable="beside")
-        await first.cancel()
-        with pytest.raises(DurableConflict):
-            await bus.subscribe("cmd.p.w.>", Inbox(), durable="later")
-
-    async def test_a_command_waits_for_its_worker(self, bus: EventBus) -> None:
-        inbox = Inbox()
-        await bus.publish("cmd.p.w.a.run", b"1")
-        await bus.subscribe("cmd.p.w.>", inbox, durable="worker", start="new")
-        await bus.publish("cmd.p.w.a.run", b"2")
-        await inbox.wait(2)
-        assert inbox.bodies == [b"1", b"2"]
-
-    async def test_a_handled_command_is_gone(self, bus: EventBus) -> None:
+    async def test_a_message_arrives_as_it_was_published_and_is_gone(self, bus: EventBus) -> None:
         first, second = Inbox(), Inbox()
-        subscription = await bus.subscribe("cmd.>", first)
-        await bus.publish("cmd.p.w.a.run", b"1")
-        await first.wait(1)
-        await subscription.cancel()
-        await bus.publish("cmd.p.w.a.run", b"2")
-        await bus.subscribe("cmd.>", second, durable="worker", start="all")
-        await second.wait(1)
+        headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "CG-Sender": "build"}
+        sequence = await bus.publish(RUN, headers, b'\x00\xff{"a":1}')  # before anybody listens
+        async with taking(bus, first) as subscription:
+            (delivery,) = await first.wait(1)
+            await counted(subscription, delivered=1, done=1)
+            assert (subscription.is_ready, subscription.problem, subscription.pending) == (True, "", 0)
+        assert (delivery.subject, delivery.body) == (RUN, b'\x00\xff{"a":1}')
+        assert dict(delivery.headers) == headers
+        assert (delivery.sequence, delivery.attempt) == (sequence, 1)
+        assert not subscription.is_ready
+        await bus.publish(RUN, {}, b"2")
+        async with taking(bus, second):
+            await second.wait(1)
         assert second.bodies == [b"2"]
 
-    async def test_str_is_kept_for_nobody(self, bus: EventBus) -> None:
-        now, away, late, last = Inbox(), Inbox(), Inbox(), Inbox()
-        if not self.takes_str:
-            with pytest.raises(SubjectError):
-                await bus.publish("str.p.chunk", b"1")
-            with pytest.raises(SubjectError):
-                await bus.subscribe("str.>", late, durable="late", start="all")
-            return
-        await bus.subscribe("str.>", now)
-        await (await bus.subscribe("str.>", away, durable="away")).cancel()
-        await bus.publish("str.p.chunk", b"1")
-        await now.wait(1)
-        await bus.subscribe("str.>", away, durable="away")
-        await bus.subscribe("str.>", late, durable="late", start="all")
-        await bus.subscribe("str.>", last, start="all")
-        await bus.publish("str.p.chunk", b"2")
-        for inbox in (away, late, last):
-            await inbox.wait(1)
-            assert inbox.bodies == [b"2"]
+    async def test_a_message_id_is_stored_once(self, bus: EventBus) -> None:
+        inbox = Inbox()
+        first = await bus.publish(RUN, {"Nats-Msg-Id": "01A"}, b"1")
+        assert await bus.publish(RUN, {"Nats-Msg-Id": "01A"}, b"1") == first
+        await bus.publish(RUN, {"Nats-Msg-Id": "01B"}, b"2")
+        async with taking(bus, inbox):
+            await inbox.wait(2)
+        assert inbox.bodies == [b"1", b"2"]
 
-    # Where a durable begins, and where it continues
+    async def test_patterns_say_what_arrives(self, bus: EventBus) -> None:
+        one, other = Inbox(), Inbox()
+        async with (
+            taking(bus, one, durable="one", patterns=["cmd.*.w.a.>", "cmd.p.w.b.run"]),
+            taking(bus, other, durable="other", patterns=["cmd.p.w.c.>"]),
+        ):
+            for subject in (RUN, "cmd.p.w.b.run", "cmd.p.w.c.run", "cmd.p.w.b.stop", "cmd.q.w.a.run.now"):
+                await bus.publish(subject, {}, subject.encode())
+            await other.wait(1)
+            await one.wait(3)
+        assert one.bodies == [RUN.encode(), b"cmd.p.w.b.run", b"cmd.q.w.a.run.now"]
+        assert other.bodies == [b"cmd.p.w.c.run"]
 
-    async def test_new_begins_now_and_all_with_the_oldest(self, bus: EventBus) -> None:
-        await bus.publish("evt.p.one", b"before")
-        new, whole = Inbox(), Inbox()
-        await bus.subscribe("evt.>", new, durable="new", start="new")
-        await bus.subscribe("evt.>", whole, durable="whole", start="all")
-        await bus.publish("evt.p.one", b"after")
-        await new.wait(1)
-        await whole.wait(2)
-        assert new.bodies == [b"after"]
-        assert whole.bodies == [b"before", b"after"]
+    async def test_handlers_begin_in_order_and_a_slow_one_holds_up_nobody(self, bus: EventBus) -> None:
+        gate, open_ = Gate(), Inbox()
 
-    async def test_a_durable_keeps_its_place_while_nobody_listens(self, bus: EventBus) -> None:
-        first, second = Inbox(), Inbox()
-        subscription = await bus.subscribe("evt.>", first, durable="one")
-        await bus.publish("evt.p.one", b"1")
-        await first.wait(1)
-        await subscription.cancel()
-        await bus.publish("evt.p.one", b"2")
-        await bus.publish("evt.p.one", b"3")
-        await bus.subscribe("evt.>", second, durable="one", start="new")
-        await second.wait(2)
-        assert (first.bodies, second.bodies) == ([b"1"], [b"2", b"3"])
+        async def handle(delivery: Delivery) -> Outcome:
+            return await (gate if delivery.body == b"0" else open_)(delivery)
 
-    # Cancelling and closing
+        async with taking(bus, handle) as subscription:
+            bodies = [b"%d" % number for number in range(20)]
+            for body in bodies:
+                await bus.publish(RUN, {}, body)
+            await open_.wait(19)
+            await counted(subscription, done=19)
+            assert gate.bodies + open_.bodies == bodies
+            assert subscription.working >= 1
+            gate.open.set()
+            await counted(subscription, done=20)
 
-    async def test_cancelling_waits_for_the_handler_that_runs(
-        self, bus: EventBus, send: Callable[..., Awaitable[None]]
-    ) -> None:
+    async def test_those_that_share_a_name_compete(self, bus: EventBus) -> None:
+        held, free = Gate(), Inbox()
+        async with taking(bus, held):
+            await bus.publish(RUN, {}, b"0")
+            await held.wait(1)
+            async with taking(bus, free):
+                for number in range(1, 20):
+                    await bus.publish(RUN, {}, b"%d" % number)
+                async with asyncio.timeout(HANG_S):
+                    while len(held.got) + len(free.got) < 20:
+                        await asyncio.sleep(0.001)
+                held.open.set()
+        assert Counter(held.bodies + free.bodies) == Counter(b"%d" % number for number in range(20))
+
+    # After a failure
+
+    async def test_what_fails_comes_again_up_to_the_last_attempt_and_holds_up_nobody(self, bus: EventBus) -> None:
+        def answer(delivery: Delivery) -> Outcome:
+            match delivery.body:
+                case b"raises":
+                    raise ValueError("the text of an error may hold a secret")
+                case b"later" if delivery.attempt < 3:
+                    return Again(0.001)
+            return Done()
+
+        inbox = Inbox(answer)
+        async with taking(bus, inbox, AT_ONCE) as subscription:
+            for body in (b"raises", b"later", b"1"):
+                await bus.publish(RUN, {"CG-Sender": "x", "Nats-Msg-Id": body.decode()}, body)
+            await counted(subscription, delivered=7, done=2, again=4, poison=1)
+        attempts = {body: [each.attempt for each in inbox.got if each.body == body] for body in inbox.bodies}
+        assert attempts == {b"raises": [1, 2, 3], b"later": [1, 2, 3], b"1": [1]}
+        (letter,) = await self.dead(bus, 1)
+        assert (letter.subject, letter.body) == (f"dlq.worker.{RUN}", b"raises")
+        names = (DEAD_SUBJECT, DEAD_DURABLE, DEAD_ATTEMPTS, DEAD_REASON, "CG-Sender")
+        assert [letter.headers[name] for name in names] == [RUN, "worker", "3", "failed 3 times", "x"]
+        assert letter.headers["Nats-Msg-Id"] != "raises"
+
+    async def test_without_a_last_attempt_nothing_is_given_up(self, bus: EventBus) -> None:
+        inbox = Inbox(lambda delivery: Done() if delivery.attempt > 8 else Again())
+        async with taking(bus, inbox, Retry(0.0, 0.0)) as subscription:
+            await bus.publish(RUN, {}, b"1")
+            await counted(subscription, again=8, done=1)
+
+    async def test_poison_is_never_tried_again(self, bus: EventBus) -> None:
+        poison = Poison("no JSON\r\nat all, ü", {"DS-More": "1"})
+        inbox = Inbox(lambda delivery: poison if delivery.body == b"bad" else Done())
+        async with taking(bus, inbox) as subscription:
+            await bus.publish(RUN, {}, b"bad")
+            await bus.publish(RUN, {}, b"good")
+            await counted(subscription, delivered=2, done=1, poison=1)
+        (letter,) = await self.dead(bus, 1)
+        assert (letter.headers[DEAD_ATTEMPTS], letter.headers[DEAD_REASON]) == ("1", "no JSON%0D%0Aat all, %C3%BC")
+        assert letter.headers["DS-More"] == "1"
+
+    # The end of a subscription
+
+    async def test_finishing_waits_for_the_handler_that_runs(self, bus: EventBus) -> None:
         gate, other = Gate(), Inbox()
-        subscription = await bus.subscribe("evt.>", gate, durable="one")
-        await send("evt.p.one", b"1", b"2")
-        await gate.wait()
-        cancelling = asyncio.create_task(subscription.cancel())
+        subscription = bus.subscribe("worker", ["cmd.>"], gate)
+        running = asyncio.create_task(subscription.run())
+        await bus.publish(RUN, {}, b"1")
+        await gate.wait(1)
+        subscription.finish()
+        subscription.finish()
+        await bus.publish(RUN, {}, b"2")
         await asyncio.sleep(0)
-        assert not cancelling.done()
+        assert not running.done()
         gate.open.set()
-        await asyncio.wait_for(cancelling, HANG_S)
+        await asyncio.wait_for(running, HANG_S)
         assert gate.left == [b"1"], "it takes nothing more"
-        await subscription.cancel()
-        await bus.subscribe("evt.>", other, durable="one")
-        await other.wait(1)
+        async with taking(bus, other):
+            await other.wait(1)
         assert other.bodies == [b"2"], "what it did not take waits for the next one"
 
-    async def test_closing_lets_handlers_end_and_refuses_what_comes_then(
-        self, bus: EventBus, send: Callable[..., Awaitable[None]]
-    ) -> None:
+    async def test_what_is_cut_off_comes_again_also_to_the_same_subscription(self, bus: EventBus) -> None:
         gate = Gate()
-        await bus.subscribe("evt.>", gate)
-        await send("evt.p.one", b"1", b"2")
-        await gate.wait()
-        closing = asyncio.create_task(bus.close())
-        await asyncio.sleep(0)
-        gate.open.set()
-        await asyncio.wait_for(closing, HANG_S)
-        await bus.close()
-        assert gate.left == [b"1"]
-        with pytest.raises(BusClosed):
-            await bus.publish("evt.p.one", b"3")
-        with pytest.raises(BusClosed):
-            await bus.subscribe("evt.>", gate)
+        subscription = bus.subscribe("worker", ["cmd.>"], gate)
+        for count in (1, 2):
+            running = asyncio.create_task(subscription.run())
+            if count == 1:
+                await bus.publish(RUN, {}, b"1")
+            await gate.wait(count)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        assert [(each.body, each.attempt) for each in gate.got] == [(b"1", 1), (b"1", 2)] and not gate.left

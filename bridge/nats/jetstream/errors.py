@@ -29,8 +29,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from streams.bus.contract import BusError
 
-class NatsError(Exception):
+
+class NatsError(BusError):
     """Root of all errors about NATS."""
 
     code: ClassVar[str] = "nats-error"

@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from bridge.nats.jetstream.errors import FileRefused
+from streams.system.retry import Retry
 
 CA: Final = "ca.pem"
 """In the certificate directory: the certificate of the authority that signs server certificates. Required."""
@@ -22,6 +23,9 @@ KEY: Final = "key.pem"
 """In the same directory: the client's own certificate and its key, for servers that require them. Both files must be
 there, or neither.
 """
+
+DELIVERIES: Final = Retry(1.0, 60.0, attempts=5)
+"""How a message is delivered again, unless the settings say otherwise."""
 
 _SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _JWT_MARK: Final = "BEGIN NATS USER JWT"
@@ -65,9 +69,8 @@ class ConnectOptions:
 class PullSettings:
     """How a pull consumer requests messages. Times are in seconds.
 
-    After ``attempts`` deliveries a message counts as poison. ``backoff_s`` is the pause before the second delivery; the
-    pause doubles for each further delivery, up to ``longest_backoff_s``. A message that is not answered within
-    ``ack_wait_s`` is delivered again; while a handler is running, the loop extends that time.
+    A message that is not answered within ``ack_wait_s`` is delivered again; while a handler is running, the
+    subscription extends that time.
     """
 
     batch_size: int = 64
@@ -75,14 +78,8 @@ class PullSettings:
     fetch_timeout_s: float = 5.0
     warmup_timeout_s: float = 10.0
     heartbeat_s: float = 1.0
-    attempts: int = 5
-    backoff_s: float = 1.0
-    longest_backoff_s: float = 60.0
     ack_wait_s: float = 30.0
-
-    def backoff(self, count: int) -> float:
-        """The pause after the ``count``-th failed delivery."""
-        return min(self.backoff_s * float(1 << min(count - 1, 32)), self.longest_backoff_s)
+    retry: Retry = DELIVERIES
 
 
 def place(server: str) -> str:

@@ -10,11 +10,11 @@ from typing import Final
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
+from streams.system.retry import Retry
 
 log = logging.getLogger("sidecar.mirror")
 
-FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 5.0
+RECONNECT: Final = Retry(0.05, 5.0)
 
 
 class Sessions:
@@ -67,7 +67,7 @@ class Sessions:
         Refusals are also retried, because somebody may supply the missing file. The wait ends when cancelled, or with
         ``NatsUnavailable`` after ``close``.
         """
-        pause, logged = FIRST_PAUSE_SECONDS, ""
+        failures, logged = 0, ""
         while True:
             try:
                 return await self.get()
@@ -77,8 +77,8 @@ class Sessions:
                 if str(error) != logged:
                     logged = str(error)
                     log.info("no connection to NATS yet: %s", logged)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            failures += 1
+            await asyncio.sleep(RECONNECT.pause(failures))
 
     async def close(self) -> None:
         """Close the connection for good. Idempotent."""

@@ -24,7 +24,6 @@ no cause; it then begins a chain of its own. ``CG-Mode``, or ``mode`` next to ``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 from urllib.parse import unquote
 
@@ -34,6 +33,7 @@ from bridge.nats import headers as h
 from bridge.nats.headers import ProtocolViolation, read_depth, reserved_keys
 from bridge.nats.l0.recursion import CALL, MAX_DEPTH, VIOLATION, Decision, judge
 from bridge.nats.subjects import CommandSubject
+from streams.bus.command import Command, Refusal
 from streams.bus.headers import is_header_value
 from streams.bus.subjects import SubjectError
 from streams.errors import InvalidEvent
@@ -65,36 +65,6 @@ class Undecodable(ValueError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedCommand:
-    """A command, with everything that its headers, subject and body say.
-
-    ``decision`` judges depth and mode; ``depth`` is the depth of the command's chain, or the depth that the command
-    claims; ``None`` only for a violation without a depth. Count the ``notes``: ``trace_made``, ``trace_invalid``,
-    ``tracestate_dropped``, ``timestamp_invalid`` and ``reserved_keys``.
-    """
-
-    agent: str
-    type: str
-    key: str
-    payload: dict[str, Any] = field(repr=False)
-    actor: str
-    sender: str
-    depth: int | None
-    decision: Decision
-    correlation_id: str | None
-    causation_id: str | None
-    traceparent: str
-    ts: int | None
-    metadata: dict[str, Any] = field(repr=False)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def is_violation(self) -> bool:
-        """Whether the command breaks the protocol."""
-        return self.decision.verdict == VIOLATION
-
-
 def read_command(
     subject: str,
     headers: Mapping[str, str],
@@ -104,8 +74,12 @@ def read_command(
     sequence: int,
     recorded: Callable[[str], Chain | None],
     limit: int = MAX_DEPTH,
-) -> ArrivedCommand:
-    """Read one message. ``recorded`` returns what is recorded for a correlation id; ``limit`` is the maximum depth.
+) -> tuple[Command, list[str]]:
+    """Read one message: the command, and notes to count, which are ``trace_made``, ``trace_invalid``,
+    ``tracestate_dropped``, ``timestamp_invalid`` and ``reserved_keys``.
+
+    The command's depth is that of its chain, or the one that the command claims. ``recorded`` returns what is recorded
+    for a correlation id; ``limit`` is the maximum depth.
 
     Raises:
         Undecodable: the message is not a command.
@@ -132,23 +106,22 @@ def read_command(
     metadata |= {name: given[name] for name in h.FORWARDED if name in given}
     source = fields.get("source")
     sender = unquote(given[h.SENDER]) if h.SENDER in given else source.get("agent") if source else None
-    return ArrivedCommand(
-        agent=names.agent,
-        type=fields.get("type") or names.type,
-        key=key,
-        payload=payload,
+    command = Command(
+        key,
+        fields.get("type") or names.type,
+        payload,
         actor=fields.get("actor") or sender or UNKNOWN_SENDER,
         sender=sender or UNKNOWN_SENDER,
-        depth=depth,
-        decision=decision,
+        depth=depth or 0,
         correlation_id=correlation,
         # A command that is a whole event was recorded elsewhere, so that event is the cause of the records here.
         causation_id=fields["id"] if fields.keys() >= _WHOLE else causation,
         traceparent=_trace_of(given, fields, key, chain, metadata, notes),
         ts=_ts_of(given, fields, notes),
         metadata=metadata,
-        notes=tuple(notes),
+        refusal=Refusal(decision.verdict, decision.reason, depth) if decision.verdict == VIOLATION else None,
     )
+    return command, notes
 
 
 def known_headers(headers: Mapping[str, str]) -> dict[str, str]:

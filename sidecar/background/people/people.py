@@ -16,7 +16,6 @@ from pydantic import Field
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.runner import EffectKind, Resolution
-from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.gate import checkpoint_of_person
 from sidecar.background.hosts.hosts import Hosts
@@ -48,6 +47,7 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.read.telling.agents import agent_troubles
 from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
+from streams.bus.command import Command
 from streams.identity import Identity
 
 ANSWER_SECONDS: Final = 25.0

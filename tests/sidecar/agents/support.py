@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.agents.effects.runner import EffectKind
-from sidecar.agents.inputs import Command, agent_stream
+from sidecar.agents.inputs import agent_stream
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
+from streams.bus.command import Command
 from streams.identity import Identity, seeded_identity
 from streams.log.log import Log
 from streams.store import Record, StreamStore

@@ -17,11 +17,12 @@ from sidecar.agents.chains import inherited
 from sidecar.agents.checks.replay import replay
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.effects.outbound import outbound_headers
-from sidecar.agents.inputs import MAX_DEPTH, Command
+from sidecar.agents.inputs import MAX_DEPTH
 from sidecar.agents.loading import UserEffect
 from sidecar.agents.runtime import Runtime
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.config import PhantomConfig
+from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.store import Record, StreamStore
 from streams.trace import is_one_trace, parse_traceparent

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from sidecar.agents import engine
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
-from sidecar.agents.inputs import Command, agent_stream, state_hash
+from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.runtime import Runtime
+from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.store import StreamStore
 from tests.memory import MemoryStore

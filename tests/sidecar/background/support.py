@@ -9,9 +9,10 @@ from typing import Any
 from sidecar.agents.agent import Agent
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import EffectKind, Reconciled, Unknown
-from sidecar.agents.inputs import Command, agent_stream, effects_stream
+from sidecar.agents.inputs import agent_stream, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.background.said import Said
+from streams.bus.command import Command
 from streams.store import Record, StreamStore
 from tests.sidecar.agents.kinds import Clock, Policy
 from tests.sidecar.agents.support import records, settled

@@ -16,7 +16,7 @@ import pytest
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
 from sidecar.agents.effects.runner import Done
-from sidecar.agents.inputs import MAX_DEPTH, Command, effects_stream
+from sidecar.agents.inputs import MAX_DEPTH, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point
 from sidecar.background.people import answer_link, doubts
@@ -28,6 +28,7 @@ from sidecar.background.reading import whole
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.select import open_reader
+from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.store import StreamStore

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.agents.inputs import Command
 from sidecar.background.people.alerts import NAME, SEND, AlertAgent
 from sidecar.background.people.people import People
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.telling.agents import agent_troubles
+from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.memory import MemoryStore

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.agents.inputs import Command
 from sidecar.home import Home
+from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.agents.agents import Counter

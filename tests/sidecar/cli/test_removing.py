@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.agents.inputs import Command
 from sidecar.home import Home
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.read.wording import counted
+from streams.bus.command import Command
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log

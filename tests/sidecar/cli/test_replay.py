@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
+from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.agents.agents import Counter

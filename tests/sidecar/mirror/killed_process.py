@@ -15,6 +15,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any, Literal, NamedTuple
 
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS
@@ -28,33 +29,34 @@ from sidecar.mirror.task import MirrorTask
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.stores.directory import Backend
+from streams.system.retry import Retry
 from tests.sidecar.agents.kinds import Policy
 
 AGENT = "clerk"
 CONSUMER = f"{AGENT}_consumer"
 SETTINGS = PullSettings(
-    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, attempts=2, backoff_s=0.01, ack_wait_s=0.5
+    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, ack_wait_s=0.5, retry=Retry(0.01, 1.0, attempts=2)
 )
 
 
 class Place(NamedTuple):
-    """A stop point, and whose it is: the consumers' publish dead letters, the mirror's everything else."""
+    """A stop point, and whose it is: the bus publishes dead letters, the mirror everything else."""
 
-    part: Literal["runtime", "consumers", "mirror"]
+    part: Literal["runtime", "bus", "mirror"]
     point: Point
 
 
 PLACES = (
-    Place("consumers", "pulled"),
+    Place("bus", "pulled"),
     Place("runtime", "received"),
     Place("runtime", "before-commit"),
     Place("runtime", "after-commit"),
-    Place("consumers", "before-publish"),
-    Place("consumers", "after-publish"),
+    Place("bus", "before-publish"),
+    Place("bus", "after-publish"),
     Place("mirror", "before-publish"),
     Place("mirror", "after-publish"),
-    Place("consumers", "before-ack"),
-    Place("consumers", "after-ack"),
+    Place("bus", "before-ack"),
+    Place("bus", "after-ack"),
     Place("runtime", "effect-started"),
     Place("runtime", "effect-done"),
     Place("runtime", "effect-recorded"),
@@ -160,7 +162,7 @@ async def _run(
     )
     sessions = Sessions(given)
     await runtime.start()
-    consumers = CommandConsumers(runtime, sessions, SETTINGS, stop=stop("consumers"))
+    consumers = CommandConsumers(runtime, JetStreamEventBus(sessions, SETTINGS, stop=stop("bus")))
     mirror = MirrorTask(store, store.manifest.log_id, sessions, identity.now_ms, stop=stop("mirror"))
     consumers.start()
     mirror.start()

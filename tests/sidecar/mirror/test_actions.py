@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import L0_COMMANDS, L0_EVENTS
@@ -43,7 +44,7 @@ class Requests:
 
 @asynccontextmanager
 async def taking(sessions: Sessions, store: MemoryStore, requests: Requests, *allowed: str) -> AsyncIterator[None]:
-    actions = UiActions(sessions, QUICK, store, seeded_identity(3), requests.answer, allowed)
+    actions = UiActions(JetStreamEventBus(sessions, QUICK), store, seeded_identity(3), requests.answer, allowed)
     task = asyncio.create_task(actions.run())
     try:
         yield

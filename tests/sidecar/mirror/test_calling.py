@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.sessions import Sessions
@@ -23,7 +24,6 @@ from bridge.nats.l0.table import decode
 from sidecar.agents.chains import inherited
 from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect
-from sidecar.agents.inputs import Command
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
 from sidecar.mirror import calling
@@ -31,6 +31,7 @@ from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
 from sidecar.mirror.serving import ServedTools
 from sidecar.mirror.task import MirrorTask
+from streams.bus.command import Command
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity
 from streams.store import Record
@@ -69,7 +70,8 @@ class Owner:
     def __init__(self, sessions: Sessions, store: MemoryStore, epoch: int, **tool: Any) -> None:
         self.store, self.sessions, self.epoch = store, sessions, epoch
         identity = seeded_identity(5)
-        self.calls = RemoteCalls(lambda: sessions, store, identity, LOG, lambda value: value)
+        self.bus = JetStreamEventBus(sessions, QUICK)
+        self.calls = RemoteCalls(lambda: self.bus, store, identity, LOG, lambda value: value)
         self.leases = Leases()
         tools = {"count": RemoteTool(target_subject=SUBJECT, **tool)}
         self.runtime = Runtime(store, identity, agents(Counter), kinds=self.calls.kinds(tools))
@@ -77,8 +79,7 @@ class Owner:
         self.mirror = MirrorTask(store, LOG, sessions, lambda: 1)
         self.consumers = CommandConsumers(
             self.runtime,
-            sessions,
-            QUICK,
+            self.bus,
             calls=self.calls,
             owning=self.leases,  # type: ignore[arg-type]
         )
@@ -133,7 +134,8 @@ class Plain:
 @asynccontextmanager
 async def worker(server: RealServer, tool: Plain) -> AsyncIterator[ServedTools]:
     sessions = Sessions(server.ask_options)
-    served = ServedTools(sessions, {SUBJECT: tool}, QUICK, lambda: 1, lambda value: value)  # type: ignore[dict-item]
+    bus = JetStreamEventBus(sessions, QUICK)
+    served = ServedTools(bus, {SUBJECT: tool}, lambda: 1, lambda value: value)  # type: ignore[dict-item]
     task = asyncio.create_task(served.run())
     try:
         yield served
@@ -347,14 +349,16 @@ async def test_a_call_without_a_report_ends_at_its_time(sessions: Sessions) -> N
 async def test_an_outage_of_the_server_is_no_attempt(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [NatsUnavailable("no answer")] * 6  # more than the attempts that the policy allows
 
-    async def unsteady(*given: Any) -> Any:
-        if left:
-            raise left.pop()
-        return await publish(*given)
-
-    monkeypatch.setattr(calling, "publish", unsteady)
     monkeypatch.setattr(calling, "PAUSE_SECONDS", 0.001, raising=False)
     async with owner(sessions) as home:
+        published = home.bus.publish
+
+        async def unsteady(*given: Any) -> Any:
+            if left:
+                raise left.pop()
+            return await published(*given)
+
+        monkeypatch.setattr(home.bus, "publish", unsteady)
         home.runtime.effects._policy = Policy()
         await home.call()
         payload, headers = await sent(sessions)

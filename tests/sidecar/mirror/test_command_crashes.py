@@ -22,7 +22,7 @@ import pytest
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.publishing import publish_all
-from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
+from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, L0_COMMANDS, wanted
 from bridge.nats.jetstream.streams import read_back
@@ -37,6 +37,7 @@ from tests.mirrors import queued
 from tests.nats_servers import RealServer
 from tests.sidecar.mirror import killed_process
 from tests.sidecar.mirror.killed_process import AGENT, CONSUMER, PLACES, Clerk, Place, lines
+from tests.sidecar.mirror.test_commands import consumers_of
 from tests.streams.opened import collect
 from tests.streams.sizes import size
 from tests.torture.figures import note, seeded
@@ -88,7 +89,7 @@ async def anew(sessions: Sessions) -> None:
     await keeping.purge(session, COMMANDS, subject="cmd.>")
     await keeping.purge(session, L0_COMMANDS, subject="cg.>")
     await keeping.purge(session, DEAD, subject="dlq.>")
-    assert await consumer_config(session, COMMANDS, CONSUMER) is None
+    assert CONSUMER not in await consumers_of(session)
 
 
 async def live_and_die(

@@ -16,25 +16,30 @@ import nats
 import pytest
 
 from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.bus import JetStreamEventBus
+from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish_all
-from bridge.nats.jetstream.pulling import consumer_config, remove_consumer
+from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from bridge.nats.jetstream.wire import Message
 from sidecar.agents.runtime import Runtime
-from sidecar.mirror.commands import KEPT_BODY, CommandConsumers, InterestsOverlap, interests_of
+from sidecar.mirror.commands import KEPT_BODY, CommandConsumers
 from streams.errors import StoreUnavailable
 from streams.store import Record, Snapshot, StreamStore
+from streams.system.retry import Retry
 from streams.trace import parse_traceparent
 from tests.memory import MemoryStore
 from tests.mirrors import read_independently
 from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.agents.agents import Counter, Other
-from tests.sidecar.agents.support import agents, records, running, state
+from tests.sidecar.agents.support import records, running, state
 
-QUICK = PullSettings(fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2, backoff_s=0.01, ack_wait_s=2.0)
+QUICK = PullSettings(
+    fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2, ack_wait_s=2.0, retry=Retry(0.01, 1.0, attempts=5)
+)
 ADD = "cmd.default.demo.counter.add"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -81,7 +86,7 @@ def client(server: RealServer) -> Client:
 async def consuming(
     runtime: Runtime, sessions: Sessions, settings: PullSettings = QUICK, **more: Any
 ) -> AsyncIterator[CommandConsumers]:
-    consumers = CommandConsumers(runtime, sessions, settings, **more)
+    consumers = CommandConsumers(runtime, JetStreamEventBus(sessions, settings, **more))
     consumers.start()
     try:
         yield consumers
@@ -97,11 +102,20 @@ async def empty(sessions: Sessions, stream: str = COMMANDS) -> None:
             await asyncio.sleep(0.01)
 
 
+async def consumers_of(session: JetStream, stream: str = COMMANDS) -> dict[str, dict[str, Any]]:
+    """The settings of a stream's consumers, by name; empty while there is no such stream."""
+    try:
+        found = (await session.api(f"CONSUMER.LIST.{stream}"))["consumers"] or []
+    except NotFound:
+        return {}
+    return {each["name"]: each["config"] for each in found}
+
+
 async def forget_ids_soon(sessions: Sessions) -> None:
     """Once the consumer runs, let the stream of dead letters forget message ids before the next delivery."""
     session = await sessions.get()
     async with asyncio.timeout(20):
-        while await consumer_config(session, COMMANDS, "counter_consumer") is None:
+        while "counter_consumer" not in await consumers_of(session):
             await asyncio.sleep(0.01)
     config = (await keeping.facts(session, DEAD)).config
     await session.api(f"STREAM.UPDATE.{DEAD}", {**config, "duplicate_window": 100_000_000})
@@ -462,15 +476,6 @@ class TestProtocol:
 
 
 class TestSettings:
-    async def test_interests_may_not_overlap(self, sessions: Sessions, store: MemoryStore) -> None:
-        assert interests_of(["a", "b"]) == {"a": ["cmd.*.*.a.>"], "b": ["cmd.*.*.b.>"]}
-        with pytest.raises(InterestsOverlap):
-            CommandConsumers(
-                Runtime(store, None, agents(Counter, Other)),  # type: ignore[arg-type]
-                sessions,
-                interests={"other": ["cmd.p.*.>"]},
-            )
-
     async def test_a_foreign_consumer_of_the_same_commands_is_named_as_the_problem(
         self, server: RealServer, sessions: Sessions, store: MemoryStore, client: Client
     ) -> None:

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.pulling import consumer_config
-from bridge.nats.jetstream.stream_plan import COMMANDS
-from bridge.nats.jetstream.streams import facts
 from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
 from sidecar.home import Home
@@ -22,6 +19,7 @@ from sidecar.mirror.reaching import sessions_of
 from streams.identity import system_identity
 from tests.nats_servers import HANG_SECONDS
 from tests.sidecar.cli.helpers import run
+from tests.sidecar.mirror.test_commands import consumers_of
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ async def _send(home: Path, *messages: Message) -> None:
     try:
         session = await sessions.wait()
         async with asyncio.timeout(HANG_SECONDS):
-            while not (await _consumers(session)):
+            while not await consumers_of(session):
                 await asyncio.sleep(0.02)
         for message in messages:
             await publish(session, message)
@@ -45,22 +43,13 @@ async def _send(home: Path, *messages: Message) -> None:
         await sessions.close()
 
 
-async def _consumers(session: Any) -> int:
-    try:
-        return int((await facts(session, COMMANDS)).state["consumer_count"])
-    except Exception:  # noqa: BLE001 - it does not exist yet
-        return 0
-
-
 async def _ack_wait(home: Path) -> int:
     """What the sidecar asked the server for, in nanoseconds."""
     sessions = sessions_of(Home(home), NatsConfig(mode="embedded"), system_identity().nonce)
     try:
-        found = await consumer_config(await sessions.wait(), COMMANDS, "counter_consumer")
+        return int((await consumers_of(await sessions.wait()))["counter_consumer"]["ack_wait"])
     finally:
         await sessions.close()
-    assert found is not None
-    return int(found["ack_wait"])
 
 
 def _status(home: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, WrongExpectation
 from bridge.nats.jetstream.publishing import Expect, Stored, publish, publish_all
 from bridge.nats.jetstream.sessions import Sessions
@@ -79,7 +80,7 @@ async def living(server: RealServer, home: Here, *makes: Callable[[], Any], **mo
         owner=leases,
     )
     await runtime.start()
-    home.consumers = CommandConsumers(runtime, sessions, QUICK, agents=["counter"], owning=leases)
+    home.consumers = CommandConsumers(runtime, JetStreamEventBus(sessions, QUICK), agents=["counter"], owning=leases)
     home.consumers.start()
 
     async def own(agent: str, epoch: int, previous: str | None) -> None:
