@@ -25,14 +25,14 @@ from sidecar.read.past.traces import otlp_request
 from streams.errors import StreamError
 from streams.store import NOTHING, Record, StreamStore
 from streams.system.files import write_durably
+from streams.system.retry import Retry
 
 log = logging.getLogger("sidecar.care.tracing")
 
 LOOK_SECONDS: Final = 1.0
 """How often new records are looked for, so that one request has all that ended in this time."""
 
-FIRST_PAUSE_SECONDS: Final = 1.0
-LONGEST_PAUSE_SECONDS: Final = 60.0
+RETRY: Final = Retry(1.0, 60.0)
 ANSWER_SECONDS: Final = 10.0
 
 MOST_SPANS: Final = 512
@@ -101,22 +101,22 @@ class Tracing:
         self._saved = position
 
     async def _run(self, client: httpx.AsyncClient) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        failures = 0
         while True:
             try:
                 if self._position is None:
                     self._position = await asyncio.to_thread(self._load)
                 while self._store.head > self._position:
                     await self._advance(client, self._position)
-                self._problem, pause = "", FIRST_PAUSE_SECONDS
+                self._problem, failures = "", 0
                 await asyncio.sleep(LOOK_SECONDS)
             except Exception as error:  # noqa: BLE001 - say it instead of ending silently; recording goes on
                 # An unexpected error may quote what it could not handle, so only its type is told.
                 known = isinstance(error, StreamError | OSError)
                 self._failed(str(error) if known else f"{type(error).__name__} in the export")
                 self._folds.clear()  # they have seen records that will be read again
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                failures += 1
+                await asyncio.sleep(RETRY.pause(failures))
 
     async def _advance(self, client: httpx.AsyncClient, after: int) -> None:
         """Send what ended after a position, and save up to where."""
@@ -162,11 +162,11 @@ class Tracing:
 
     async def _deliver(self, client: httpx.AsyncClient, spans: list[dict[str, Any]]) -> None:
         """Send spans until the receiver has accepted them, or will never do."""
-        body, pause = orjson.dumps(otlp_request(spans)), FIRST_PAUSE_SECONDS
+        body, failures = orjson.dumps(otlp_request(spans)), 0
         while (fault := await self._send(client, body, len(spans))) is not None:
             self._failed(f"{urlsplit(self._address).netloc} {fault}")
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            failures += 1
+            await asyncio.sleep(RETRY.pause(failures))
 
     async def _send(self, client: httpx.AsyncClient, body: bytes, count: int) -> str | None:
         """Send one request; returns why it must be sent again."""

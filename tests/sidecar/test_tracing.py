@@ -33,6 +33,7 @@ from streams.identity import seeded_identity, system_identity
 from streams.lineage import ENDED
 from streams.log.log import Log
 from streams.log.reader import LogReader
+from streams.system.retry import Retry
 from tests.answering import AnsweringServer
 from tests.sidecar.cli.helpers import events_of, run_process
 from tests.sidecar.cli.test_traces import parsed, spans_of
@@ -97,8 +98,8 @@ async def expected(home: Home) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_SECONDS", "FIRST_PAUSE_SECONDS"):
-        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "RETRY", Retry(0.01, 60.0))
 
 
 @asynccontextmanager

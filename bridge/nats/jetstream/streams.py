@@ -6,12 +6,14 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from bridge.nats.jetstream.connection import API, JetStream, decoded, waited
 from bridge.nats.jetstream.errors import NatsUnavailable, NotFound, ServerBusy, ServerRefused, StreamRefused
 from bridge.nats.jetstream.stream_plan import StreamDefinition, StreamPlan, plan, server_version
 from bridge.nats.jetstream.wire import HeaderBlock, Received
+from streams.system.retry import Retry
 
 READ_BATCH: Final = 256
 """How many messages one request asks for; the next request is sent while these messages are still arriving."""
@@ -27,7 +29,7 @@ DELETE_SECONDS: Final = 10.0
 
 _CREATE_FAILED: Final = 10049
 """The server's number for an internal failure while it creates a stream."""
-_CREATE_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
+_CREATE: Final = Retry(0.05, 0.4, attempts=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +128,17 @@ async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
         return
     # Try again if the server is busy: it confirms the deletion of a stream before it removes the stream's directory,
     # which can break a new stream of the same name.
-    pauses = iter(_CREATE_PAUSES_S)
-    while True:
+    for attempt in count(1):
         try:
             await session.api(f"STREAM.{wanted.action.upper()}.{wanted.name}", wanted.config)
             return
         except ServerBusy:
-            if (pause := next(pauses, None)) is None:
+            if _CREATE.is_last(attempt):
                 raise
         except ServerRefused as error:
-            pause = next(pauses, None) if error.server_code == _CREATE_FAILED else None
-            if pause is None:
+            if error.server_code != _CREATE_FAILED or _CREATE.is_last(attempt):
                 raise StreamRefused(f"stream {wanted.name}", error.server_code, error.description) from None
-        await asyncio.sleep(pause)
+        await asyncio.sleep(_CREATE.pause(attempt))
 
 
 async def purge(session: JetStream, stream: str, *, subject: str) -> int:

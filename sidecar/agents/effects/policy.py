@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any, Final, Literal, Protocol
 
 from streams.hashing import canonical
+from streams.system.retry import Retry
 
 EffectClass = Literal["safe", "idempotent", "unsafe"]
 """What a second execution does. ``safe``: nothing new. ``idempotent``: nothing new, if the receiver honours the key.
@@ -52,23 +53,20 @@ class EffectPolicy(Protocol):
         """How many seconds one attempt may take."""
 
 
+EFFECTS: Final = Retry(1.0, 300.0, jitter=0.2)
+
+
 @dataclass(frozen=True, slots=True)
 class DefaultPolicy:
     attempts: int = 5
-    first_seconds: float = 1.0
-    longest_seconds: float = 300.0
-    jitter: float = 0.2
-    """Largest share of the back-off that is added as jitter, so that effects that failed
-    together are not retried together."""
+    retry: Retry = EFFECTS
     deadline: float = 60.0
 
     def max_attempts(self, effect: Effect) -> int:
         return self.attempts
 
     def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
-        pause = min(self.first_seconds * 2.0 ** min(attempt - 1, 30), self.longest_seconds)
-        drawn = sha256(f"{effect.base}:{effect.visit}:{attempt}".encode()).digest()[0] / 255
-        return float(pause * (1 + self.jitter * drawn))
+        return self.retry.pause(attempt, f"{effect.base}:{effect.visit}")
 
     def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
         return f"{effect.base}:{effect.visit}"

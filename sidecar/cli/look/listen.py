@@ -123,8 +123,9 @@ class _Listening:
         import asyncio
 
         from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
+        from bridge.nats.jetstream.sessions import RECONNECT
 
-        pause = 0.1
+        failures = 0
         while True:
             try:
                 return await self._sessions.get()
@@ -134,8 +135,8 @@ class _Listening:
                 if str(told) != str(error):
                     self._tell(f"Still waiting: {error}.")
                 told = error
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 2.0)
+            failures += 1
+            await asyncio.sleep(RECONNECT.pause(failures))
 
     def _tell(self, text: str) -> None:
         """Print a notice on stderr, wrapped at words on a terminal."""

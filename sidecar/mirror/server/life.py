@@ -83,8 +83,3 @@ def after(state: State, happening: Happening) -> State:
         return TABLE[state, happening]
     except KeyError:
         raise ValueError(f"{happening} cannot happen to a server that is {state}") from None
-
-
-def pause_seconds(failures: int, *, first: float, longest: float) -> float:
-    """Seconds to pause before the next start: ``first``, doubled after each failure, up to ``longest``."""
-    return min(first * float(1 << min(max(failures - 1, 0), 32)), longest)

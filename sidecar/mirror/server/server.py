@@ -20,26 +20,29 @@ from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.wire import ServerFacts
 from sidecar.config import NatsConfig
 from sidecar.mirror.server.executable import Executable, NoServer, find_executable
-from sidecar.mirror.server.life import WITH_PROCESS, Happening, State, after, pause_seconds
+from sidecar.mirror.server.life import WITH_PROCESS, Happening, State, after
 from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
 from sidecar.mirror.settings import FREE_PORT, embedded_options, server_config
+from streams.system.retry import Retry
 
 log = logging.getLogger("sidecar.mirror")
+
+
+RESTART: Final = Retry(0.2, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Durations in seconds. After ``misses`` consecutive failed probes, the server is restarted.
 
-    Once a server has run for ``settled`` seconds, the next pause is ``first_pause`` again.
+    Once a server has run for ``settled`` seconds, the next pause is the first one again.
     """
 
     start: float = 60.0
     probe: float = 5.0
     misses: int = 3
     stop: float = 10.0
-    first_pause: float = 0.2
-    longest_pause: float = 60.0
+    restart: Retry = RESTART
     settled: float = 60.0
 
 
@@ -132,7 +135,7 @@ class EmbeddedServer:
                 await self._end(0 if self.state is State.ENDING else timing.stop)
                 self._went(Happening.EXITED)
             self._failures = 1 if loop.time() - began >= timing.settled else self._failures + 1
-            pause = pause_seconds(self._failures, first=timing.first_pause, longest=timing.longest_pause)
+            pause = timing.restart.pause(self._failures)
             log.warning("restarting the NATS server in %.1f s: %s", pause, self.problem)
             await asyncio.sleep(pause)
             self.restarts += 1

@@ -19,11 +19,12 @@ from sidecar.link.launch import START_SECONDS, LastWords, ended, ensure_running
 from sidecar.record.playing.hooks import INSTANCE, HookPlayer, read_recording
 from sidecar.record.playing.progress import Pace, Progress
 from streams.log.reader import LogReader
+from streams.system.retry import Retry
 
 GIVE_UP_SECONDS: Final = 60.0
 """Play gives up after this many seconds without an ack. Until then, play restarts a sidecar that exits."""
 
-_MAX_PAUSE_SECONDS: Final = 1.0
+_RETRY: Final = Retry(0.05, 1.0)
 
 MAX_EXPLAINED: Final = 2
 """Play gives up after this many sidecars in a row have exited with a reason and without an ack. The second sidecar has
@@ -131,7 +132,7 @@ async def _played(
         # Start another sidecar if the last one was killed, but not if sidecars keep stating why they fail.
         if explained >= MAX_EXPLAINED or loop.time() >= give_up_at:
             raise failure
-        await asyncio.sleep(min(0.05 * failures, _MAX_PAUSE_SECONDS))
+        await asyncio.sleep(_RETRY.pause(failures))
     head = _head(home)
     return head - min(lowest, head)
 

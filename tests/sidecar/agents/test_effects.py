@@ -164,7 +164,7 @@ class TestBackOff:
         pauses = [policy.backoff_seconds(effect=effect, attempt=n) for n in range(1, 12)]
         assert pauses == [policy.backoff_seconds(effect=effect, attempt=n) for n in range(1, 12)]
         for n, pause in enumerate(pauses):
-            plain = min(2.0**n, policy.longest_seconds)
+            plain = min(2.0**n, policy.retry.longest_s)
             assert plain <= pause <= plain * 1.2
         others = {policy.backoff_seconds(effect=Effect("http", {"n": n}, "run"), attempt=1) for n in range(50)}
         assert len(others) > 10

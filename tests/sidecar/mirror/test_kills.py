@@ -16,6 +16,7 @@ from sidecar.mirror.server.life import State
 from sidecar.mirror.server.server import EmbeddedServer, Timing
 from streams.bus.contract import BusError, Delivery, Done, Outcome
 from streams.identity import seeded_identity
+from streams.system.retry import Retry
 from tests.nats_servers import HANG_SECONDS, NEWEST, program, until
 
 KILLS = 4
@@ -23,7 +24,7 @@ KILLS = 4
 
 async def test_nothing_confirmed_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
     config = NatsConfig(mode="embedded", executable=program(NEWEST), connect_timeout_seconds=2)
-    timing = Timing(probe=0.3, first_pause=0.05, longest_pause=0.2)
+    timing = Timing(probe=0.3, restart=Retry(0.05, 0.2))
     server = EmbeddedServer(tmp_path, config, seeded_identity(3).nonce, timing)
     server.start()
     sessions = Sessions(server.options)

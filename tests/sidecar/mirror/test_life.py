@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.mirror.server.life import TABLE, WITH_PROCESS, Happening, State, after, pause_seconds
+from sidecar.mirror.server.life import TABLE, WITH_PROCESS, Happening, State, after
 
 
 def test_it_is_never_started_while_there_is_a_process() -> None:
@@ -29,10 +29,3 @@ def test_stopping_ends_stopped_whatever_came_before(happenings: list[Happening])
 def test_what_cannot_happen_is_an_error() -> None:
     with pytest.raises(ValueError, match="server that is stopped"):
         after(State.STOPPED, Happening.READY)
-
-
-def test_pauses_grow_up_to_a_limit() -> None:
-    pauses = [pause_seconds(failures, first=0.2, longest=60) for failures in range(1, 12)]
-    assert pauses[:4] == [0.2, 0.4, 0.8, 1.6] and pauses[-1] == 60
-    assert pause_seconds(10**6, first=0.2, longest=60) == 60
-    assert pause_seconds(0, first=0.2, longest=60) == 0.2

@@ -29,11 +29,12 @@ from sidecar.mirror.server.life import State
 from sidecar.mirror.server.process import clear_orphan
 from sidecar.mirror.server.server import EmbeddedServer, Timing
 from streams.identity import seeded_identity
+from streams.system.retry import Retry
 from tests.nats_servers import HANG_SECONDS, NEWEST, is_root, program, servers_of, until
 
 PROGRAM = program(NEWEST)
 KEPT = StreamDefinition("KEPT", ("kept.>",), "limits", "A test's")
-QUICK = Timing(start=20, probe=0.1, misses=3, stop=5, first_pause=0.02, longest_pause=0.2)
+QUICK = Timing(start=20, probe=0.1, misses=3, stop=5, restart=Retry(0.02, 0.2))
 
 
 @pytest.fixture
