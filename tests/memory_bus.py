@@ -46,6 +46,17 @@ class MemoryEventBus:
     ) -> MemorySubscription:
         return MemorySubscription(self, durable, [check_pattern(each) for each in patterns], handle, retry)
 
+    def stored(self, pattern: str) -> list[Delivery]:
+        """The messages that nobody has handled, oldest first."""
+        return [each for _, each in sorted(self.queue.items()) if matches(pattern, each.subject)]
+
+    async def until_stored(self, pattern: str, count: int) -> list[Delivery]:
+        """The messages that nobody has handled, once there are so many."""
+        async with asyncio.timeout(20):
+            while len(found := self.stored(pattern)) != count:
+                await asyncio.sleep(0.001)
+        return found
+
     async def give_back(self, message: Delivery) -> None:
         self.queue[message.sequence] = message
         self.free.add(message.sequence)

@@ -1,4 +1,4 @@
-"""Actions of user interfaces and internal tools: allowed ones are done once, all are answered. Real server."""
+"""Actions of user interfaces and internal tools: allowed ones are done once, all are answered. No server."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ from typing import Any
 import orjson
 import pytest
 
-from bridge.nats.jetstream import streams as keeping
-from bridge.nats.jetstream.bus import JetStreamEventBus
-from bridge.nats.jetstream.publishing import publish
-from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import L0_COMMANDS, L0_EVENTS
-from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.table import decode
 from bridge.opencode.link.protocol import RequestError
 from sidecar.mirror.actions import InternalTool, UiActions
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity
 from tests.memory import MemoryStore
+from tests.memory_bus import MemoryEventBus
 from tests.sidecar.agents.kinds import Effect
-from tests.sidecar.mirror.test_commands import QUICK
 
 SUBJECT = "cg.v1.shop.public.cmd.sys.ui.action"
 UUID7 = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -43,8 +37,8 @@ class Requests:
 
 
 @asynccontextmanager
-async def taking(sessions: Sessions, store: MemoryStore, requests: Requests, *allowed: str) -> AsyncIterator[None]:
-    actions = UiActions(JetStreamEventBus(sessions, QUICK), store, seeded_identity(3), requests.answer, allowed)
+async def taking(bus: MemoryEventBus, store: MemoryStore, requests: Requests, *allowed: str) -> AsyncIterator[None]:
+    actions = UiActions(bus, store, seeded_identity(3), requests.answer, allowed)
     task = asyncio.create_task(actions.run())
     try:
         yield
@@ -53,21 +47,16 @@ async def taking(sessions: Sessions, store: MemoryStore, requests: Requests, *al
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def act(sessions: Sessions, identity: str, tool: str = "cancel", **more: Any) -> None:
+async def act(bus: MemoryEventBus, identity: str, tool: str = "cancel", **more: Any) -> None:
     body = {"action_id": identity, "agent_id": "ui_worker", "tool_name": tool, "args": {"intent": "int_1"}, **more}
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    await publish(await sessions.get(), Message(SUBJECT, {"traceparent": trace}, orjson.dumps(body)))
+    await bus.publish(SUBJECT, {"traceparent": trace}, orjson.dumps(body))
 
 
-async def acks(sessions: Sessions, count: int) -> list[dict[str, Any]]:
-    session = await sessions.get()
-    async with asyncio.timeout(20):
-        while (await keeping.facts(session, L0_EVENTS)).messages < count:
-            await asyncio.sleep(0.01)
-        while (await keeping.facts(session, L0_COMMANDS)).messages:
-            await asyncio.sleep(0.01)
+async def acks(bus: MemoryEventBus, count: int) -> list[dict[str, Any]]:
+    await bus.until_stored(SUBJECT, 0)
     found = []
-    async for one in keeping.read_back(session, L0_EVENTS):
+    for one in await bus.until_stored("cg.*.*.*.evt.>", count):
         subject, payload = decode(one.subject, one.body)
         assert (subject.short, subject.project) == ("evt.sys.ui.action_ack", "shop")
         assert one.headers["traceparent"][3:35] == "0af7651916cd43dd8448eb211c80319c"
@@ -75,20 +64,20 @@ async def acks(sessions: Sessions, count: int) -> list[dict[str, Any]]:
     return found
 
 
-async def test_an_allowed_action_is_done_once_and_each_message_is_answered(sessions: Sessions) -> None:
-    store, requests = MemoryStore(), Requests()
-    async with taking(sessions, store, requests, "cancel"):
+async def test_an_allowed_action_is_done_once_and_each_message_is_answered() -> None:
+    bus, store, requests = MemoryEventBus(), MemoryStore(), Requests()
+    async with taking(bus, store, requests, "cancel"):
         for _ in range(3):
-            await act(sessions, "a-1")
-        await act(sessions, "a-2", message_id=UUID7)
-        found = await acks(sessions, 4)
+            await act(bus, "a-1")
+        await act(bus, "a-2", message_id=UUID7)
+        found = await acks(bus, 4)
     assert requests.done == [("intent_cancel", {"intent": "int_1"})] * 2
     assert [each["status"] for each in found] == ["accepted"] * 4
     assert {each["action_id"]: each.get("message_id") for each in found} == {"a-1": None, "a-2": UUID7}
     assert [one.event.type async for one in store.read("system/ui")] == ["ui.acted"] * 2
-    async with taking(sessions, store, requests, "cancel"):  # after a restart
-        await act(sessions, "a-1")
-        await acks(sessions, 5)
+    async with taking(bus, store, requests, "cancel"):  # after a restart
+        await act(bus, "a-1")
+        await acks(bus, 5)
     assert len(requests.done) == 2
 
 
@@ -103,29 +92,25 @@ async def test_an_allowed_action_is_done_once_and_each_message_is_answered(sessi
         (("cancel",), {"args": {"intent": "int_none"}}, "no-intent"),
     ],
 )
-async def test_other_actions_are_rejected(
-    sessions: Sessions, allowed: tuple[str, ...], changed: dict[str, Any], code: str
-) -> None:
-    requests = Requests()
-    async with taking(sessions, MemoryStore(), requests, *allowed):
-        await act(sessions, "a-1", **changed)
-        (ack,) = await acks(sessions, 1)
+async def test_other_actions_are_rejected(allowed: tuple[str, ...], changed: dict[str, Any], code: str) -> None:
+    bus, requests = MemoryEventBus(), Requests()
+    async with taking(bus, MemoryStore(), requests, *allowed):
+        await act(bus, "a-1", **changed)
+        (ack,) = await acks(bus, 1)
     assert (ack["status"], ack["error_code"]) == ("rejected", code) and not requests.done
 
 
-async def test_while_the_log_cannot_be_written_the_worker_is_busy(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, requests = MemoryStore(), Requests()
+async def test_while_the_log_cannot_be_written_the_worker_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, store, requests = MemoryEventBus(), MemoryStore(), Requests()
 
     async def full(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("the disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "append", full)
-        async with taking(sessions, store, requests, "cancel"):
-            await act(sessions, "a-1")
-            (ack,) = await acks(sessions, 1)
+        async with taking(bus, store, requests, "cancel"):
+            await act(bus, "a-1")
+            (ack,) = await acks(bus, 1)
     assert ack["status"] == "busy"
 
 

@@ -1,6 +1,7 @@
-"""Commands from a plain NATS client: handled once, whatever is repeated; poison becomes dead letters.
+"""Commands: handled once, whatever is repeated; poison becomes dead letters.
 
-Kills between two steps are in ``test_command_crashes.py``.
+Where the server matters, they come from a plain NATS client, else from a bus in memory. Kills between two steps are in
+``test_command_crashes.py``.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.options import PullSettings
-from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
-from bridge.nats.jetstream.wire import Message
 from sidecar.agents.runtime import Runtime
 from sidecar.mirror.commands import KEPT_BODY, CommandConsumers
+from streams.bus.contract import EventBus
 from streams.errors import StoreUnavailable
 from streams.store import Record, Snapshot, StreamStore
 from streams.system.retry import Retry
 from streams.trace import parse_traceparent
 from tests.memory import MemoryStore
+from tests.memory_bus import MemoryEventBus
 from tests.mirrors import read_independently
 from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.agents.agents import Counter, Other
@@ -78,15 +79,28 @@ class Client:
 
 
 @pytest.fixture
+def bus() -> MemoryEventBus:
+    return MemoryEventBus()
+
+
+async def send(bus: MemoryEventBus, subject: str, body: Any, headers: dict[str, str] | None = None) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    await bus.publish(subject, headers or {}, data)
+
+
+@pytest.fixture
 def client(server: RealServer) -> Client:
     return Client(server)
 
 
 @asynccontextmanager
 async def consuming(
-    runtime: Runtime, sessions: Sessions, settings: PullSettings = QUICK, **more: Any
+    runtime: Runtime, bus: EventBus | Sessions, settings: PullSettings = QUICK, **more: Any
 ) -> AsyncIterator[CommandConsumers]:
-    consumers = CommandConsumers(runtime, JetStreamEventBus(sessions, settings, **more))
+    """Commands from this bus, or from the one on the server of these sessions."""
+    consumers = CommandConsumers(
+        runtime, JetStreamEventBus(bus, settings, **more) if isinstance(bus, Sessions) else bus
+    )
     consumers.start()
     try:
         yield consumers
@@ -176,22 +190,20 @@ class TestHandling:
         keys = [record.event.metadata["key"] for record in await inputs(store)]
         assert keys == ["m1", f"{COMMANDS}:2", f"{COMMANDS}:3"]
 
-    async def test_the_order_of_an_agents_commands_is_kept(
-        self, sessions: Sessions, store: MemoryStore, client: Client
-    ) -> None:
-        sent = [Message(ADD, {}, json.dumps({"by": n}).encode()) for n in range(100)]
-        await publish_all(await sessions.get(), sent)
-        async with running(store, Counter) as runtime, consuming(runtime, sessions):
-            await empty(sessions)
+    async def test_the_order_of_an_agents_commands_is_kept(self, bus: MemoryEventBus, store: MemoryStore) -> None:
+        for n in range(100):
+            await send(bus, ADD, {"by": n})
+        async with running(store, Counter) as runtime, consuming(runtime, bus):
+            await bus.until_stored("cmd.>", 0)
             assert state(runtime)["total"] == sum(range(100))
         assert [record.event.payload["by"] for record in await inputs(store)] == list(range(100))
 
     async def test_commands_wait_while_the_log_cannot_be_written(
-        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
+        self, bus: MemoryEventBus, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("sidecar.mirror.commands.PAUSE_SECONDS", 0.01)
         monkeypatch.setattr("sidecar.agents.engine.PAUSE_SECONDS", 0.01)
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
             tried = 0
             append = store.append
 
@@ -201,10 +213,10 @@ class TestHandling:
                 raise StoreUnavailable("the disk is full")
 
             monkeypatch.setattr(store, "append", full)
-            await client.send(ADD, {"by": 3})
+            await send(bus, ADD, {"by": 3})
             await until(lambda: tried > 7, "it is tried")
             monkeypatch.setattr(store, "append", append)
-            await empty(sessions)
+            await bus.until_stored("cmd.>", 0)
             assert state(runtime)["total"] == 3
             assert counts(consumers)["delivered"] == 1 and not await letters(store)
 
@@ -263,14 +275,14 @@ class TestDeadLetters:
         ],
     )
     async def test_what_is_no_command_dies_at_once_with_its_text(
-        self, sessions: Sessions, store: MemoryStore, client: Client, subject: str, body: Any, code: str
+        self, bus: MemoryEventBus, store: MemoryStore, subject: str, body: Any, code: str
     ) -> None:
         def clean(value: Any) -> Any:
             return json.loads(json.dumps(value).replace("hunter2", "***"))
 
-        async with running(store, Counter, clean=clean) as runtime, consuming(runtime, sessions) as consumers:
-            await client.send(subject, body, {"Token": "hunter2"})
-            await empty(sessions)
+        async with running(store, Counter, clean=clean) as runtime, consuming(runtime, bus) as consumers:
+            await send(bus, subject, body, {"Token": "hunter2"})
+            await bus.until_stored("cmd.>", 0)
             assert counts(consumers)["delivered"] == 1
             (record,) = await letters(store)
             assert record.event.payload["code"] == code
@@ -284,26 +296,24 @@ class TestDeadLetters:
             assert not runtime.view.dead
 
     async def test_a_command_cannot_pass_for_a_record_of_the_runtime(
-        self, sessions: Sessions, store: MemoryStore, client: Client
+        self, bus: MemoryEventBus, store: MemoryStore
     ) -> None:
-        async with running(store, Counter) as runtime, consuming(runtime, sessions):
-            await client.send("cmd.p.w.counter.fail", {"n": 1})
+        async with running(store, Counter) as runtime, consuming(runtime, bus):
+            await send(bus, "cmd.p.w.counter.fail", {"n": 1})
             await until(lambda: runtime.view.dead, "a dead letter")
             (letter,) = runtime.view.dead
-            await client.send("cmd.p.w.counter.dlq.dropped", {"letter": letter})
-            await client.send("cmd.p.w.counter.agent.dead_letter", {})
-            await empty(sessions)
+            await send(bus, "cmd.p.w.counter.dlq.dropped", {"letter": letter})
+            await send(bus, "cmd.p.w.counter.agent.dead_letter", {})
+            await bus.until_stored("cmd.>", 0)
             await until(lambda: len(runtime.view.dead) == 3, "both are dead letters")
         codes = [record.event.payload["code"] for record in await letters(store)]
         assert codes == ["agent-failed", "reserved-type", "reserved-type"]
 
-    async def test_the_same_key_with_another_body_dies(
-        self, sessions: Sessions, store: MemoryStore, client: Client
-    ) -> None:
-        async with running(store, Counter) as runtime, consuming(runtime, sessions):
+    async def test_the_same_key_with_another_body_dies(self, bus: MemoryEventBus, store: MemoryStore) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, bus):
             for by in (1, 2, 3):
-                await client.send(ADD, {"payload": {"by": by}, "idempotency_key": "a:b"})
-            await empty(sessions)
+                await send(bus, ADD, {"payload": {"by": by}, "idempotency_key": "a:b"})
+            await bus.until_stored("cmd.>", 0)
             assert state(runtime)["total"] == 1
         found = [record.event.payload for record in await letters(store)]
         assert [(each["code"], each["payload"]["by"]) for each in found] == [("key-conflict", 2), ("key-conflict", 3)]
@@ -331,14 +341,12 @@ class TestDeadLetters:
 
 
 class TestProtocol:
-    async def test_the_trace_is_continued_or_made_and_counted(
-        self, sessions: Sessions, store: MemoryStore, client: Client
-    ) -> None:
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
-            await client.send(ADD, {"by": 1}, {"traceparent": PARENT, "tracestate": "a=1", "CG-Sender": "ci%20bot"})
-            await client.send(ADD, {"by": 1}, {"CG-Timestamp": "1700000000000"})
-            await client.send(ADD, {"by": 1, "CG-Sender": "x"}, {"traceparent": "nonsense"})
-            await empty(sessions)
+    async def test_the_trace_is_continued_or_made_and_counted(self, bus: MemoryEventBus, store: MemoryStore) -> None:
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
+            await send(bus, ADD, {"by": 1}, {"traceparent": PARENT, "tracestate": "a=1", "CG-Sender": "ci%20bot"})
+            await send(bus, ADD, {"by": 1}, {"CG-Timestamp": "1700000000000"})
+            await send(bus, ADD, {"by": 1, "CG-Sender": "x"}, {"traceparent": "nonsense"})
+            await bus.until_stored("cmd.>", 0)
             found = counts(consumers)
             assert (found["trace_made"], found["trace_invalid"], found["reserved_keys"]) == (1, 1, 1)
         stream = [record.event for record in await records(store, "agent/counter")]
@@ -361,20 +369,19 @@ class TestProtocol:
     )
     async def test_what_breaks_the_depth_rules_ends_its_chain(
         self,
-        sessions: Sessions,
+        bus: MemoryEventBus,
         store: MemoryStore,
-        client: Client,
         headers: dict[str, str],
         body: Any,
         code: str,
         depth: int | None,
     ) -> None:
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
             begun = {"payload": {"by": 5}, "correlation_id": "chain"}
-            await client.send(ADD, begun, {"CG-Recursion-Depth": "3"})
+            await send(bus, ADD, begun, {"CG-Recursion-Depth": "3"})
             await until(lambda: "chain" in runtime.view.chains, "its depth is recorded")
-            await client.send(ADD, body, headers)
-            await empty(sessions)
+            await send(bus, ADD, body, headers)
+            await bus.until_stored("cmd.>", 0)
             assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 5)
             await until(lambda: runtime.view.position == store.head, "the log was read")
             assert runtime.view.chains["chain"].depth == 3
@@ -385,12 +392,12 @@ class TestProtocol:
 
     @pytest.mark.parametrize("is_whole", [False, True])
     async def test_a_depth_is_judged_by_the_whole_log_also_right_after_a_start(
-        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+        self, bus: MemoryEventBus, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, is_whole: bool
     ) -> None:
         begun = {"payload": {"by": 5}, "correlation_id": "chain"}
-        async with running(store, Counter) as runtime, consuming(runtime, sessions):
-            await client.send(ADD, begun, {"CG-Recursion-Depth": "3"})
-            await empty(sessions)
+        async with running(store, Counter) as runtime, consuming(runtime, bus):
+            await send(bus, ADD, begun, {"CG-Recursion-Depth": "3"})
+            await bus.until_stored("cmd.>", 0)
         if not is_whole:
             await store.put_snapshot("runtime", Snapshot(0, 0, b""))  # as after a kill: there is no hint
         release, read_all = asyncio.Event(), store.read_all
@@ -401,18 +408,18 @@ class TestProtocol:
                 yield record
 
         monkeypatch.setattr(store, "read_all", slowly)
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
-            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "7"})
-            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "3"})
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
+            await send(bus, ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "7"})
+            await send(bus, ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "3"})
             await until(lambda: consumers.status()[0]["waiting"] == 2, "they wait")
             assert consumers.status()[0]["in_flight"] == 0
             release.set()
-            await empty(sessions)
+            await bus.until_stored("cmd.>", 0)
             assert state(runtime)["total"] == 6
             assert (counts(consumers)["refused"], counts(consumers)["handled"]) == (1, 1)
 
     async def test_commands_that_wait_for_a_log_that_cannot_be_read_are_told(
-        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
+        self, bus: MemoryEventBus, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def broken(*args: Any, **more: Any) -> AsyncIterator[Record]:
             raise StoreUnavailable("the disk is gone")
@@ -420,13 +427,13 @@ class TestProtocol:
 
         monkeypatch.setattr(store, "read_all", broken)
         monkeypatch.setattr("sidecar.mirror.commands.CLOSE_SECONDS", 0.01)
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
-            await client.send(ADD, {"by": 1})
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
+            await send(bus, ADD, {"by": 1})
             await until(lambda: consumers.status()[0]["waiting"] == 1, "it waits")
             assert "the disk is gone" in consumers.status()[0]["problem"]
 
     async def test_a_depth_is_judged_by_a_command_that_is_still_being_handled(
-        self, sessions: Sessions, store: MemoryStore, client: Client, monkeypatch: pytest.MonkeyPatch
+        self, bus: MemoryEventBus, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         release, append = asyncio.Event(), store.append
 
@@ -434,25 +441,25 @@ class TestProtocol:
             await release.wait()
             return await append(*args, **more)
 
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
             await runtime.until_known()
             monkeypatch.setattr(store, "append", held)
-            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "3"})
-            await client.send(ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "7"})
+            await send(bus, ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "3"})
+            await send(bus, ADD, {"payload": {"by": 1}, "correlation_id": "chain"}, {"CG-Recursion-Depth": "7"})
             await until(lambda: counts(consumers).get("delivered") == 2, "both arrive")
             release.set()
-            await empty(sessions)
+            await bus.until_stored("cmd.>", 0)
             assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 1)
 
     async def test_commands_of_one_chain_share_a_trace_that_nobody_sends(
-        self, sessions: Sessions, store: MemoryStore, client: Client
+        self, bus: MemoryEventBus, store: MemoryStore
     ) -> None:
         bodies = [{"payload": {"by": 1}, "correlation_id": each} for each in ("made", "made", "made", "came")]
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
             for body in bodies:
-                await client.send(ADD, body, {"traceparent": PARENT} if body["correlation_id"] == "came" else {})
-            await client.send(ADD, bodies[-1])
-            await empty(sessions)
+                await send(bus, ADD, body, {"traceparent": PARENT} if body["correlation_id"] == "came" else {})
+            await send(bus, ADD, bodies[-1])
+            await bus.until_stored("cmd.>", 0)
             assert counts(consumers)["trace_made"] == 1
         spans = [parse_traceparent(record.event.traceparent or "") for record in await inputs(store)]
         assert all(spans)
@@ -464,12 +471,12 @@ class TestProtocol:
         ("headers", "body"), [({"CG-Mode": "transfer"}, {"by": 1}), ({}, {"payload": {"by": 1}, "mode": "notify"})]
     )
     async def test_a_command_that_is_no_call_is_a_violation(
-        self, sessions: Sessions, store: MemoryStore, client: Client, headers: dict[str, str], body: Any
+        self, bus: MemoryEventBus, store: MemoryStore, headers: dict[str, str], body: Any
     ) -> None:
-        async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
-            await client.send(ADD, body, headers)
-            await client.send(ADD, {"payload": {"by": 2}, "mode": "call"}, {"cg-mode": "call"})
-            await empty(sessions)
+        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
+            await send(bus, ADD, body, headers)
+            await send(bus, ADD, {"payload": {"by": 2}, "mode": "call"}, {"cg-mode": "call"})
+            await bus.until_stored("cmd.>", 0)
             assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 2)
         (refused,) = [r.event for r in await records(store, "agent/counter") if r.event.type == "agent.refused"]
         assert refused.payload["error_code"] == "protocol_violation"
