@@ -18,8 +18,6 @@ from streams.bus.headers import MAX_VALUE, check_headers, is_header_value
 from streams.bus.headers import MESSAGE_ID as MESSAGE_ID  # the protocol names it with its other headers
 from streams.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
 
-EXPECTED_STREAM: Final = "Nats-Expected-Stream"
-
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 

@@ -31,7 +31,7 @@ import orjson
 
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsError, WrongExpectation
-from bridge.nats.jetstream.publishing import Expect, publish
+from bridge.nats.jetstream.publishing import EXPECTED_REVISION, publish
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import OWNER_KEYS, OWNERS, wanted
 from bridge.nats.jetstream.streams import ensure_streams, last_message
@@ -328,8 +328,9 @@ class Owning:
             "until": self._until() if until is None else until,
             "lease_ms": round(self._lease_s * 1000),
         }
-        message = Message(f"{OWNER_KEYS}.{escape(agent)}", {}, orjson.dumps(value))
-        return (await publish(session, message, Expect(subject_sequence=entry.revision))).sequence
+        expected = {EXPECTED_REVISION: str(entry.revision)}
+        message = Message(f"{OWNER_KEYS}.{escape(agent)}", expected, orjson.dumps(value))
+        return (await publish(session, message)).sequence
 
     async def _read(self, session: JetStream, agent: str) -> Entry | None:
         found = await last_message(session, OWNERS, f"{OWNER_KEYS}.{escape(agent)}")

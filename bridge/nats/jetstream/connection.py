@@ -110,18 +110,16 @@ class JetStream:
             raise translated(error, self._options) from None
         return future
 
-    async def ask(
-        self, subject: str, body: bytes = b"", headers: Mapping[str, str] | None = None, seconds: float | None = None
-    ) -> Received:
-        """Send a request and wait for its answer for at most ``seconds`` (by default ``options.request_seconds``).
+    async def ask(self, subject: str, body: bytes = b"") -> Received:
+        """Send a request and wait for its answer for at most ``options.request_seconds``.
 
         Raises:
             NoStream: nothing is listening on the subject.
             NatsUnavailable: no answer came in time, or the connection ended. The request may still have been carried
                 out.
         """
-        limit = self._options.request_seconds if seconds is None else seconds
-        future = await self.begin(subject, body, headers)
+        limit = self._options.request_seconds
+        future = await self.begin(subject, body)
         try:
             async with asyncio.timeout(limit):
                 answer = await future

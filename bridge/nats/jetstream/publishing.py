@@ -28,33 +28,8 @@ WINDOW: Final = 256
 BATCH_ID: Final = "Nats-Batch-Id"
 BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
 BATCH_COMMIT: Final = "Nats-Batch-Commit"
-EXPECTED_STREAM: Final = "Nats-Expected-Stream"
-EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Sequence"
-EXPECTED_SUBJECT_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
-EXPECTED_ID: Final = "Nats-Expected-Last-Msg-Id"
-
-
-@dataclass(frozen=True, slots=True)
-class Expect:
-    """The state that a stream must have to accept a message; ``None`` fields are not checked.
-
-    ``sequence`` is the sequence of the stream's last message, ``subject_sequence`` is the sequence of the last message
-    on the same subject (0: none), and ``id`` is the last message's ``Nats-Msg-Id``.
-    """
-
-    stream: str | None = None
-    sequence: int | None = None
-    subject_sequence: int | None = None
-    id: str | None = None
-
-    def headers(self) -> dict[str, str]:
-        asked = {
-            EXPECTED_STREAM: self.stream,
-            EXPECTED_SEQUENCE: self.sequence,
-            EXPECTED_SUBJECT_SEQUENCE: self.subject_sequence,
-            EXPECTED_ID: self.id,
-        }
-        return {name: str(value) for name, value in asked.items() if value is not None}
+EXPECTED_REVISION: Final = "Nats-Expected-Last-Subject-Sequence"
+"""The header of a message that is stored only after the message with this sequence on its subject; 0: as the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +59,26 @@ class PublishStopped(Exception):
         return f"publishing stopped after {len(self.stored)} messages: {self.error}"
 
 
-async def publish(session: JetStream, message: Message, expect: Expect | None = None) -> Stored:
+async def publish(session: JetStream, message: Message) -> Stored:
     """Publish one message and wait until its stream has stored it.
 
     Raises:
-        WrongExpectation: the stream is not in the state that ``expect`` describes.
+        WrongExpectation: the last message of the subject is not the one that a header expects.
         NoStream: no stream stores the subject.
         NatsUnavailable: no answer came; the message may be stored.
     """
-    headers = {**message.headers, **(expect.headers() if expect is not None else {})}
-    answer = await session.begin(message.subject, message.body, headers)
+    answer = await session.begin(message.subject, message.body, message.headers)
     return _stored(message, await waited(answer, PUBLISH_SECONDS))
 
 
-async def publish_all(
-    session: JetStream, messages: Sequence[Message], *, window: int = WINDOW, expect: Expect | None = None
-) -> list[Stored]:
+async def publish_all(session: JetStream, messages: Sequence[Message], *, window: int = WINDOW) -> list[Stored]:
     """Publish messages in order, up to ``window`` of them at a time; return one ``Stored`` for each message, in order.
 
-    After a failure no further message is sent. ``expect`` applies to every
-    message, so only its ``stream`` makes sense here.
+    After a failure no further message is sent.
 
     Raises:
         PublishStopped: a message failed; the messages before it are stored.
     """
-    more = expect.headers() if expect is not None else {}
     stored: list[Stored] = []
     in_flight: list[asyncio.Future[Received]] = []
     try:
@@ -116,7 +86,7 @@ async def publish_all(
             if len(in_flight) - len(stored) >= window:
                 # Wait for half of the window at once, because waking up for every answer costs more than it gains.
                 await _take(messages, in_flight, stored, sent - window // 2)
-            in_flight.append(await session.begin(message.subject, message.body, {**message.headers, **more}))
+            in_flight.append(await session.begin(message.subject, message.body, message.headers))
         await _take(messages, in_flight, stored, len(messages))
     except NatsError as error:
         raise PublishStopped(stored, error) from None
@@ -143,7 +113,6 @@ class StagedBatch:
     batch_id: str
     begun: asyncio.Future[Received] | None
     """The answer to the first message; ``None`` if the batch has only one message."""
-    expect: Expect | None
 
     async def commit(self) -> Stored:
         """Send the last message, which stores all consecutively or none; return where the last is stored.
@@ -156,7 +125,7 @@ class StagedBatch:
         """
         last = len(self.messages)
         what = f"a batch to {self.messages[0].subject}"
-        headers = _in_batch(self.messages[-1], self.batch_id, last, self.expect)
+        headers = _in_batch(self.messages[-1], self.batch_id, last)
         headers[BATCH_COMMIT] = "1"
         committed = await self.session.begin(self.messages[-1].subject, self.messages[-1].body, headers)
         if self.begun is not None:
@@ -170,13 +139,11 @@ class StagedBatch:
         return Stored(str(found["stream"]), int(found["seq"]))
 
 
-async def stage_batch(
-    session: JetStream, messages: Sequence[Message], *, batch_id: str, expect: Expect | None = None
-) -> StagedBatch:
+async def stage_batch(session: JetStream, messages: Sequence[Message], *, batch_id: str) -> StagedBatch:
     """Send all messages of an atomic batch except the last.
 
     The stream must support atomic batches (``StreamFacts.atomic``). ``batch_id`` must be unique and at most 64
-    characters. ``expect`` is checked with the first message.
+    characters.
 
     Raises:
         ValueError: there are no messages, or more than ``MAX_BATCH``.
@@ -189,19 +156,18 @@ async def stage_batch(
         # Begin the first message on its own: the server answers it (with an empty body or an error), but no message
         # between the first and the last.
         first = messages[0]
-        begun = await session.begin(first.subject, first.body, _in_batch(first, batch_id, 1, expect))
+        begun = await session.begin(first.subject, first.body, _in_batch(first, batch_id, 1))
         await session.send_all(
             [
                 (each.subject, each.headers, f"{BATCH_ID}: {batch_id}\r\n{BATCH_SEQUENCE}: {place}\r\n", each.body)
                 for place, each in enumerate(messages[1:-1], 2)
             ]
         )
-    return StagedBatch(session, messages, batch_id, begun, expect)
+    return StagedBatch(session, messages, batch_id, begun)
 
 
-def _in_batch(message: Message, batch_id: str, number: int, expect: Expect | None) -> dict[str, str]:
-    headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
-    return headers | expect.headers() if number == 1 and expect is not None else headers
+def _in_batch(message: Message, batch_id: str, number: int) -> dict[str, str]:
+    return {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
 
 
 def _stored(message: Message, answer: Received) -> Stored:

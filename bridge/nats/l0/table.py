@@ -169,11 +169,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("5.11", "evt", "sys", "ui", "action_ack", UiActionAck, "the worker → user interfaces"),
 )
 
-PAYLOADS: Final[dict[tuple[Carried, Component, str], type[L0Payload]]] = {
-    (family.category, family.component, family.suffix): family.model for family in FAMILIES
-}
-"""Maps (category, component, suffix) to the payload's model; a suffix may be ``*`` or end in ``*``."""
-
 
 def family_of(subject: L0Subject) -> Family | None:
     """The table's row for a subject, or ``None`` if the protocol has no payload for the subject."""
@@ -186,14 +181,6 @@ def family_of(subject: L0Subject) -> Family | None:
         ):
             return family
     return None
-
-
-def inbox_model(kind: str) -> type[L0Payload]:
-    """The payload of an inbox message. Raises ``SubjectError`` for an unknown kind."""
-    model = PAYLOADS.get(("inbox", "agent", kind))
-    if model is None:
-        raise SubjectError(kind, "not a kind of inbox message: use `tool_result` or `stop`")
-    return model
 
 
 def decode(subject: str, body: bytes) -> tuple[L0Subject, L0Payload]:

@@ -22,7 +22,14 @@ from bridge.nats.jetstream.errors import (
     StreamRefused,
     WrongExpectation,
 )
-from bridge.nats.jetstream.publishing import Expect, PublishStopped, Stored, publish, publish_all, stage_batch
+from bridge.nats.jetstream.publishing import (
+    EXPECTED_REVISION,
+    PublishStopped,
+    Stored,
+    publish,
+    publish_all,
+    stage_batch,
+)
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, wanted
 from bridge.nats.jetstream.wire import Message
@@ -95,17 +102,20 @@ async def test_a_stream_in_the_way_is_told_and_nothing_is_made(session: JetStrea
 # --- publishing ---
 
 
-async def test_expectations(session: JetStream) -> None:
-    stream, other = definition(), definition()
-    await keeping.ensure_streams(session, [stream, other])
-    one, two, three, four = messages(stream.name, 4)
-    await publish(session, one, Expect(stream=stream.name, sequence=0, subject_sequence=0))
-    await publish(session, two, Expect(sequence=1, id=one.headers["Nats-Msg-Id"]))
-    for wrong in (Expect(stream=other.name), Expect(sequence=1), Expect(subject_sequence=7), Expect(id="another")):
+async def test_a_message_that_expects_another_last_message_on_its_subject_is_not_stored(session: JetStream) -> None:
+    stream = definition()
+    await keeping.ensure_streams(session, [stream])
+
+    async def swap(revision: int) -> int:
+        sent = Message(f"{stream.name}.key", {EXPECTED_REVISION: str(revision)}, b"")
+        return (await publish(session, sent)).sequence
+
+    assert await swap(0) == 1
+    await publish(session, Message(f"{stream.name}.other", {}, b""))
+    for wrong in (0, 2, 7):
         with pytest.raises(WrongExpectation):
-            await publish(session, three, wrong)
-    assert (await publish(session, three, Expect(sequence=2))).sequence == 3
-    assert (await publish(session, four, Expect(subject_sequence=1))).sequence == 4
+            await swap(wrong)
+    assert await swap(1) == 3
 
 
 async def test_a_window_stops_at_its_first_failure(session: JetStream) -> None:
@@ -119,8 +129,8 @@ async def test_a_window_stops_at_its_first_failure(session: JetStream) -> None:
     assert (await keeping.facts(session, stream.name)).messages <= 24, "of those after it, at most the window's"
 
 
-async def batch(session: JetStream, sent: list[Message], batch_id: str, expect: Expect | None = None) -> Stored:
-    return await (await stage_batch(session, sent, batch_id=batch_id, expect=expect)).commit()
+async def batch(session: JetStream, sent: list[Message], batch_id: str) -> Stored:
+    return await (await stage_batch(session, sent, batch_id=batch_id)).commit()
 
 
 @on_both
@@ -134,7 +144,7 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
             await batch(session, sent, batch_id="b0")
         return
     assert facts.atomic
-    last = await batch(session, sent, batch_id="b0", expect=Expect(sequence=0))
+    last = await batch(session, sent, batch_id="b0")
     assert last.sequence == 50
     assert [found.headers["Nats-Msg-Id"] for found in await read(session, stream.name)] == [
         each.headers["Nats-Msg-Id"] for each in sent
@@ -143,8 +153,6 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
     assert (await batch(session, [single], batch_id="b1")).sequence == 51
     with pytest.raises(BatchDuplicate):
         await batch(session, messages(stream.name, 10, first=48), batch_id="b2")
-    with pytest.raises(WrongExpectation):
-        await batch(session, messages(stream.name, 3, first=60), batch_id="b3", expect=Expect(sequence=7))
     assert (await keeping.facts(session, stream.name)).last_sequence == 51, "nothing of a refused batch is stored"
     closed = definition(atomic=False)
     await keeping.ensure_streams(session, [closed])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, WrongExpectation
-from bridge.nats.jetstream.publishing import Expect, Stored, publish, publish_all
+from bridge.nats.jetstream.publishing import EXPECTED_REVISION, Stored, publish, publish_all
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, OWNER_KEYS, OWNERS
 from bridge.nats.jetstream.wire import Message
@@ -331,10 +331,10 @@ class Bucket:
     def __init__(self) -> None:
         self.revision, self.body, self.fault, self.time = 0, b"", "", 0.0
 
-    async def publish(self, session: Any, message: Message, expect: Expect) -> Stored:
+    async def publish(self, session: Any, message: Message) -> Stored:
         if self.fault == "unreachable":
             raise NatsUnavailable("no server")
-        if expect.subject_sequence not in (None, self.revision):
+        if message.headers[EXPECTED_REVISION] != str(self.revision):
             raise WrongExpectation("an entry", 10071, "wrong last sequence")
         self.revision, self.body = self.revision + 1, message.body
         await self._slow()
