@@ -80,12 +80,11 @@ _NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12
 """
 
 
-def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
+def wanted(*, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
     """Every required stream. ``max_bytes`` limits only the copy of the log, which can be rebuilt.
 
     No stream stores ``str`` messages, so they are dropped if nobody is listening.
     """
-    token = escape(version)
     return (
         StreamDefinition(
             EVENTS, (f"evt.{REST}",), "limits", "Every record of every log, in order", max_bytes=max_bytes, atomic=True
@@ -94,15 +93,15 @@ def wanted(version: str = PROTOCOL_VERSION, *, max_bytes: int = UNLIMITED) -> tu
             COMMANDS, (f"cmd.{REST}",), "workqueue", "Commands for agents; one worker handles each command"
         ),
         StreamDefinition(
-            f"cg_cmd_{token}",
-            (stream_pattern("cmd", version),),
+            L0_COMMANDS,
+            (stream_pattern("cmd"),),
             "workqueue",
             "Commands of the L0 protocol",
             max_age_s=DAY_S,
         ),
         StreamDefinition(
-            f"cg_evt_{token}",
-            (stream_pattern("evt", version),),
+            L0_EVENTS,
+            (stream_pattern("evt"),),
             "limits",
             "Events of the L0 protocol",
             max_age_s=7 * DAY_S,
