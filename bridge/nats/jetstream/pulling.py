@@ -88,7 +88,7 @@ class JetStreamSubscription:
 
     Up to ``max_inflight`` handlers run at a time. While a handler runs, the subscription extends the server's
     acknowledgement deadline. A message is delivered again if its acknowledgement is lost, so handlers must be
-    idempotent. ``prepare`` makes a session's streams ready, whenever a connection is new. ``stop`` is for tests.
+    idempotent. ``prepare`` makes the streams on the open connection ready. ``stop`` is for tests.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class JetStreamSubscription:
         failures = 0
         while not self._finishing:
             before = self.counts["delivered"]
+            await self._sessions.wait()
             try:
-                await self._sessions.wait()
                 session = await self._prepare()
                 await ensure_consumer(session, self._stream, self._consumer)
                 self.problem, self.is_ready = "", True

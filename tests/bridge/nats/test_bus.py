@@ -178,6 +178,15 @@ async def test_a_consumer_that_differs_is_changed_or_told(sessions: Sessions) ->
 # --- servers that go away ---
 
 
+async def test_a_subscription_ends_when_the_connection_is_closed_for_good(bus: JetStreamEventBus) -> None:
+    subscription = bus.subscribe("worker", ["cmd.>"], Inbox())
+    running = asyncio.create_task(subscription.run())
+    await until(lambda: subscription.is_ready, "it is ready")
+    await bus.sessions.close()
+    with pytest.raises(NatsUnavailable):
+        await asyncio.wait_for(running, 10)
+
+
 @pytest.mark.parametrize("fault", ["killed", "held", "wiped"])
 async def test_it_goes_on_after_the_server(tmp_path: Path, fault: str) -> None:
     with real_server(tmp_path) as own:
