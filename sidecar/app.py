@@ -310,6 +310,11 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         from sidecar.care.tracing import Tracing  # it loads an HTTP client
 
         sidecar.tracing = Tracing(home, config.otel, store, log_id)
+    token = home.ensure_token(outside.nonce)
+    if config.metrics.port:
+        from sidecar.care.scraping import Scraping  # it loads the HTTP server
+
+        sidecar.scraping = Scraping(config.metrics.port, token, metrics.text)
     register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms, log_id)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
@@ -317,7 +322,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     forks.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,
-        token=home.ensure_token(outside.nonce),
+        token=token,
         nonce=outside.nonce,
         boot=sidecar.boot,
         version=VERSION,
@@ -326,7 +331,6 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         max_frame_bytes=link.max_frame_bytes,
         max_connections=link.max_connections,
         handshake_seconds=link.handshake_seconds,
-        metrics=metrics.text,
     )
     durable.links = lambda: server.links
     # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading
@@ -337,8 +341,22 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         return nats.serve(worker.served, config.worker, identities.agents, sidecar.requests.answer)
 
     tracing = () if sidecar.tracing is None else (sidecar.tracing,)
+    scraping = () if sidecar.scraping is None else (sidecar.scraping,)  # after the door: OpenCode's port comes first
     consumers = _Consumers(nats, worker, serve)
-    components = (nats, upkeep, *tracing, ingest, back_fill, services, spools, worker, consumers, door, durable)
+    components = (
+        nats,
+        upkeep,
+        *tracing,
+        ingest,
+        back_fill,
+        services,
+        spools,
+        worker,
+        consumers,
+        door,
+        *scraping,
+        durable,
+    )
     return _Running(sidecar, ingest, spools, server, store, components)
 
 

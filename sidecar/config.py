@@ -23,7 +23,7 @@ from pydantic_settings import (
 )
 
 from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
-from sidecar.notify_config import GardenerConfig, NotifyConfig, OtelConfig
+from sidecar.notify_config import GardenerConfig, MetricsConfig, NotifyConfig, OtelConfig
 from sidecar.private_files import others_may_write
 from streams.log.directory import Backend
 
@@ -432,6 +432,7 @@ class Config(_Section):
     capture: CaptureConfig = CaptureConfig()
     log: LogConfig = LogConfig()
     nats: NatsConfig = NatsConfig()
+    metrics: MetricsConfig = MetricsConfig()
     otel: OtelConfig = OtelConfig()
     worker: WorkerConfig = WorkerConfig()
     phantom: PhantomConfig = PhantomConfig()

@@ -32,6 +32,7 @@ from streams.identity import Identity
 from streams.log.log import Log
 
 if TYPE_CHECKING:
+    from sidecar.care.scraping import Scraping
     from sidecar.care.tracing import Tracing
 
 log = logging.getLogger("sidecar")
@@ -68,6 +69,7 @@ class Sidecar:
         self.worker: Worker | None = None
         self.durable: DurableStream | None = None
         self.tracing: Tracing | None = None
+        self.scraping: Scraping | None = None
         self.tools: ToolCalls | None = None
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
@@ -211,6 +213,10 @@ class Sidecar:
             "gaps": self._translator.counts["gaps"] + self._services.translator.counts["gaps"],
             "nats": self._nats.status(),
             "otel": self.tracing.status() if self.tracing is not None else None,
+            "pages": {
+                "metrics": self.scraping.status() if self.scraping is not None else None,
+                "answers": self.durable.people.page.status() if self.durable is not None else None,
+            },
             "worker": self.worker.status() if self.worker is not None else None,
         }
 

@@ -1,4 +1,4 @@
-"""The sections ``[notify]``, ``[gardener]`` and ``[otel]``: what watches sessions, and who learns of it."""
+"""The sections ``[notify]``, ``[gardener]``, ``[metrics]`` and ``[otel]``: what watches, and who learns of it."""
 
 from __future__ import annotations
 
@@ -94,6 +94,15 @@ class GardenerConfig(BaseModel):
         if self.calm >= self.threshold:
             raise ValueError("`calm` must be lower than `threshold`")
         return self
+
+
+class MetricsConfig(BaseModel):
+    """``[metrics]``: whether Prometheus can scrape the sidecar."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port on 127.0.0.1 of ``GET /metrics``; 0: none."""
 
 
 class OtelConfig(BaseModel):

@@ -87,6 +87,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/mirror",
         "sidecar/read",
         "sidecar/record",
+        "sidecar/web",
     ),
     "sidecar/inspector": (
         *_STREAMS,
@@ -149,7 +150,12 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiosqlite": (),
     "prometheus_client": ("sidecar/care/metrics.py",),
     "uvicorn": ("sidecar/web/serving.py",),
-    "starlette": ("sidecar/web/serving.py", "sidecar/inspector/*.py", "sidecar/background/people/answer_page.py"),
+    "starlette": (
+        "sidecar/web/serving.py",
+        "sidecar/inspector/*.py",
+        "sidecar/background/people/answer_page.py",
+        "sidecar/care/scraping.py",
+    ),
     "apprise": ("sidecar/background/people/channels.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""

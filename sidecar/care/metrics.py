@@ -60,8 +60,8 @@ FACTS: Final = (
     Fact("durable_stream_traces_failures_total", ("otel", "failures"), "Failed attempts to read or send spans"),
     Fact(
         "durable_stream_scrapes_refused_total",
-        ("door", "refused_scrapes"),
-        "Requests for metrics without the bearer token",
+        ("pages", "metrics", "refused"),
+        "Refused requests for the metrics",
     ),
 )
 AGENT_FACTS: Final = (

@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sidecar.web.serving import own_hosts
+
 LOGIN: Final = "/login/"
 
 _USED: Final = "This link was used before, or is wrong. Run `durable-stream inspect` again for a new one.\n"
@@ -34,7 +36,7 @@ class Access:
         self._links: set[str] = set()
         self._session = nonce()
         self.cookie = f"durable-stream-{port}"
-        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self._hosts = own_hosts(port)
 
     def new_link(self, path: str = "/") -> str:
         """A link that logs one browser in, once, and leads to ``path``."""

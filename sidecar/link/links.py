@@ -40,7 +40,6 @@ class Counters:
     refused_host: int = 0
     refused_busy: int = 0
     refused_protocol: int = 0
-    refused_scrapes: int = 0
     unproved_closed: int = 0
     failed_proofs: int = 0
     handshake_timeouts: int = 0

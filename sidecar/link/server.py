@@ -41,7 +41,6 @@ from bridge.opencode.link.window import DEFAULT_WINDOW
 from sidecar.link.caller import PEER, Peer
 from sidecar.link.connection import SocketWire
 from sidecar.link.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
-from sidecar.link.scraping import CONTENT_TYPE, PATH, bearer_of, is_allowed
 
 __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "ShimConnection"]
 
@@ -84,8 +83,7 @@ class LinkServer:
     """Listens on loopback for shims and the command line.
 
     ``nonce`` returns 64 fresh hex characters per call. ``boot`` identifies this run of the sidecar. A ``port`` of 0
-    takes any free port. ``metrics`` answers ``GET /metrics``. Used as an async context manager, the server starts on
-    entry and drains on exit.
+    takes any free port. Used as an async context manager, the server starts on entry and drains on exit.
     """
 
     def __init__(
@@ -101,7 +99,6 @@ class LinkServer:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_connections: int = 256,
         handshake_seconds: float = 5.0,
-        metrics: Callable[[], bytes] | None = None,
     ) -> None:
         self.counters = Counters()
         self.port = port
@@ -109,7 +106,6 @@ class LinkServer:
         self._token, self._nonce, self._boot, self._version = token, nonce, boot, version
         self._window, self._max_frame_bytes = window, max_frame_bytes
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
-        self._metrics, self._bearer = metrics, bearer_of(token)
         self._server: Server | None = None
         self._unproved: dict[ServerConnection, None] = {}  # a dict, because it keeps the order of arrival
         self._flood_told = -math.inf
@@ -217,32 +213,10 @@ class LinkServer:
         if len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}:
             self.counters.refused_host += 1  # another host name points to this address (DNS rebinding)
             return socket.respond(HTTPStatus.FORBIDDEN, "Unexpected Host.\n")
-        if request.path.partition("?")[0] == PATH and self._metrics is not None:
-            return self._scraped(socket, headers.get_all("Authorization"), self._metrics)
         if len(self._wires) >= self._max_connections or self._draining:
             self.counters.refused_busy += 1
             return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.\n")
         return None
-
-    def _scraped(
-        self, socket: ServerConnection, authorization: list[str], metrics: Callable[[], bytes]
-    ) -> HttpResponse:
-        if not is_allowed(authorization, self._bearer):
-            self.counters.refused_scrapes += 1
-            response = socket.respond(HTTPStatus.UNAUTHORIZED, "Unauthorized.\n")
-            response.headers["WWW-Authenticate"] = "Bearer"
-            return response
-        try:
-            text = metrics().decode()
-        except Exception as error:  # noqa: BLE001 - links continue
-            self._handler_failed("metrics", error)
-            return socket.respond(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "Collecting the metrics failed; see the sidecar's log.\n"
-            )
-        response = socket.respond(HTTPStatus.OK, text)
-        del response.headers["Content-Type"]
-        response.headers["Content-Type"] = CONTENT_TYPE
-        return response
 
     def _arrived(self, socket: ServerConnection) -> None:
         self._unproved[socket] = None

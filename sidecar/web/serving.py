@@ -57,6 +57,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def own_hosts(port: int) -> frozenset[str]:
+    """The values of ``Host`` that name a port of the loopback interface, and no other name that leads there."""
+    return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+
+
 @asynccontextmanager
 async def serving(app: ASGIApp, listener: socket.socket, policy: str) -> AsyncIterator[None]:
     """Serve ``app``; at the end, close every connection.

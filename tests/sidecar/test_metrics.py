@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sidecar.home import Home
 from sidecar.mirror.task import MirrorTask
 from sidecar.record.playing.play import play
 from streams.identity import system_identity
+from tests.real.opencode import free_port
 from tests.sidecar.cli.helpers import run_process
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start
 
@@ -113,24 +115,40 @@ def test_the_operations_page_lists_the_metrics_as_they_are_registered() -> None:
     }
 
 
-async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path: Path) -> None:
-    home = Home(tmp_path / 'a "home"')
+async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, port = Home(tmp_path / 'a "home"'), free_port()
     assert run_process(home.path, "metrics").code == 1
-    assert "[not-running]" in run_process(home.path, "metrics", "--scrape-config").err
+    assert "[metrics-off]" in run_process(home.path, "metrics", "--scrape-config").err
+    home.create()
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    with (tmp_path / "loaded").open("w") as output:
+        process = start(home, output=output)
+    monkeypatch.undo()
+    try:
+        running(home)
+        home.config_path.write_text(f"[metrics]\nport = {port}\n")
+        assert "durable-stream stop" in run_process(home.path, "metrics", "--scrape-config").err
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
+    loaded = (tmp_path / "loaded").read_text()
+    assert "websockets" in loaded and "uvicorn" not in loaded and "starlette" not in loaded
     process = start(home)
     try:
-        info = running(home)
+        running(home)
         await play(home, RECORDINGS / "chat.jsonl", nonce=system_identity().nonce)
         printed = run_process(home.path, "metrics", "--scrape-config")
-        assert printed.code == 0 and "`port` in [link]" in printed.err
-        assert f'["127.0.0.1:{info.port}"]' in printed.out
+        assert printed.code == 0 and printed.err == ""
+        assert f'["127.0.0.1:{port}"]' in printed.out
         (file,) = re.findall(r"credentials_file: (.*)", printed.out)
         credentials = Path(file[1:-1].replace('\\"', '"'))
         assert credentials.parent == home.path and stat.S_IMODE(credentials.stat().st_mode) == 0o600
         bearer = credentials.read_text().strip()
         assert bearer != home.read_token()
 
-        address = f"http://127.0.0.1:{info.port}/metrics"
+        address = f"http://127.0.0.1:{port}/metrics"
         with urlopen(Request(address, headers={"Authorization": f"Bearer {bearer}"}), timeout=HANG_SECONDS) as answer:
             scraped = samples(answer.read().decode())
         with pytest.raises(HTTPError) as refused:
@@ -149,6 +167,29 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(tmp_path:
         traces = {f"durable_stream_traces_{each}" for each in ("lag", "sent_total", "refused_total", "failures_total")}
         off = {"durable_stream_mirror_lag", *traces}
         assert {fact.name for fact in FACTS} - {name for name, _ in scraped} == off
+        assert f"metrics: port {port}" in run_process(home.path, "status").out
     finally:
         process.terminate()
         process.wait(HANG_SECONDS)
+
+
+async def test_a_sidecar_whose_ports_for_pages_are_taken_records_and_says_so(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        home.config_path.write_text(f"[metrics]\nport = {port}\n[notify]\nanswer_port = {port}\n")
+        process = start(home)
+        try:
+            running(home)
+            await play(home, RECORDINGS / "chat.jsonl", nonce=system_identity().nonce)
+            asked = run_process(home.path, "metrics")
+            assert samples(asked.out)["durable_stream_log_head", ""] >= 5
+            status = run_process(home.path, "status", "--json").objects()[0]
+            notes = [note for note in status["notes"] if f"port {port}" in note]
+            assert len(notes) == 2 and "`port` in [metrics]" in notes[0] and "`answer_port` in [notify]" in notes[1]
+            checks = run_process(home.path, "doctor", "--json").objects()
+            assert [(c["name"], c["level"]) for c in checks if f"port {port}" in c["text"]] == [("pages", "note")] * 2
+            assert "[port-taken]" in run_process(home.path, "metrics", "--scrape-config").err
+            assert "[port-taken]" in home.log_path.read_text()
+        finally:
+            process.terminate()
+            process.wait(HANG_SECONDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.people import answer_link
@@ -60,11 +60,15 @@ class AnswerPage:
             listener = listen(self.host, self.port)
         except OSError as error:
             self.fault = f"{self.host} port {self.port} cannot be used ({error.strerror or error})"
-            log.error("messages have no answer link: %s", self.fault)
+            log.error("messages have no answer link: %s [port-taken]", self.fault)
             return
         self.port, self._key = listener.getsockname()[1], answer_link.key_of(self._token())
         await stack.enter_async_context(serving(self._app(), listener, POLICY))
         log.info("checkpoints can be answered through a link at %s port %s", self.host, self.port)
+
+    def status(self) -> dict[str, Any] | None:
+        """``port``, and ``problem``, which is empty while it listens; ``None`` without a port."""
+        return {"port": self.port, "problem": self.fault} if self.port else None
 
     @property
     def is_on(self) -> bool:

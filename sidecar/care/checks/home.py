@@ -7,9 +7,10 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Final
 
 from sidecar.care.checks.asking import CONFIG_CHANGED, spool_size
 from sidecar.care.checks.check import Check, Fix, Scene
@@ -121,6 +122,27 @@ def check_port(scene: Scene) -> list[Check]:
             hint = f"set another `port` in [link] in {scene.home.config_path}, or 0 for any free port"
             return [Check("port", "problem", text, hint)]
     return [Check("port", "ok", f"{port} is free")]
+
+
+PAGES: Final = {"metrics": "`port` in [metrics]", "answers": "`answer_port` in [notify]"}
+"""What the sidecar serves over HTTP, and the setting of its port."""
+
+
+def check_pages(scene: Scene) -> list[Check]:
+    """Whether the running sidecar listens on each port that is set for what it serves over HTTP."""
+    return page_checks(scene.answer or {})
+
+
+def page_checks(status: Mapping[str, Any]) -> list[Check]:
+    """``check_pages`` for the running sidecar's status."""
+    checks = []
+    for name, now in (status.get("pages") or {}).items():
+        if now is not None and now["problem"]:
+            hint = f"set another {PAGES[name]}, then run `durable-stream stop`"
+            checks.append(Check("pages", "note", f"{name}: {now['problem']}", hint))
+        elif now is not None:
+            checks.append(Check("pages", "ok", f"{name}: port {now['port']}"))
+    return checks
 
 
 def check_clock(scene: Scene) -> list[Check]:

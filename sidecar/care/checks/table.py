@@ -30,6 +30,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     at_home.check_token,
     at_home.check_config,
     at_home.check_port,
+    at_home.check_pages,
     at_home.check_space,
     recording.check_sidecar,
     recording.check_start,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,42 +25,51 @@ async def metrics(
 
     home = home_of(context)
     home.check_owner()
-    text = _scrape_config(home) if scrape_config else await _text(home)
+    if scrape_config:
+        text = await _scrape_config(home)
+    elif home.running() is None:
+        reason = f"no sidecar is running for {home.path}, so there are no metrics"
+        raise Failure("not-running", f"{reason}; start one: open OpenCode, or run `durable-stream serve`")
+    else:
+        text = (await _asked(home, "metrics"))["text"]
     out = Output()
     for line in text.splitlines():
         out.text(line)
 
 
-async def _text(home: Home) -> str:
+async def _asked(home: Home, method: str) -> Any:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.link.client import ControlClient
     from sidecar.version import VERSION
 
-    if home.running() is None:
-        raise _not_running(home)
     async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
-        return str((await client.request("metrics"))["text"])
+        return await client.request(method)
 
 
-def _scrape_config(home: Home) -> str:
+async def _scrape_config(home: Home) -> str:
     """The part of a ``prometheus.yml`` that scrapes this home. Also writes the bearer token for scraping to a file that
     only the user can read.
 
-    This bearer token is not the home's token: see ``sidecar/link/scraping.py``.
+    This bearer token is not the home's token: see ``sidecar/care/scraping.py``.
     """
     from json import dumps
 
+    from sidecar.care.scraping import bearer_of
     from sidecar.config import load_config
-    from sidecar.link.scraping import bearer_of
     from streams.system.files import write_durably
 
-    info, fixed = home.running(), load_config(home.config_path).link.port
-    port = info.port if info is not None else fixed
+    port = load_config(home.config_path).metrics.port
     if not port:
-        raise _not_running(home)
+        reason = f"the metrics have no port; set `port` in [metrics] in {home.config_path}, such as 9464"
+        raise Failure("metrics-off", f"{reason}, then run `durable-stream stop`")
+    if home.running() is not None:
+        now = (await _asked(home, "status"))["pages"]["metrics"]
+        if now is None or now["port"] != port:
+            note(f"the sidecar does not listen on port {port} yet; run `durable-stream stop`")
+        elif now["problem"]:
+            reason = f"the metrics are not served: {now['problem']}"
+            raise Failure("port-taken", f"{reason}; set another `port` in [metrics], then run `durable-stream stop`")
     write_durably(home.metrics_token_path, (bearer_of(home.read_token()) + "\n").encode())
-    if not fixed:
-        note(f"the sidecar uses another port after each start; set a fixed `port` in [link] in {home.config_path}")
     # Write the strings as JSON, because every JSON string is a valid YAML string, whatever the path contains.
     return (
         "scrape_configs:\n"
@@ -70,8 +79,3 @@ def _scrape_config(home: Home) -> str:
         "    static_configs:\n"
         f"      - targets: [{dumps(f'127.0.0.1:{port}')}]\n"
     )
-
-
-def _not_running(home: Home) -> Failure:
-    reason = f"no sidecar is running for {home.path}, so there are no metrics"
-    return Failure("not-running", f"{reason}; start one: open OpenCode, or run `durable-stream serve`")

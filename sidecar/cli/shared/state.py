@@ -19,6 +19,7 @@ from sidecar.care.checks.asking import (
     torn_files,
 )
 from sidecar.care.checks.check import has_defaults
+from sidecar.care.checks.home import page_checks
 from sidecar.care.checks.nats import reserved_keys
 from sidecar.care.checks.table import quick_checks
 from sidecar.care.checks.tracing import traces_words
@@ -51,10 +52,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
-    running, sidecar, links, counts, log, migration, spool, nats, otel, held, gaps, cut, asks, work, problems, notes``;
-    ``cut`` is the number of records with a text that was too long to keep whole; ``sidecar`` is null if no sidecar
-    answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes``, ``asks`` and
-    ``work`` are texts. ``otel`` is null without a sidecar or an endpoint.
+    running, sidecar, links, counts, log, migration, spool, nats, otel, pages, held, gaps, cut, asks, work, problems,
+    notes``; ``cut`` is the number of records with a text that was too long to keep whole; ``sidecar`` is null if no
+    sidecar answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes``,
+    ``asks`` and ``work`` are texts. ``otel`` is null without a sidecar or an endpoint, ``pages`` without a sidecar.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -92,9 +93,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if found is not None and found.get("otel") and (found["otel"]["problem"] or found["otel"]["refused"]):
         notes.append(f"traces: {traces_words(found['otel'])}")
     if found is not None:
+        notes += [f"{check.text}; {check.hint}" for check in page_checks(found) if check.hint]
         notes += _agent_notes(found)
     if found is None:
-        found = {"sidecar": None, "links": [], "counts": {}, "held": 0, "otel": None}
+        found = {"sidecar": None, "links": [], "counts": {}, "held": 0, "otel": None, "pages": None}
         read, catalog = await _read_stopped(home, reader, problems, notes)
         found |= read
         # Do not wait again for a store that could not be opened.
@@ -262,6 +264,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
     if found.get("otel"):
         rows.append(("traces", traces_words(found["otel"])))
+    rows += [("pages", check.text) for check in page_checks(found) if not check.hint]
     rows.append(
         ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
     )
