@@ -8,7 +8,7 @@ export const forkButton = (stream, event) => h("button", { class: "button", oncl
 function open(stream, event) {
   const said = h("p", { role: "status" }, "Looking what OpenCode has …");
   const runs = h("p", { class: "quiet" });
-  const prompt = h("textarea", { rows: 3, placeholder: "A first prompt, if you want one", "aria-label": "A first prompt", oninput: draw });
+  const prompt = h("textarea", { rows: 3, placeholder: "A first prompt, if you want one", "aria-label": "A first prompt", disabled: true, oninput: draw });
   const make = h("button", { class: "button main", disabled: true, onclick: fork }, "Fork");
   const close = h("button", { class: "button", onclick: () => dialog.close() }, "Cancel");
   const dialog = h("dialog", { class: "fork", "aria-label": "Fork" }, h("h2", {}, "Fork here?"), said, prompt, runs, h("div", { class: "buttons" }, make, close));
@@ -18,13 +18,15 @@ function open(stream, event) {
     runs.textContent = prompt.value.trim() ? "Your prompt runs in the fork, and may do what your OpenCode allows." : "Nothing runs in the fork.";
   }
 
+  /** What the sidecar answers. Until it does, and if it refuses, nothing can be asked of it. */
   async function told(action) {
-    make.disabled = true;
+    make.disabled = prompt.disabled = true;
     try {
       return await action;
     } catch (error) {
       said.textContent = error.message;
       said.className = "bad";
+      runs.textContent = "";
       return null;
     }
   }
@@ -37,7 +39,6 @@ function open(stream, event) {
     close.textContent = "Close";
   }
 
-  draw();
   document.body.append(dialog);
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("keydown", (press) => press.stopPropagation()); // Escape closes only the dialog
@@ -45,6 +46,8 @@ function open(stream, event) {
   told(act("fork", { ...given(), preview: true })).then((plan) => {
     if (!plan) return;
     said.textContent = plan.told;
-    make.disabled = false;
+    make.disabled = prompt.disabled = false;
+    draw();
+    prompt.focus();
   });
 }

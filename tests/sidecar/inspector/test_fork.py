@@ -19,6 +19,7 @@ from sidecar.link.launch import ensure_running
 from streams.identity import system_identity
 from tests.sidecar.cli.helpers import RECORDINGS, make_home, run_process
 from tests.sidecar.inspector.conftest import WAIT_MS, aside, inspecting
+from tests.sidecar.inspector.test_axe import faults
 from tests.sidecar.life import end_sidecars
 
 FORK = "ses_0000000000001fork00000000"
@@ -108,6 +109,7 @@ def test_an_event_is_forked_only_after_a_person_agrees(browser: Browser, tmp_pat
             dialog = page.locator("dialog.fork")
             expect(dialog).to_contain_text("first 2 messages")
             expect(dialog).to_contain_text("Nothing runs in the fork.")
+            assert faults(page) == []
             dialog.get_by_text("Cancel").click()
             expect(dialog).to_have_count(0)
             assert client.calls == []
@@ -132,8 +134,12 @@ def test_an_event_is_forked_only_after_a_person_agrees(browser: Browser, tmp_pat
             page.goto(served.link)
             page.goto(f"{served.base}/s/{session}?event={second['id']}")
             page.locator(".detail").get_by_text("Fork here").click()
-            expect(page.locator("dialog.fork .bad")).to_contain_text("open OpenCode in that project")
-            expect(page.locator("dialog.fork").get_by_text("Fork", exact=True)).to_be_disabled()
+            dialog = page.locator("dialog.fork")
+            expect(dialog.locator(".bad")).to_contain_text("open OpenCode in that project")
+            expect(dialog.get_by_text("Fork", exact=True)).to_be_disabled()
+            expect(dialog.locator("textarea")).to_be_disabled()
+            expect(dialog).not_to_contain_text("Nothing runs")
+            assert faults(page) == []
             page.close()
     finally:
         aside(end_sidecars, Home(home))
