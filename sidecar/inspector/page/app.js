@@ -23,7 +23,7 @@ const ROUTES = [
   [/^\/s\/([^/]+)(?:\/(\w+))?$/, "sessions", session],
   [/^\/e\/([^/]+)$/, "sessions", event],
   [/^\/work$/, "work", work],
-  [/^\/compare\/([^/]+)\/([^/]+)$/, "sessions", compare],
+  [/^\/compare\/([^/]+)(?:\/([^/]+))?$/, "sessions", compare],
   [/^\/costs$/, "costs", costs],
   [/^\/health$/, "health", health],
 ];

@@ -62,6 +62,7 @@ export async function session(name, tab = "conversation") {
         fact("cost", money(head.cost)),
         error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
+        h("a", { class: "link", href: `/compare/${encodeURIComponent(head.stream_id)}` }, "Compare"),
         head.whole ? null : h("span", { class: "faint", role: "status" }, "reading the rest …"),
       ),
       ...head.asks.map((ask) =>

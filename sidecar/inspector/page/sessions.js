@@ -152,7 +152,7 @@ function line(row, now, isNew, kind) {
   ];
   const title = row.title || (row.forgotten ? "(forgotten)" : "(no title)");
   const asks = row.asks[0]?.text;
-  return h(
+  const made = h(
     "a",
     { class: `row${isNew ? " new" : ""}`, href: `/s/${encodeURIComponent(row.stream_id)}`, "data-row": true },
     status(row.status),
@@ -162,6 +162,9 @@ function line(row, now, isNew, kind) {
     h("span", { class: "num quiet" }, tokens ? amount(tokens) : "–"),
     h("span", { class: "num" }, money(row.cost)),
   );
+  if (!row.fork) return made;
+  const beside = `/compare/${encodeURIComponent(row.fork)}/${encodeURIComponent(row.stream_id)}`;
+  return h("div", { class: "forked" }, made, h("a", { class: "link", href: beside, title: "Compare with the session that it was forked from" }, "Compare"));
 }
 
 const nothing = () =>

@@ -27,6 +27,7 @@ PAGES = {
     "/work": ".page",
     "/costs": ".sums",
     "/health": "#main dl",
+    f"/compare/{ROOT}": ".sums",
     f"/compare/{ROOT}/{ROOT}": ".sums",
 }
 """Each page, and what it has once it is drawn."""
