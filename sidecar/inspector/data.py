@@ -242,14 +242,14 @@ class Data:
         return found
 
     async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
-        """Some records of a session, numbered from 1, from number ``first`` on."""
+        """Some records of a session, numbered from 0, from number ``first`` on."""
         past = await self.past(given, at)
-        if first <= past.before:
+        if first < past.before:
             past = await self.pasts.whole(given)
         upto = past.upto(at)
-        begin = max(first - 1 - past.before, 0)
+        begin = max(first - past.before, 0)
         shown = past.records.between(begin, min(begin + MOST_ROWS, upto))
-        rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, past.before + begin + 1)]
+        rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, past.before + begin)]
         return {"rows": rows, "count": past.before + upto}
 
     async def file(self, path: str) -> dict[str, Any]:
@@ -290,10 +290,9 @@ class Data:
             return None
         family = await family_of(self.reader, root)
         if family.streams == {record.event.stream_id} and root not in await self.reader.removed():
-            return record.offset + 1
+            return record.offset
         past = await self.pasts.whole(root)
-        found = past.records.index(record.position)
-        return None if found is None else found + 1
+        return past.records.index(record.position)
 
     # --- background work, costs, health ---
 

@@ -49,6 +49,12 @@ def _number(request: Request, name: str) -> int | None:
     return int(given) if given is not None and given.isascii() and given.isdigit() and len(given) < 16 else None
 
 
+def _moment(request: Request, name: str) -> int | None:
+    """How many records there are after the event whose number is given; an event's number counts from 0."""
+    number = _number(request, name)
+    return None if number is None else number + 1
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -91,7 +97,7 @@ def build(data: Data) -> Starlette:
         return _answer(await data.search(text[:200]) if text else {"hits": [], "fault": ""})
 
     async def session(request: Request) -> Response:
-        name, at = request.path_params["name"], _number(request, "at")
+        name, at = request.path_params["name"], _moment(request, "at")
         match request.path_params["what"]:
             case "head":
                 return _answer(await data.session(name, at, _number(request, "marks") or 0))
@@ -101,9 +107,9 @@ def build(data: Data) -> Starlette:
                 width, begin, end = (_number(request, each) for each in ("width", "from", "to"))
                 return _answer(await data.timeline(name, at, width or 0, begin, end))
             case "files":
-                return _answer(await data.files(name, at, _number(request, "since") or 0))
+                return _answer(await data.files(name, at, _moment(request, "since") or 0))
             case "events":
-                return _answer(await data.events(name, at, _number(request, "first") or 1))
+                return _answer(await data.events(name, at, _number(request, "first") or 0))
         return _failed("not-found", "there is no such view of a session", 404)
 
     async def event(request: Request) -> Response:
@@ -140,7 +146,17 @@ def build(data: Data) -> Starlette:
             return _failed("bad-request", "send one JSON object", 400)
         return _answer(await data.act(request.path_params["action"], args))
 
-    pages = ["/", "/s/{name}", "/s/{name}/{tab}", "/e/{name}", "/work", "/compare/{a}", "/compare/{a}/{b}", "/costs", "/health"]
+    pages = [
+        "/",
+        "/s/{name}",
+        "/s/{name}/{tab}",
+        "/e/{name}",
+        "/work",
+        "/compare/{a}",
+        "/compare/{a}/{b}",
+        "/costs",
+        "/health",
+    ]
     return Starlette(
         routes=[
             *(Route(path, page) for path in pages),

@@ -31,7 +31,7 @@ async def diff(
     one: Annotated[
         str,
         typer.Argument(
-            metavar="STREAM|N", help="Another session; or, with M, a moment: a record's number, or an event."
+            metavar="STREAM|N", help="Another session; or, with M, a moment: an event's number, from 0, or id."
         ),
     ],
     other: Annotated[str | None, typer.Argument(metavar="[M]", help="A later moment of the same session.")] = None,
@@ -75,9 +75,7 @@ async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: 
     tools = ", ".join(f"{count} {tool}" for tool, count in found["tools"].items())
     types = ", ".join(f"{count} {kind}" for kind, count in found["types"].items())
     told = [
-        f"records {since + 1} to {upto} of {len(past.records)}, {lasted(found['ms'])}"
-        if upto > since
-        else "no records",
+        f"events {since} to {upto - 1}, {lasted(found['ms'])}" if upto > since else "no events",
         *([f"{money(found['cost'])}, {amount(found['tokens'])} tokens"] if found["tokens"] else []),
         *([f"tools: {tools}"] if tools else []),
         *([f"events: {types}"] if types else []),

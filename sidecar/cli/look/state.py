@@ -35,7 +35,11 @@ async def state(
     ],
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="N|EVENT", help="After the session's first N records, or after this event."),
+        typer.Option(
+            "--at",
+            metavar="N|EVENT",
+            help="After the session's event number N, the first being 0, or after this event.",
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -84,9 +88,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "directory", where, ""
     if (event := found["event"]) is not None:
         said = f"{event['label']}: {event['text']}" if event["text"] else event["label"]
-        yield "at", f"record {found['at']} of {found['records']}, {local_time(found['ts'])}, {said}", ""
-    else:
-        yield "at", f"the beginning: none of {found['records']} records", ""
+        yield "at", f"event {found['at']}, the last is {found['records'] - 1}, {local_time(found['ts'])}, {said}", ""
     yield "status", found["status"], STATUS_STYLES.get(found["status"], "")
     if (turn := found["turn"]) is not None:
         yield "turn", f"{turn['number']}, {turn['state']}: {one_line(turn['prompt']) or '(prompt unknown)'}", ""

@@ -1,4 +1,4 @@
-"""The moment in a session that a person names: the number of its record, or an event."""
+"""The moment in a session that a person names: the number of an event, or its id."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def moment_of(reader: LogReader, past: Past, given: str | None) -> int:
     if given is None:
         return len(past.records)
     if given.isascii() and given.isdigit() and len(given) < 16:
-        if int(given) > len(past.records):
-            raise typer.BadParameter(f"{past.session} has only {len(past.records)} records, so there is no {given}")
-        return int(given)
+        if int(given) >= len(past.records):
+            raise typer.BadParameter(f"the last event of {past.session} is {len(past.records) - 1}, not {given}")
+        return int(given) + 1
     found = past.records.index((await find_event(reader, given)).position)
     if found is not None:
         return found + 1

@@ -32,8 +32,9 @@ export function detailOf(found, { move, whole = false } = {}) {
   const known = [found.causes.length && "Why it happened", found.effects.length && "What came of it"].filter(Boolean);
   const led = known.join(". ") || "No cause is known, and nothing came of it yet";
   const copy = h("button", { class: "button", onclick: () => navigator.clipboard.writeText(JSON.stringify(record, null, 2)) }, "Copy as JSON");
-  const place = found.number && `/s/${encodeURIComponent(found.root)}`;
-  const back = found.number
+  const isPlaced = found.number !== null;
+  const place = `/s/${encodeURIComponent(found.root)}`;
+  const back = isPlaced
     ? move
       ? h("button", { class: "button", onclick: () => move(found.number) }, `Show the session at event ${found.number}`)
       : h("a", { class: "button", href: `${place}?at=${found.number}&event=${shown.id}` }, `Show the session at event ${found.number}`)
@@ -42,7 +43,7 @@ export function detailOf(found, { move, whole = false } = {}) {
     whole ? h("h1", {}, row.label) : h("h3", {}, row.label),
     found.parts.map((part) => (part.kind === "diff" ? diffOf(part.text) : h("pre", { class: part.kind === "bad" ? "bad" : "" }, part.kind === "command" ? `$ ${part.text}` : part.text))),
     h("dl", { class: "grid" }, facts.filter(([, value]) => value).map(([label, value]) => [h("dt", {}, label), h("dd", {}, String(value))])),
-    h("div", { class: "buttons" }, back, found.number ? forkButton(found.root, shown.id) : null, copy, whole ? null : h("a", { class: "button", href: `/e/${shown.id}` }, "Why?")),
+    h("div", { class: "buttons" }, back, isPlaced ? forkButton(found.root, shown.id) : null, copy, whole ? null : h("a", { class: "button", href: `/e/${shown.id}` }, "Why?")),
     h("h2", {}, led),
     h("ol", { class: "chain" }, found.causes.map((each) => line(each, false)), line(row, true), found.effects.map((each) => line(each, false))),
   ].flat(2);

@@ -12,7 +12,7 @@ const TABS = ["conversation", "timeline", "files", "events"];
 export async function session(name, tab = "conversation") {
   const path = `s/${encodeURIComponent(name)}`;
   const wanted = new URL(location.href).searchParams;
-  let at = Number(wanted.get("at")) || null;
+  let at = /^\d+$/.test(wanted.get("at") ?? "") ? Number(wanted.get("at")) : null;
   /** The head; only the marks that are new come with it. */
   const headAt = async (moment) => {
     const known = head?.marks ?? [];
@@ -71,7 +71,7 @@ export async function session(name, tab = "conversation") {
     );
     tabs.replaceChildren(
       ...TABS.map((each) => h("a", { href: address(each, at), "aria-current": each === shown && "page" }, each[0].toUpperCase() + each.slice(1))),
-      ...(at === null ? [] : [h("span", { class: "past" }, `as of event ${amount(head.at)}`)]),
+      ...(at === null ? [] : [h("span", { class: "past" }, `as of event ${head.at}`)]),
     );
     bar.draw();
   }
@@ -89,11 +89,11 @@ export async function session(name, tab = "conversation") {
   }
 
   async function move(to) {
-    at = to === null || to >= head.records ? null : Math.max(to, 1);
+    at = to === null || to >= head.records - 1 ? null : Math.max(to, 0);
     history.replaceState(null, "", address(shown, at));
     bar.draw();
     const [found] = await Promise.all([headAt(at), drawBody({ keep: true })]);
-    if ((at === null ? found.records : at) !== found.at) return; // the reader has moved on meanwhile
+    if ((at ?? found.records - 1) !== found.at) return; // the reader has moved on meanwhile
     head = found;
     drawHead();
   }
@@ -243,10 +243,11 @@ const VIEWS = {
 
   async files({ path, at, since, head, history, select, drawn }) {
     const found = await get(`${path}/files`, { at, since });
-    const told = JSON.stringify([found, since && (at ?? head.records)]);
+    const upto = at ?? head.records - 1;
+    const told = JSON.stringify([found, since !== null && upto]);
     if (drawn.told === told) return drawn.view;
     drawn.told = told;
-    const between = since ? ` between events ${since} and ${at ?? head.records}` : "";
+    const between = since === null ? "" : ` between events ${since} and ${upto}`;
     if (!found.turns.length) return (drawn.view = h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`));
     const counted = found.totals;
     const counts = ({ added, removed }) => (added === null ? h("span", { class: "faint" }, "rewritten") : [h("span", { class: "good" }, `+${added}`), " ", h("span", { class: "bad" }, `−${removed}`)]);
@@ -286,20 +287,20 @@ const VIEWS = {
       );
     };
     // The newest rows matter most, so a long session starts with its last ones.
-    let first = Math.max((at ?? head.records) - ROWS + 1, 1);
+    let first = Math.max((at ?? head.records - 1) - ROWS + 1, 0);
     const { rows } = await get(`${path}/events`, { at, first });
     drawn.table ??= h("tbody");
     drawn.more ??= h("button", { class: "more" }, "Show earlier events");
     drawn.view ??= h("div", {}, drawn.more, h("table", { class: "events" }, drawn.table));
     drawn.rows = new Map(rows.map((row) => [`${row.number} ${row.id}`, made(row)]));
     sync(drawn.table, [...drawn.rows.values()]);
-    drawn.more.hidden = first === 1;
+    drawn.more.hidden = first === 0;
     drawn.more.onclick = async () => {
-      const from = Math.max(first - 5 * ROWS, 1);
+      const from = Math.max(first - 5 * ROWS, 0);
       const earlier = (await get(`${path}/events`, { at: first - 1, first: from })).rows;
       drawn.table.prepend(...earlier.map(made));
       first = from;
-      drawn.more.hidden = first === 1;
+      drawn.more.hidden = first === 0;
     };
     return drawn.view;
   },

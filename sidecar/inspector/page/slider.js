@@ -1,13 +1,13 @@
 // The slider along the bottom: which moment is shown, and the ways to another one.
 
-import { amount, clock, day, h } from "/page/lib.js";
+import { clock, day, h } from "/page/lib.js";
 
 const COLOURS = { turn: "--strong", ask: "--wait-bar", error: "--bad", edit: "--accent" };
 
-/** `move(n)` shows the session as of event n, `null` now; `head()` and `at()` tell what is shown. */
+/** `move(n)` shows the session as of event n, `null` now; `head()` and `at()` tell what is shown. The first event is 0. */
 export function slider({ move, head, at }) {
   const canvas = h("canvas", { "aria-hidden": true });
-  const range = h("input", { type: "range", min: 1, step: 1, "aria-label": "Moment: event", title: "[ and ] step" });
+  const range = h("input", { type: "range", min: 0, step: 1, "aria-label": "Moment: event", title: "[ and ] step" });
   const told = h("output");
   const play = h("button", { title: "Play", "aria-label": "Play", onclick: toggle }, "▶");
   const speed = h("button", { class: "jump", title: "Speed", onclick: faster }, "1×");
@@ -30,23 +30,24 @@ export function slider({ move, head, at }) {
   let playing = null;
   let times = 1;
   let pending = null;
-  let from = 0;
+  let from = null;
   let painted = "";
 
-  const now = () => at() ?? head().records;
-  const shift = (by) => move(Math.max(now() + by, 1));
+  const last = () => Math.max(head().records - 1, 0);
+  const now = () => at() ?? last();
+  const shift = (by) => move(Math.max(now() + by, 0));
 
   function toMark(by) {
     const numbers = head().marks.map(([number]) => number);
     const next = by > 0 ? numbers.find((number) => number > now()) : numbers.findLast((number) => number < now());
-    move(next ?? (by > 0 ? null : 1));
+    move(next ?? (by > 0 ? null : 0));
   }
 
   /** The second handle: the files are shown with what changed after it. */
   function setMark() {
-    from = from ? 0 : now();
-    mark.textContent = from ? `from ${from}` : "from here";
-    mark.setAttribute("aria-pressed", String(from > 0));
+    from = from === null ? now() : null;
+    mark.textContent = from === null ? "from here" : `from ${from}`;
+    mark.setAttribute("aria-pressed", String(from !== null));
     draw();
     move(at());
   }
@@ -59,7 +60,7 @@ export function slider({ move, head, at }) {
   function toggle() {
     if (playing !== null) return stop();
     play.textContent = "⏸";
-    const from = at() === null ? 1 : now();
+    const from = at() === null ? 0 : now();
     playing = 0;
     next(from);
   }
@@ -68,7 +69,7 @@ export function slider({ move, head, at }) {
   async function next(number) {
     if (playing === null) return;
     await move(number);
-    if (number >= head().records) return stop();
+    if (number >= last()) return stop();
     playing = setTimeout(() => next(number + Math.max(1, Math.floor(times / 4))), Math.max(40, 600 / times));
   }
 
@@ -98,29 +99,29 @@ export function slider({ move, head, at }) {
   function draw() {
     if (!head()) return;
     const { records, marks, ts } = head();
-    range.max = records;
+    range.max = last();
     if (pending === null) range.value = now();
-    range.setAttribute("aria-valuetext", `event ${now()} of ${records}`);
-    told.replaceChildren(h("b", {}, amount(now())), ` of ${amount(records)} `, h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
+    range.setAttribute("aria-valuetext", `event ${now()}, the last is ${last()}`);
+    told.replaceChildren("event ", h("b", {}, now()), " ", h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
     const width = canvas.clientWidth;
     const scale = devicePixelRatio || 1;
     const style = getComputedStyle(document.documentElement);
     // A step leaves the marks as they are, and there may be thousands of them.
-    const wanted = [width, scale, records, marks.length, from && now(), style.getPropertyValue("--bad")].join();
+    const wanted = [width, scale, records, marks.length, from !== null && now(), style.getPropertyValue("--bad")].join();
     if (!width || wanted === painted) return;
     painted = wanted;
     canvas.width = width * scale;
     canvas.height = 14 * scale;
     const paint = canvas.getContext("2d");
     paint.scale(scale, scale);
-    if (from) {
-      const x = ((from - 1) / Math.max(records - 1, 1)) * (width - 2);
+    const place = (number) => (number / Math.max(last(), 1)) * (width - 2);
+    if (from !== null) {
       paint.fillStyle = style.getPropertyValue("--accent-soft");
-      paint.fillRect(x, 0, ((now() - from) / Math.max(records - 1, 1)) * (width - 2), 14);
+      paint.fillRect(place(from), 0, place(now()) - place(from), 14);
     }
     for (const kind of ["turn", "edit", "ask", "error"]) {
       paint.fillStyle = style.getPropertyValue(COLOURS[kind]);
-      const places = new Set(marks.filter(([, mark]) => mark === kind).map(([number]) => Math.round(((number - 1) / Math.max(records - 1, 1)) * (width - 2))));
+      const places = new Set(marks.filter(([, mark]) => mark === kind).map(([number]) => Math.round(place(number))));
       for (const x of places) paint.fillRect(x, kind === "turn" ? 6 : 2, 2, kind === "turn" ? 8 : 12);
     }
   }
@@ -130,7 +131,7 @@ export function slider({ move, head, at }) {
   return {
     element,
     draw,
-    since: () => (from ? Math.min(from, now()) : 0),
+    since: () => (from === null ? null : Math.min(from, now())),
     leave() {
       stop();
       observer.disconnect();

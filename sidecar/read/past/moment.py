@@ -17,7 +17,10 @@ from sidecar.read.transcript.wording import prompt_text
 
 
 def head(past: Past, at: int | None) -> dict[str, Any]:
-    """A session after its first ``at`` records: who, where, how long, what it cost and what it waits for."""
+    """A session after its first ``at`` records: who, where, how long, what it cost and what it waits for.
+
+    ``at`` is the number of the last one of them, which counts from 0.
+    """
     upto = past.upto(at)
     catalog, spans = past.catalog(at), past.spans(at)
     own = catalog.sessions.get(past.session)
@@ -31,7 +34,7 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "fork": own.fork if own is not None else None,
         "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
         "records": past.count,
-        "at": past.before + upto,
+        "at": past.before + upto - 1,
         "first_ts": past.records[0].event.ts if past.records and not past.before else None,
         "ts": now,
         **catalog.figures(catalog.sessions),
@@ -106,14 +109,15 @@ def files(turns: list[TurnChanges]) -> list[dict[str, Any]]:
 
 
 def between(past: Past, since: int, upto: int) -> dict[str, Any]:
-    """What happened in the records after number ``since``, up to number ``upto``: the form of ``diff --json``."""
+    """What happened after the first ``since`` records in the first ``upto``: the form of ``diff --json``, in which
+    ``from`` and ``to`` are the numbers of the last records at both moments."""
     turns = past.with_diffs(past.changes(upto, since))
     did = figures(past.session, past.records.between(since, upto))
     times = [past.records[index].event.ts for index in (since, upto - 1)] if upto > since else [0, 0]
     return {
         "stream_id": past.stream,
-        "from": since,
-        "to": upto,
+        "from": since - 1,
+        "to": upto - 1,
         "ms": times[1] - times[0],
         "types": dict(Counter(record.event.type for record in past.records.between(since, upto)).most_common()),
         **{name: did[name] for name in ("turns", "tools", "tokens", "cost")},

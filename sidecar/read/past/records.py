@@ -95,7 +95,7 @@ class Past:
     family: Family
     records: Packed = field(default_factory=Packed)
     marks: list[tuple[int, Mark]] = field(default_factory=list)
-    """The number of each record that a person may want to jump to, and what it is."""
+    """The number of each record that a person may want to jump to, and what it is. The first record's number is 0."""
     fault: CorruptLog | None = None
     before: int = 0
     """How many records come before those that are here; 0 if the session is here as a whole."""
@@ -164,7 +164,7 @@ class Past:
         """Take the next record."""
         self.records.append(record)
         if (mark := _mark_of(record)) is not None:
-            self.marks.append((len(self.records), mark))
+            self.marks.append((len(self.records) - 1, mark))
         if mark == "edit" or (record.event.type in TYPES and record.event.type != STEP):
             self._changing.append(len(self.records))
 
@@ -250,9 +250,9 @@ def _mark_of(record: Record) -> Mark | None:
 
 
 def counted(marks: Iterable[tuple[int, Mark]], upto: int) -> dict[str, int]:
-    """How many marks of each kind there are up to a record."""
+    """How many marks of each kind the first ``upto`` records have."""
     found: dict[str, int] = {}
     for number, mark in marks:
-        if number <= upto:
+        if number < upto:
             found[mark] = found.get(mark, 0) + 1
     return found

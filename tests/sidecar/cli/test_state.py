@@ -46,13 +46,13 @@ def named(home: Path) -> Named:
 def test_the_files_of_a_moment_are_those_changed_so_far(home: Path, named: Named) -> None:
     stream = named("CALL:write")
     now = run(home, "state", stream, "--json").objects()[0]
-    assert now["at"] == now["records"] and now["turn"]["state"] == "completed"
+    assert now["at"] == now["records"] - 1 and now["turn"]["state"] == "completed"
     assert [(each["edits"], each["added"], each["removed"]) for each in now["files"]] == [(2, 2, 1)]
     begun = run(home, "state", stream, "--at", "3", "--json").objects()[0]
     assert (begun["at"], begun["files"], begun["turn"]["state"], begun["status"]) == (3, [], "running", "active")
     assert begun["hash"] != now["hash"] and begun["last"]
-    before = run(home, "state", stream, "--at", "0", "--json").objects()[0]
-    assert (before["turn"], before["event"], before["tokens"]) == (None, None, {})
+    first = run(home, "state", stream, "--at", "0", "--json").objects()[0]
+    assert (first["turn"], first["event"]["label"], first["tokens"]) == (None, "session", {})
 
 
 def test_an_open_ask_and_running_work_are_those_of_the_moment(home: Path) -> None:
@@ -82,10 +82,10 @@ def test_a_pipe_gets_names_and_values(home: Path, named: Named) -> None:
 
 def test_what_happened_between_two_moments(home: Path, named: Named) -> None:
     stream = named("CALL:write")
-    whole = run(home, "diff", stream, "0", "10", "--json").objects()[0]
+    whole = run(home, "diff", stream, "0", "9", "--json").objects()[0]
     assert whole["tools"] == {"write": 1, "edit": 1} and whole["totals"]["files"] == 1
-    assert sum(whole["types"].values()) == 10 and whole["turns"] == 1
-    edit = next(n for n in range(1, 11) if _tool(home, stream, n) == "edit")
+    assert sum(whole["types"].values()) == 9 and whole["turns"] == 1
+    edit = next(n for n in range(10) if _tool(home, stream, n) == "edit")
     told = run(home, "diff", stream, str(edit), str(edit - 1), "--json").objects()[0]
     assert (told["from"], told["to"], told["tools"]) == (edit - 1, edit, {"edit": 1})
     piped = run(home, "diff", stream, str(edit - 1), str(edit))

@@ -133,17 +133,34 @@ def test_the_slider_shows_every_tab_as_it_was(page: Page, served: Served) -> Non
     page.keyboard.press("3")
     expect(page.locator(".body")).to_contain_text("No agent changed a file")
     page.keyboard.press("4")
-    expect(page.locator(".events tr")).to_have_count(14)
-    page.keyboard.press("]")
     expect(page.locator(".events tr")).to_have_count(15)
+    page.keyboard.press("]")
+    expect(page.locator(".events tr")).to_have_count(16)
     page.keyboard.press("[")
-    expect(page.locator(".events tr")).to_have_count(14)
+    expect(page.locator(".events tr")).to_have_count(15)
     page.keyboard.press("}")
     expect(page.locator(".past")).not_to_have_text("as of event 14")
     page.keyboard.press("0")
     expect(page.locator(".past")).to_have_count(0)
     page.keyboard.press("3")
     expect(page.locator(".diff .add")).to_contain_text("== password")
+
+
+def test_an_event_has_the_number_that_the_log_gives_it(page: Page, served: Served, filled: Path) -> None:
+    offsets = [int(row[2]) for row in run_process(filled, "log", ROOT).rows()[1:]]
+    page.goto(f"{served.base}/s/{ROOT}/events")
+    expect(page.locator(".events tr .num")).to_have_text([str(each) for each in offsets])
+    expect(page.locator(".slider output")).to_contain_text(f"event {offsets[-1]}")
+    page.locator(".events tr").nth(14).click()
+    expect(page.locator(".detail dl")).to_contain_text("offset 14 of")
+    page.get_by_text("Show the session at event 14").click()
+    expect(page.locator(".past")).to_have_text("as of event 14")
+    expect(page.locator(".slider output")).to_contain_text("event 14")
+    expect(page.locator(".events tr").last.locator(".num")).to_have_text("14")
+    page.goto(f"{served.base}/s/{ROOT}?at=0")
+    expect(page.locator(".past")).to_have_text("as of event 0")
+    at = run_process(filled, "state", ROOT, "--at", "14", "--json").objects()[0]
+    assert (at["at"], at["event"]["id"]) == (14, run_process(filled, "log", ROOT).rows()[15][3])
 
 
 def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served: Served) -> None:
