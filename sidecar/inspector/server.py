@@ -146,17 +146,8 @@ def build(data: Data) -> Starlette:
             return _failed("bad-request", "send one JSON object", 400)
         return _answer(await data.act(request.path_params["action"], args))
 
-    pages = [
-        "/",
-        "/s/{name}",
-        "/s/{name}/{tab}",
-        "/e/{name}",
-        "/work",
-        "/compare/{a}",
-        "/compare/{a}/{b}",
-        "/costs",
-        "/health",
-    ]
+    pages = ["/", "/s/{name}", "/s/{name}/{tab}", "/e/{name}", "/work", "/costs", "/health"]
+    pages += ["/compare/{a}", "/compare/{a}/{b}"]
     return Starlette(
         routes=[
             *(Route(path, page) for path in pages),

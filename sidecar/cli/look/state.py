@@ -38,7 +38,7 @@ async def state(
         typer.Option(
             "--at",
             metavar="N|EVENT",
-            help="After the session's event number N, the first being 0, or after this event.",
+            help="After the session's event N, counted from 0, or after this event.",
         ),
     ] = None,
     json: JsonFlag = False,

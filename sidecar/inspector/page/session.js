@@ -31,7 +31,7 @@ export async function session(name, tab = "conversation") {
   const body = h("div", { class: "body" });
   const middle = h("div", {}, top, tabs, body);
   const panel = h("aside", { class: "detail", hidden: true, "aria-label": "The selected event" });
-  const bar = slider({ move, head: () => head, at: () => at });
+  const bar = slider({ move, head: () => head, at: () => at, isSince: () => shown === "files" });
   const element = h("div", { class: "session" }, side, middle, panel, bar.element);
 
   function drawHead() {

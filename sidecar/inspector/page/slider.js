@@ -4,15 +4,16 @@ import { clock, day, h } from "/page/lib.js";
 
 const COLOURS = { turn: "--strong", ask: "--wait-bar", error: "--bad", edit: "--accent" };
 
-/** `move(n)` shows the session as of event n, `null` now; `head()` and `at()` tell what is shown. The first event is 0. */
-export function slider({ move, head, at }) {
+/** `move(n)` shows the session as of event n, `null` now; `head()` and `at()` tell what is shown, the first event being 0.
+ * `isSince()` tells whether the view can show what changed since an event. */
+export function slider({ move, head, at, isSince }) {
   const canvas = h("canvas", { "aria-hidden": true });
   const range = h("input", { type: "range", min: 0, step: 1, "aria-label": "Moment: event", title: "[ and ] step" });
   const told = h("output");
   const play = h("button", { title: "Play", "aria-label": "Play", onclick: toggle }, "▶");
   const speed = h("button", { class: "jump", title: "Speed", onclick: faster }, "1×");
   const jump = (label, text, by) => h("button", { title: label, "aria-label": label, class: Math.abs(by) > 1 ? "jump" : "", onclick: () => (Math.abs(by) > 1 ? toMark(by) : shift(by)) }, text);
-  const mark = h("button", { class: "jump", title: "Show what changed since this event (m)", "aria-pressed": "false", onclick: setMark }, "from here");
+  const mark = h("button", { class: "jump", title: "Show what changed since this event (m)", hidden: true, onclick: setMark });
   const element = h(
     "div",
     { class: "slider", role: "group", "aria-label": "Time" },
@@ -23,7 +24,7 @@ export function slider({ move, head, at }) {
     h("div", { class: "track" }, canvas, range),
     jump("One event on", "›", 1),
     jump("Next turn, ask, error or edit", "»", 2),
-    h("button", { title: "Back to now (0)", onclick: () => move(null) }, "now"),
+    h("button", { title: "Back to now (0)", onclick: reset }, "now"),
     mark,
     told,
   );
@@ -43,13 +44,15 @@ export function slider({ move, head, at }) {
     move(next ?? (by > 0 ? null : 0));
   }
 
-  /** The second handle: the files are shown with what changed after it. */
+  /** The second handle: the view shows what changed after it. */
   function setMark() {
     from = from === null ? now() : null;
-    mark.textContent = from === null ? "from here" : `from ${from}`;
-    mark.setAttribute("aria-pressed", String(from !== null));
-    draw();
     move(at());
+  }
+
+  function reset() {
+    from = null;
+    move(null);
   }
 
   function faster() {
@@ -98,6 +101,10 @@ export function slider({ move, head, at }) {
 
   function draw() {
     if (!head()) return;
+    if (!isSince()) from = null;
+    mark.hidden = !isSince();
+    mark.textContent = from === null ? "from here" : `from ${from}`;
+    mark.setAttribute("aria-pressed", String(from !== null));
     const { records, marks, ts } = head();
     range.max = last();
     if (pending === null) range.value = now();
@@ -141,9 +148,9 @@ export function slider({ move, head, at }) {
       else if (key === "]") shift(1);
       else if (key === "{") toMark(-2);
       else if (key === "}") toMark(2);
-      else if (key === "0") move(null);
+      else if (key === "0") reset();
       else if (key === " ") toggle();
-      else if (key === "m") setMark();
+      else if (key === "m" && isSince()) setMark();
       else return false;
       return true;
     },

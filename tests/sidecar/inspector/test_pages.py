@@ -146,6 +146,26 @@ def test_the_slider_shows_every_tab_as_it_was(page: Page, served: Served) -> Non
     expect(page.locator(".diff .add")).to_contain_text("== password")
 
 
+def test_what_changed_from_an_event_on_is_chosen_where_it_is_shown(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/files?at=14")
+    mark = page.locator(".slider [aria-pressed]")
+    mark.click()
+    expect(mark).to_have_text("from 14")
+    page.keyboard.press("]")
+    expect(page.locator(".body")).to_contain_text("between events 14 and 15")
+    page.keyboard.press("0")
+    expect(mark).to_have_text("from here")
+    expect(page.locator(".body")).not_to_contain_text("between")
+    page.keyboard.press("m")
+    expect(page.locator(".body")).to_contain_text("between events 50 and 50")
+    page.keyboard.press("4")
+    expect(mark).to_be_hidden()
+    page.keyboard.press("m")
+    page.keyboard.press("3")
+    expect(mark).to_have_text("from here")
+    expect(page.locator(".body")).not_to_contain_text("between")
+
+
 def test_an_event_has_the_number_that_the_log_gives_it(page: Page, served: Served, filled: Path) -> None:
     offsets = [int(row[2]) for row in run_process(filled, "log", ROOT).rows()[1:]]
     page.goto(f"{served.base}/s/{ROOT}/events")
