@@ -153,8 +153,12 @@ class Data:
         found = head(past, at)
         known = past.catalog(at).sessions
         found["status"] = shown_status(found["status"], known.get(past.session))
+        # A title that came later tells which session it is, at every moment.
+        named = (await catalog_of(self.reader))[0].sessions
+        found["title"] = named[past.session].title if past.session in named else found["title"]
         for each in found["sessions"]:
             each["status"] = shown_status(each["status"], known[each["id"]])
+            each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
         # A person who is asked is waited for until now, although nothing is recorded meanwhile.
         waits = sum(span.end is None for span in past.spans(at).waits)
         found["waiting_ms"] += waits * max(self._now(past, at) - found["ts"], 0)

@@ -4,7 +4,7 @@ import { compare } from "/page/compare.js";
 import { costs } from "/page/costs.js";
 import { event } from "/page/event.js";
 import { health } from "/page/health.js";
-import { get, h, step } from "/page/lib.js";
+import { entitle, get, h, step } from "/page/lib.js";
 import { session } from "/page/session.js";
 import { found, sessions } from "/page/sessions.js";
 import { work } from "/page/work.js";
@@ -51,7 +51,7 @@ async function show() {
   view = made;
   main.replaceChildren(made.element);
   made.shown?.();
-  document.title = made.title ? `${made.title} · Durable Stream` : "Durable Stream";
+  entitle(made.title);
 }
 
 export function go(path, { replace = false } = {}) {

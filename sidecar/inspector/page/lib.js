@@ -52,6 +52,9 @@ export const act = async (action, args) =>
 const UNKNOWN = "–";
 const SANE_MS = 366 * 86_400_000;
 
+/** Give the browser's tab a title. */
+export const entitle = (title) => (document.title = title ? `${title} · Durable Stream` : "Durable Stream");
+
 export function span(ms) {
   if (typeof ms !== "number" || ms < 0) return UNKNOWN;
   if (ms > SANE_MS) return "?";

@@ -1,7 +1,7 @@
 // One session: conversation, timeline, files and events, at any moment; the slider chooses the moment.
 
 import { detailOf } from "/page/event.js";
-import { ago, amount, clock, day, diffOf, get, h, money, plural, span, status, sync, tokensOf } from "/page/lib.js";
+import { ago, amount, clock, day, diffOf, entitle, get, h, money, plural, span, status, sync, tokensOf } from "/page/lib.js";
 import { slider } from "/page/slider.js";
 import { timeline } from "/page/timeline.js";
 
@@ -12,7 +12,9 @@ const TABS = ["conversation", "timeline", "files", "events"];
 export async function session(name, tab = "conversation") {
   const path = `s/${encodeURIComponent(name)}`;
   const wanted = new URL(location.href).searchParams;
-  let at = /^\d+$/.test(wanted.get("at") ?? "") ? Number(wanted.get("at")) : null;
+  const momentOf = (said) => (/^\d+$/.test(said.get("at") ?? "") ? Number(said.get("at")) : null);
+  let at = momentOf(wanted);
+  let selected = wanted.get("event"); // the event in the panel
   /** The head; only the marks that are new come with it. */
   const headAt = async (moment) => {
     const known = head?.marks ?? [];
@@ -70,13 +72,34 @@ export async function session(name, tab = "conversation") {
       ),
     );
     tabs.replaceChildren(
-      ...TABS.map((each) => h("a", { href: address(each, at), "aria-current": each === shown && "page" }, each[0].toUpperCase() + each.slice(1))),
+      ...TABS.map((each) => h("a", { href: address(each), "aria-current": each === shown && "page" }, each[0].toUpperCase() + each.slice(1))),
       ...(at === null ? [] : [h("span", { class: "past" }, `as of event ${head.at}`)]),
     );
     bar.draw();
   }
 
-  const address = (which, moment) => `/${path}/${which}${moment === null ? "" : `?at=${moment}`}`;
+  function address(which) {
+    const query = new URLSearchParams({ ...(at === null ? {} : { at }), ...(selected ? { event: selected } : {}) });
+    return `/${path}/${which}${query.size ? `?${query}` : ""}`;
+  }
+
+  /** Note in the address which event is open. */
+  function note(id) {
+    if (id === selected) return;
+    selected = id;
+    history.pushState(null, "", address(shown));
+  }
+
+  /** Show what the address says, after the way back or on. */
+  function follow(which) {
+    const said = new URL(location.href).searchParams;
+    selected = said.get("event");
+    if (selected) select(selected);
+    else hide();
+    if (which !== shown) drawn = {};
+    shown = which;
+    move(momentOf(said));
+  }
 
   async function drawBody({ keep = false } = {}) {
     const mine = ++drawing;
@@ -90,7 +113,7 @@ export async function session(name, tab = "conversation") {
 
   async function move(to) {
     at = to === null || to >= head.records - 1 ? null : Math.max(to, 0);
-    history.replaceState(null, "", address(shown, at));
+    history.replaceState(null, "", address(shown));
     bar.draw();
     const [found] = await Promise.all([headAt(at), drawBody({ keep: true })]);
     if ((at ?? found.records - 1) !== found.at) return; // the reader has moved on meanwhile
@@ -99,14 +122,16 @@ export async function session(name, tab = "conversation") {
   }
 
   async function select(id) {
+    note(id);
     for (const row of body.querySelectorAll("tr.at")) row.classList.remove("at");
     const row = body.querySelector(`tr[data-event="${CSS.escape(id)}"]`);
     row?.classList.add("at");
     row?.scrollIntoView({ block: "nearest" });
     try {
-      open(...detailOf(await get(`e/${encodeURIComponent(id)}`), { move }));
+      const found = await get(`e/${encodeURIComponent(id)}`);
+      if (id === selected) open(...detailOf(found, { move }));
     } catch (error) {
-      open(h("p", { class: "quiet" }, error.message));
+      if (id === selected) open(h("p", { class: "quiet" }, error.message));
     }
   }
 
@@ -118,6 +143,7 @@ export async function session(name, tab = "conversation") {
 
   /** Show who changed a file, in all sessions. */
   async function history_(file) {
+    note(null);
     open(...historyOf(await get("file", { path: file })));
   }
 
@@ -128,13 +154,18 @@ export async function session(name, tab = "conversation") {
   }
 
   function unselect() {
+    note(null);
+    hide();
+  }
+
+  function hide() {
     panel.hidden = true;
     element.classList.remove("detailed");
   }
 
   function pick(which) {
     shown = which;
-    history.pushState(null, "", address(which, at));
+    history.pushState(null, "", address(which));
     drawHead();
     drawBody();
     scrollTo(0, 0);
@@ -153,12 +184,13 @@ export async function session(name, tab = "conversation") {
   [head] = await Promise.all([headAt(at), isTalk && drawBody()]);
   drawHead();
   if (!isTalk) await drawBody();
-  if (wanted.get("event")) select(wanted.get("event"));
+  if (selected) select(selected);
   return {
     element,
     title: head.title,
     shown: () => bar.draw(),
     leave: () => bar.leave(),
+    stays: (args, make) => make === session && args[0] === name && (follow(TABS.includes(args[1]) ? args[1] : TABS[0]), true),
     key(key) {
       if (key === "Escape") return panel.hidden ? kept.timeline?.out() : unselect(), true;
       if (shown === "timeline" && kept.timeline?.key(key)) return true;
@@ -175,6 +207,7 @@ export async function session(name, tab = "conversation") {
       const found = await headAt(null);
       if (found.records === head.records && found.status === head.status && found.whole === head.whole) return;
       head = found;
+      entitle(head.title);
       drawHead();
       await drawBody({ keep: true });
     },

@@ -166,6 +166,38 @@ def test_what_changed_from_an_event_on_is_chosen_where_it_is_shown(page: Page, s
     expect(page.locator(".body")).not_to_contain_text("between")
 
 
+def test_an_open_event_has_an_address_and_the_way_back_leads_through_it(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/events?at=14")
+    # The title came later, and names the session at every moment.
+    expect(page).to_have_title(f"{TITLE} · Durable Stream")
+    expect(page.locator("h1")).to_have_text(TITLE)
+    expect(page.locator(".leaf[aria-current]")).to_contain_text(TITLE)
+    detail = page.locator(".detail")
+    page.locator(".events tr").nth(4).click()
+    expect(detail).to_contain_text("offset 4 of")
+    link = page.url
+    page.locator(".events tr").nth(5).click()
+    expect(detail).to_contain_text("offset 5 of")
+    page.keyboard.press("3")
+    expect(page.locator(".body")).to_contain_text("No agent changed a file")
+    page.go_back()
+    expect(page.locator(".events tr")).to_have_count(15)
+    page.go_back()
+    expect(detail).to_contain_text("offset 4 of")
+    assert page.url == link
+    page.go_back()
+    expect(detail).to_be_hidden()
+    page.go_forward()
+    expect(detail).to_be_visible()
+    expect(detail).to_contain_text("offset 4 of")
+    page.keyboard.press("Escape")
+    expect(detail).to_be_hidden()
+    expect(page).to_have_url(f"{served.base}/s/{ROOT}/events?at=14")
+    page.goto(link)
+    expect(detail).to_contain_text("offset 4 of")
+    expect(page.locator(".events tr")).to_have_count(15)
+
+
 def test_an_event_has_the_number_that_the_log_gives_it(page: Page, served: Served, filled: Path) -> None:
     offsets = [int(row[2]) for row in run_process(filled, "log", ROOT).rows()[1:]]
     page.goto(f"{served.base}/s/{ROOT}/events")
