@@ -86,6 +86,11 @@ def build(data: Data) -> Starlette:
         # Small files, read at once: a thread for each would take longer than all of them.
         return Response((PAGE / name).read_bytes(), media_type=_MEDIA[Path(name).suffix])
 
+    async def missing(request: Request, error: Exception) -> Response:
+        if request.url.path.startswith(("/api/", "/page/")):
+            return _failed("not-found", "there is nothing at this address", 404)
+        return Response((PAGE / "index.html").read_bytes(), 404, media_type="text/html")
+
     async def style(request: Request) -> Response:
         return Response(STYLE, media_type="text/css")
 
@@ -164,7 +169,8 @@ def build(data: Data) -> Starlette:
             Route("/api/do/{action}", _guarded(act), methods=["POST"]),
             Route("/page/timeline.css", style),
             Route("/page/{file}", page),
-        ]
+        ],
+        exception_handlers={404: missing},
     )
 
 

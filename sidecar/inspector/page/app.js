@@ -28,12 +28,17 @@ const ROUTES = [
   [/^\/health$/, "health", health],
 ];
 
+const nothing = () => ({
+  element: h("div", { class: "page" }, h("h1", {}, "There is no such page"), h("p", {}, h("a", { class: "link", href: "/" }, "To all sessions"))),
+  title: "No such page",
+});
+
 async function show() {
   const mine = ++turn;
   const address = new URL(location.href);
   const query = address.searchParams.get("q");
   const [rule, page, make] =
-    query && address.pathname === "/" ? [/^/, "sessions", () => found(query)] : (ROUTES.find(([each]) => each.test(address.pathname)) ?? ROUTES[0]);
+    query && address.pathname === "/" ? [/^/, "sessions", () => found(query)] : (ROUTES.find(([each]) => each.test(address.pathname)) ?? [/^/, "", nothing]);
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.page === page) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

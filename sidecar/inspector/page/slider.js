@@ -2,6 +2,7 @@
 
 import { clock, day, h } from "/page/lib.js";
 
+const KINDS = ["turn", "edit", "ask", "error"]; // those painted later are on top
 const COLOURS = { turn: "--strong", ask: "--wait-bar", error: "--bad", edit: "--accent" };
 
 /** `move(n)` shows the session as of event n, `null` now; `head()` and `at()` tell what is shown, the first event being 0.
@@ -10,6 +11,7 @@ export function slider({ move, head, at, isSince }) {
   const canvas = h("canvas", { "aria-hidden": true });
   const range = h("input", { type: "range", min: 0, step: 1, "aria-label": "Moment: event", title: "[ and ] step" });
   const told = h("output");
+  const legend = h("div", { class: "legend" });
   const play = h("button", { title: "Play", "aria-label": "Play", onclick: toggle }, "▶");
   const speed = h("button", { class: "jump", title: "Speed", onclick: faster }, "1×");
   const jump = (label, text, by) => h("button", { title: label, "aria-label": label, class: Math.abs(by) > 1 ? "jump" : "", onclick: () => (Math.abs(by) > 1 ? toMark(by) : shift(by)) }, text);
@@ -21,7 +23,7 @@ export function slider({ move, head, at, isSince }) {
     speed,
     jump("Previous turn, ask, error or edit", "«", -2),
     jump("One event back", "‹", -1),
-    h("div", { class: "track" }, canvas, range),
+    h("div", { class: "track" }, canvas, range, legend),
     jump("One event on", "›", 1),
     jump("Next turn, ask, error or edit", "»", 2),
     h("button", { title: "Back to now (0)", onclick: reset }, "now"),
@@ -117,6 +119,8 @@ export function slider({ move, head, at, isSince }) {
     const wanted = [width, scale, records, marks.length, from !== null && now(), style.getPropertyValue("--bad")].join();
     if (!width || wanted === painted) return;
     painted = wanted;
+    const kinds = KINDS.filter((kind) => marks.some(([, each]) => each === kind));
+    legend.replaceChildren(...kinds.map((kind) => h("span", { class: kind }, kind)));
     canvas.width = width * scale;
     canvas.height = 14 * scale;
     const paint = canvas.getContext("2d");
@@ -126,7 +130,7 @@ export function slider({ move, head, at, isSince }) {
       paint.fillStyle = style.getPropertyValue("--accent-soft");
       paint.fillRect(place(from), 0, place(now()) - place(from), 14);
     }
-    for (const kind of ["turn", "edit", "ask", "error"]) {
+    for (const kind of kinds) {
       paint.fillStyle = style.getPropertyValue(COLOURS[kind]);
       const places = new Set(marks.filter(([, mark]) => mark === kind).map(([number]) => Math.round(place(number))));
       for (const x of places) paint.fillRect(x, kind === "turn" ? 6 : 2, 2, kind === "turn" ? 8 : 12);

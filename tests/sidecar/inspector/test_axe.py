@@ -27,6 +27,7 @@ PAGES = {
     "/work": ".page",
     "/costs": ".sums",
     "/health": "#main dl",
+    "/nope": "#main h1",
     f"/compare/{ROOT}": ".sums",
     f"/compare/{ROOT}/{ROOT}": ".sums",
 }

@@ -128,6 +128,7 @@ def test_the_conversation_is_the_one_of_the_exports(page: Page, served: Served, 
 def test_the_slider_shows_every_tab_as_it_was(page: Page, served: Served) -> None:
     page.goto(f"{served.base}/s/{ROOT}?at=14")
     expect(page.locator(".past")).to_have_text("as of event 14")
+    expect(page.locator(".legend span")).to_have_text(["turn", "edit", "ask"])
     expect(page.locator(".talk")).to_contain_text("still open")
     expect(page.locator(".talk")).not_to_contain_text("Thanks. Commit it.")
     page.keyboard.press("3")
@@ -373,6 +374,15 @@ def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None
     expect(page.locator("#main h2")).to_contain_text("then they part")
     page.goto(f"{served.base}/compare/{ROOT}/{ROOT}")
     expect(page.locator("#main h2")).to_have_text("They are the same")
+
+
+def test_a_page_that_does_not_exist_leads_back(page: Page, served: Served) -> None:
+    for path in ("/nope", "/s/a/b/c"):
+        answer = page.goto(served.base + path)
+        assert answer is not None and answer.status == 404
+        expect(page.locator("h1")).to_have_text("There is no such page")
+    page.locator("#main").get_by_role("link").click()
+    expect(page.locator(".row").first).to_be_visible()
 
 
 def test_costs_work_and_health_answer_their_questions(page: Page, served: Served) -> None:
