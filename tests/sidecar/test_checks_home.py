@@ -82,7 +82,9 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     found = asyncio.run(collect())
     assert found["home"].level == found["log"].level == "note"
-    assert [problem[:22] for problem in status(home)["problems"]] == ["no plugin is installed"]
+    told = status(home)
+    assert [problem[:22] for problem in told["problems"]] == ["no plugin is installed"]
+    assert told["verdict"] == "Not installed:"
     assert not home.path.exists()
 
 

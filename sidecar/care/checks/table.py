@@ -58,6 +58,9 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
 """Checks that need the log, and the checks that follow them. Reading a long log takes a while."""
 
 
+NOT_INSTALLED: Final = "not installed"
+
+
 async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> AsyncIterator[Check]:
     """Run every check and yield each finding at once. ``command`` starts this program."""
     scene = await asyncio.to_thread(scene_of, home, tuple(command))
@@ -92,7 +95,7 @@ def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
     if not scene.is_installed:
         hint = f"run `durable-stream install`, then {RESTART}"
         checks.append(
-            Check("plugin", "problem", "no plugin is installed, so OpenCode's sessions are not recorded", hint)
+            Check(NOT_INSTALLED, "problem", "no plugin is installed, so OpenCode's sessions are not recorded", hint)
         )
     checks += [check for plugin in scene.plugins for check in opencode.missing_files(plugin)]
     checks += [*opencode.check_switches(scene), *opencode.check_excluded(scene)]

@@ -21,7 +21,7 @@ from sidecar.care.checks.asking import (
 from sidecar.care.checks.check import has_defaults
 from sidecar.care.checks.home import page_checks
 from sidecar.care.checks.nats import reserved_keys
-from sidecar.care.checks.table import quick_checks
+from sidecar.care.checks.table import NOT_INSTALLED, quick_checks
 from sidecar.care.checks.tracing import traces_words
 from sidecar.cli.printing.output import Output
 from sidecar.cli.shared import migration_status
@@ -52,10 +52,11 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
-    running, sidecar, links, counts, log, migration, spool, nats, otel, pages, held, gaps, cut, asks, work, problems,
-    notes``; ``cut`` is the number of records with a text that was too long to keep whole; ``sidecar`` is null if no
-    sidecar answers; ``nats`` is null if the configuration or the store cannot be read. ``problems``, ``notes``,
-    ``asks`` and ``work`` are texts. ``otel`` is null without a sidecar or an endpoint, ``pages`` without a sidecar.
+    running, sidecar, links, counts, log, migration, spool, nats, otel, pages, held, gaps, cut, asks, work, verdict,
+    problems, notes``; ``cut`` is the number of records with a text that was too long to keep whole; ``sidecar`` is null
+    if no sidecar answers; ``nats`` is null if the configuration or the store cannot be read. ``verdict`` is a text;
+    ``problems``, ``notes``, ``asks`` and ``work`` are lists of texts. ``otel`` is null without sidecar or endpoint,
+    ``pages`` without a sidecar.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -107,7 +108,9 @@ async def gather_status(home: Home) -> dict[str, Any]:
         found["log"]["damaged"] = len(problems) > known
     if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
         notes.append(f"the log is damaged, but {kept}")
+    is_installed = True
     for check in quick_checks(home, served=found.get("config_changed") is False):
+        is_installed &= check.name != NOT_INSTALLED
         if check.name == "start" and problems:
             continue  # a more precise reason for the failed start is already among the problems
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
@@ -131,7 +134,11 @@ async def gather_status(home: Home) -> dict[str, Any]:
         await _work(reader) if reader is not None and catalog is not None and WORKING in catalog.streams else []
     )
     found["cut"] = catalog.cut if catalog is not None else 0
-    return {"home": str(home.path), "running": info is not None, **found, "problems": problems, "notes": notes}
+    verdict = "Recording works, but:" if notes else "All is well."
+    if problems:
+        verdict = "Something is wrong:" if is_installed or len(problems) > 1 else "Not installed:"
+    found |= {"verdict": verdict, "problems": problems, "notes": notes}
+    return {"home": str(home.path), "running": info is not None, **found}
 
 
 def _agent_notes(status: Mapping[str, Any]) -> list[str]:
@@ -228,10 +235,7 @@ _UNREADABLE: Final[dict[str, Any]] = {
 def print_status(out: Output, found: dict[str, Any]) -> None:
     """The status for a person: the verdict first, then the facts."""
     problems, notes = found["problems"], found["notes"]
-    if problems:
-        out.text("Something is wrong:", "bold red")
-    else:
-        out.text("All is well." if not notes else "Recording works, but:", "bold green")
+    out.text(found["verdict"], "bold red" if problems else "bold green")
     for problem in problems:
         out.prose("  ! ", problem, "red")
     for note in notes:

@@ -17,7 +17,7 @@ export async function health() {
       ["gaps", found.gaps || "none"],
     ];
     element.replaceChildren(
-      h("h1", { class: good ? "good" : "bad" }, good ? "All is well" : "Something is wrong"),
+      h("h1", { class: good ? "good" : "bad" }, found.verdict),
       ...found.problems.map((text) => h("p", { class: "note" }, coded(text))),
       ...found.notes.map((text) => h("p", { class: "quiet" }, coded(text))),
       ...found.asks.map((text) => h("p", { class: "card waits" }, coded(text))),

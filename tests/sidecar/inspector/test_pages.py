@@ -385,13 +385,14 @@ def test_a_page_that_does_not_exist_leads_back(page: Page, served: Served) -> No
     expect(page.locator(".row").first).to_be_visible()
 
 
-def test_costs_work_and_health_answer_their_questions(page: Page, served: Served) -> None:
+def test_costs_work_and_health_answer_their_questions(page: Page, served: Served, filled: Path) -> None:
     page.goto(f"{served.base}/costs")
     page.get_by_text("by model").click()
     expect(page.locator(".sums")).to_contain_text("mock/mock-1")
     page.goto(f"{served.base}/work")
     expect(page.locator(".page")).to_contain_text("No background work yet")
     page.goto(f"{served.base}/health")
+    expect(page.locator("h1")).to_have_text(run_process(filled, "status", "--json").objects()[0]["verdict"])
     expect(page.locator("#main dl")).to_contain_text("records")
 
 
