@@ -341,22 +341,10 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         return nats.serve(worker.served, config.worker, identities.agents, sidecar.requests.answer)
 
     tracing = () if sidecar.tracing is None else (sidecar.tracing,)
-    scraping = () if sidecar.scraping is None else (sidecar.scraping,)  # after the door: OpenCode's port comes first
+    # The link's port first, because OpenCode needs it.
+    doors = (door,) if sidecar.scraping is None else (door, sidecar.scraping)
     consumers = _Consumers(nats, worker, serve)
-    components = (
-        nats,
-        upkeep,
-        *tracing,
-        ingest,
-        back_fill,
-        services,
-        spools,
-        worker,
-        consumers,
-        door,
-        *scraping,
-        durable,
-    )
+    components = (nats, upkeep, *tracing, ingest, back_fill, services, spools, worker, consumers, *doors, durable)
     return _Running(sidecar, ingest, spools, server, store, components)
 
 
