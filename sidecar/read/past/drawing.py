@@ -203,6 +203,7 @@ def _bar(bar: Bar, lanes: Lanes, y: float, height: float, kind: str, link: Link,
     start, end = lanes.stretch(span)
     facts = [words, one_line(span.name), one_line(str(span.facts.get("title") or ""))[:120], lasted(end - start)]
     facts += ["failed" if span.state == "error" else "", "running" if span.end is None else ""]
+    facts += ["no end was recorded" if span.state == "over" else ""]
     facts += [one_line(str(span.facts.get("reply") or "")), local_time(start, "%H:%M:%S")]
     if span.kind == "wait":
         facts.insert(0, "waited for a person")

@@ -1,7 +1,7 @@
 """The spans of one stream as they end, for a receiver that gets each of them once. Pure.
 
-Each span is that of ``traces.otlp`` over the whole stream, with the same id. A session has ended with the tool call
-that started it, or when it was deleted; until then, only its parts are returned.
+Each span is that of ``traces.otlp`` over the whole stream, with the same id. A session has ended once it rests and the
+tool call that started it has ended, or when it was deleted; until then, only its parts are returned.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ class Ending:
         if span.kind != "session":
             return span.end is not None
         call = self._known.get(span.parent)
-        is_over = call is not None and call.kind == "tool" and call.end is not None
+        is_over = call is not None and call.kind == "tool" and call.end is not None and span.state != "running"
         return is_over or (record.event.type == ENDED and record.event.payload.get("session") == span.session)

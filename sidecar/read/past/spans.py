@@ -18,6 +18,7 @@ from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.catalog import add_cost
 from sidecar.read.fields import as_int, as_mapping, as_text, is_forgotten
 from sidecar.read.past.journal import Items, Kept, Lazy, Map
+from sidecar.read.starting import Started, starts_session
 from streams.lineage import CREATED, ENDED, RESUMED
 from streams.store import Record
 
@@ -31,7 +32,8 @@ class Span(Kept):
     """One stretch of time. ``event`` is the record that tells most about it, and ``parent`` the ``id`` of the span
     around it; a session's parent is the tool call, or else the session, that started it.
 
-    ``state`` is ``running``, ``completed``, ``error`` or ``waiting``.
+    ``state`` is ``running``, ``completed``, ``error`` or ``waiting``; it is ``over`` if a call or an ask ends with its
+    turn, because its own end was not recorded. A session that rests is ``completed``.
     """
 
     id: str
@@ -59,6 +61,7 @@ class _Lane(Kept):
     """When the first tool of this step started, so that the model was at work no longer."""
     waits: dict[str, Span] = field(default_factory=Map)
     calls: dict[str, _Open] = field(default_factory=Map)
+    started: Started[Span] = field(default_factory=Started)
     above: tuple[int, int] = (0, 0)
     """The numbers of the session's id and of the id of what is around a step, in the list of ids."""
 
@@ -110,8 +113,8 @@ class Spans:
             call = self._parents.get(name)
             parent = call.id if call is not None else as_text(payload.get("parent"))
             span = self._open(f"session:{name}", "session", name, event.ts, name, parent)
-            if call is not None:
-                # The call is recorded once its session is there, but it began before.
+            if call is not None and call.end is None:
+                # A call whose start was not recorded is known once its session is there, but it began before.
                 call.start = min(call.start, event.ts)
             span.trace = event.traceparent or ""
             self.sessions.append(span)
@@ -163,6 +166,7 @@ class Spans:
         turn.event, turn.trace = event.id, event.traceparent or ""
         turn.facts |= {"agent": as_text(payload.get("agent")) or event.actor, "model": model, "cost": 0.0, "steps": 0}
         lane.turn, lane.free, lane.busy = turn, event.ts, None
+        lane.span.state = "running"
         lane.above = lane.above[0], self._new_id(turn)
 
     def _turn_ended(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
@@ -171,6 +175,7 @@ class Spans:
             lane.turn.facts |= {"outcome": outcome, "tokens": as_mapping(payload.get("tokens"))}
             lane.turn.facts |= {"error": error} if (error := as_text(payload.get("error"))) else {}
         self._close(lane, record.event.ts, "error" if outcome == "failed" else "completed")
+        lane.span.state = "completed"
 
     def _close(self, lane: _Lane, end: int, state: str) -> None:
         """End everything that is open in a session: OpenCode keeps asks and calls only in memory."""
@@ -194,11 +199,16 @@ class Spans:
             start = max(end - (as_int(payload.get("duration_ms")) or 0), 0) if known is None else known.span.start
             lane.busy = min(lane.busy or start, start)
         key = _KEY.pack(record.position, start, end, lane.above[1], known.position if known is not None else -1)
-        if known is None:
-            parent = lane.turn.id if lane.turn is not None else lane.span.id
-            self.found.add(self._stepped(record, start, end, parent) if self._source is None else key)
-        elif self._source is None or known.span.name == "task" or not as_text(payload.get("title")):
-            self._end(known.span, record, end)
+        if self._source is None or starts_session(payload) or (known is not None and not as_text(payload.get("title"))):
+            if known is not None:
+                span = self._end(known.span, record, end)
+            else:
+                span = self._stepped(record, start, end, lane.turn.id if lane.turn is not None else lane.span.id)
+                self.found.append(span)
+            if starts_session(payload):
+                lane.started.add(payload, span)
+        elif known is None:
+            self.found.add(key)
         else:
             self.found.put(known.place, key)
 
@@ -244,11 +254,14 @@ class Spans:
         span.facts |= {"call": call, "title": as_text(payload.get("title"))}
 
     def _spawned(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
-        if as_text(payload.get("call")) not in lane.calls:
-            self._running(lane, record, payload)
-        span = lane.calls[as_text(payload.get("call"))].span
-        span.name, span.facts["title"] = "task", as_text(payload.get("description"))
-        if child := as_text(payload.get("child")):
+        call, child = as_text(payload.get("call")), as_text(payload.get("child"))
+        span = lane.started.find(payload)
+        if call in lane.calls or (call and span is None and lane.turn is not None):
+            if call not in lane.calls:
+                self._running(lane, record, payload)
+            span = lane.calls[call].span
+            span.name, span.facts["title"] = "task", as_text(payload.get("description"))
+        if child and span is not None:
             self._parents[child] = span
 
     def _wait(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ its calls may have another."""
 
 
 def _unfinished(span: Span) -> Value:
-    return "true" if span.end is None else None
+    return "true" if span.end is None or span.state == "over" else None
 
 
 def _name(span: Span) -> str:

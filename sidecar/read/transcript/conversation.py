@@ -63,13 +63,14 @@ class Conversation:
         return self._folds[session]
 
     def _spawned(self, record: Record, above: SessionFold, payload: dict[str, Any]) -> None:
-        event = record.event
-        call = Call(event.id, event.ts, event.actor, "task", as_text(payload.get("call")))
-        call.title = as_text(payload.get("description"))
-        turn = above.turn_of(payload)
-        turn.items.append(call)
-        above.running[turn.message, call.call] = call
-        if name := as_text(payload.get("child")):
+        event, turn = record.event, above.turn_of(payload)
+        name, key = as_text(payload.get("child")), (turn.message, as_text(payload.get("call")))
+        call = above.starting.find(payload)
+        if call is None or (call.child is not None and call.child.session != name):
+            call = above.running[key] = Call(event.id, event.ts, event.actor, "task", key[1])
+            call.title = as_text(payload.get("description"))
+            turn.items.append(call)
+        if name:
             child = self._fold(name, record)
             child.session.agent = as_text(payload.get("agent")) or child.session.agent
             self._put_below(above, child, call)

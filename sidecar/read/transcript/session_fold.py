@@ -15,6 +15,7 @@ from sidecar.read.changes.approvals import Approvals, Ask, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
 from sidecar.read.past.journal import Lazy, Map
+from sidecar.read.starting import Started, starts_session
 from sidecar.read.telling.describe import describe, short_type
 from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.attached import attached
@@ -45,6 +46,7 @@ class SessionFold(TurnFold):
     approvals: Approvals = field(default_factory=Approvals)
     running: dict[tuple[str, str], Call] = field(default_factory=Map)
     """The ``task`` calls whose child session was announced, by turn and call id."""
+    starting: Started[Call] = field(default_factory=Started)
     waiting: dict[str, Ask] = field(default_factory=Map)
     """The asks that are open, by request."""
     source: Callable[[int], Record] | None = None
@@ -155,11 +157,13 @@ class SessionFold(TurnFold):
 
     def _tool(self, record: Record, payload: dict[str, Any], turn: Turn) -> None:
         known = self.running.pop((turn.message, as_text(payload.get("call"))))
-        asks = [each.ask for each in self.approvals.of_step(payload)]
-        if known is None and self.source is not None and self.session.directory and not (asks or payload.get("child")):
+        asks, starts = [each.ask for each in self.approvals.of_step(payload)], starts_session(payload)
+        if known is None and self.source is not None and self.session.directory and not (asks or starts):
             turn.items.add(record.position)
             return
         call = called(record, self.session, known)
+        if starts:
+            self.starting.add(payload, call)
         if asks:
             # An ask that belongs to an earlier call with the same id is no longer an item of the turn.
             call.asks = [ask for ask in asks if any(item is ask for item in turn.items)]

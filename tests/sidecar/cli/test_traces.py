@@ -22,10 +22,8 @@ from sidecar.read.past.spans import Spans
 from sidecar.read.past.traces import SCHEMA_URL, _id, chrome, otlp
 from streams.event import StreamEvent
 from streams.store import Record
-from tests.bridge.opencode.playing2 import names as names2
-from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import make_home, run
-from tests.sidecar.read.conversations import NAMES, happened, recorded
+from tests.sidecar.read.conversations import announced_late, every_recording, happened
 
 IDS = ("traceId", "spanId", "parentSpanId")
 LATE = 4_000_000_000_000
@@ -147,13 +145,6 @@ def _failed(record: dict[str, Any]) -> bool:
     return bool(record["event"]["payload"]["outcome"] == "failed")
 
 
-def every_recording() -> Iterator[tuple[str, list[StreamEvent]]]:
-    for name in NAMES:
-        yield name, recorded(name)
-    for name in names2():
-        yield name, list(play2(name).log.events.values())
-
-
 REQUIRED = {
     "invoke_agent": {"gen_ai.operation.name", "gen_ai.agent.name", "gen_ai.conversation.id"},
     "chat": {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.conversation.id"},
@@ -207,6 +198,44 @@ def test_every_recording_is_a_tree_in_both_formats() -> None:
                     row.pop()
                 assert not row or row[-1]["ts"] + row[-1]["dur"] >= event["ts"] + event["dur"], name
                 row.append(event)
+
+
+def test_each_call_ends_with_its_own_end_whenever_its_child_session_became_known() -> None:
+    for name, events in every_recording():
+        ends = {e.id: e.payload.get("ended_ms") or e.ts for e in events if e.payload.get("call")}
+        for played in (events, announced_late(events)):
+            spans = folded(played).found
+            calls = {span.id: span for span in spans if span.kind == "tool"}
+            for span in calls.values():
+                is_open = span.state in ("running", "over")
+                assert is_open or (span.end, span.state) == (ends[span.event], span.state), (name, span)
+            steps = [e for e in events if e.type == "execution.step" and e.payload.get("kind") != "inference"]
+            assert sum(span.state not in ("running", "over") for span in calls.values()) == len(steps), name
+            starts = {e.payload.get("call") for e in events if e.type == "execution.step.started"}
+            ended = {e.payload.get("call") for e in steps}
+            assert {span.facts["call"] for span in calls.values()} <= starts | ended, name
+            assert sum(span.end is None or span.state == "over" for span in calls.values()) == len(starts - ended), name
+            below = {span.session: calls[span.parent].facts["call"] for span in spans if span.parent in calls}
+            spawned = {e.payload["child"]: e.payload.get("call") for e in reversed(events) if e.type == "agent.spawned"}
+            assert below == spawned, name
+
+
+def test_a_call_that_did_not_wait_ends_before_its_work_which_ends_with_its_turn() -> None:
+    turn = {"turn": "m", "call": "c1"}
+    events = [
+        happened("turn.started", ts=10, message="m"),
+        happened("execution.step.started", ts=20, tool="agent_spawn", **turn),
+        happened("execution.step", ts=30, kind="tool", tool="agent_spawn", **turn),
+        happened("agent.spawned", ts=40, child="ses_kid", **turn),
+        happened("turn.ended", ts=90, message="m", outcome="completed"),
+        happened("turn.started", ts=50, session="ses_kid", message="k"),
+        happened("turn.ended", ts=70, session="ses_kid", message="k", outcome="completed"),
+    ]
+    found = chrome(folded(events).found, 90)["traceEvents"]
+    assert [(each["name"], each["ts"], each["dur"]) for each in found if each.get("cat") == "tool"] == [
+        ("agent_spawn", 20_000, 10_000)
+    ]
+    assert {each["args"]["state"] for each in found if each["ph"] == "X"} == {"completed"}
 
 
 def test_what_cannot_be_true_is_left_out() -> None:

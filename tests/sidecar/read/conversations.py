@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import StringIO
 from typing import Any
 
@@ -16,6 +16,8 @@ from sidecar.read.transcript.model import Reading, Session
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.store import Record
+from tests.bridge.opencode.playing2 import names as names2
+from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
 
 NAMES = sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))
@@ -27,6 +29,28 @@ _IDENTITY = seeded_identity(5)
 
 def recorded(name: str) -> list[StreamEvent]:
     return events_of(name, Translator(seeded_identity(2)))
+
+
+def every_recording() -> Iterator[tuple[str, list[StreamEvent]]]:
+    for name in NAMES:
+        yield name, recorded(name)
+    for name in names2():
+        yield name, list(play2(name).log.events.values())
+
+
+def announced_late(events: list[StreamEvent]) -> list[StreamEvent]:
+    """The same events, when it became known only at the end which call started which child session: then OpenCode 2
+    no longer names the turn."""
+    children = {event.payload["child"] for event in events if event.type == "agent.spawned"}
+    late = [e for e in events if e.type == "agent.spawned" or e.payload.get("session") in children]
+    first = [event for event in events if event not in late]
+    turns = {event.payload["session"]: event.payload["message"] for event in first if event.type == "turn.started"}
+    is_2 = any(event.metadata.get("host") for event in events)
+    for number, event in enumerate(late if is_2 else ()):
+        if event.type == "agent.spawned" and event.payload["session"] in turns:
+            turn = turns[event.payload["session"]]
+            late[number] = StreamEvent.trusted({**event.fields(), "payload": {**event.payload, "turn": turn}})
+    return first + late
 
 
 def happened(type_: str, ts: int = 1, actor: str = "build", session: str = "ses_root", **payload: Any) -> StreamEvent:

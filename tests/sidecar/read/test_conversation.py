@@ -14,7 +14,16 @@ from sidecar.read.transcript.conversation import MOST_DEPTH
 from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
 from sidecar.read.transcript.wording import answer_text, asked_text, call_facts, turn_end
 from streams.event import StreamEvent
-from tests.sidecar.read.conversations import DEMO, NAMES, folded, happened, recorded, written
+from tests.sidecar.read.conversations import (
+    DEMO,
+    NAMES,
+    announced_late,
+    every_recording,
+    folded,
+    happened,
+    recorded,
+    written,
+)
 
 FORMS = ("text", "markdown", "html", "json")
 
@@ -226,6 +235,11 @@ def test_a_child_that_is_called_again_is_told_below_each_call() -> None:
         [item.text for item in items(call.child.turns) if isinstance(item, Said)] for call in calls if call.child
     ]
     assert answers == [["first"], ["again"]]
+
+
+def test_a_child_session_is_below_its_call_whenever_it_became_known() -> None:
+    for name, events in every_recording():
+        assert written(folded(announced_late(events)), "markdown") == written(folded(events), "markdown"), name
 
 
 def test_what_was_forgotten_is_counted() -> None:
