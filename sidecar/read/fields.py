@@ -77,6 +77,16 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def exit_of(step: dict[str, Any]) -> int | None:
+    """The code with which the command of a step ended; ``None`` if it is not known, or the step ran no command."""
+    return as_int(as_mapping(step.get("metadata")).get("exit"))
+
+
+def has_failed(step: dict[str, Any]) -> bool:
+    """True for a step that failed, or whose command ended with a code other than 0: every view shows it as failed."""
+    return step.get("status") == "error" or bool(exit_of(step))
+
+
 def first_text(values: dict[str, Any], *names: str) -> str:
     """The first named value that is a non-empty string; otherwise the empty string."""
     return next(filter(None, (as_text(values.get(name)) for name in names)), "")

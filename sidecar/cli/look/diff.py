@@ -77,7 +77,7 @@ async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: 
     told = [
         f"events {since} to {upto - 1}, {lasted(found['ms'])}" if upto > since else "no events",
         *([f"{money(found['cost'])}, {amount(found['tokens'])} tokens"] if found["tokens"] else []),
-        *([f"tools: {tools}"] if tools else []),
+        *([f"tools: {tools}" + (f" ({found['failed']} failed)" if found["failed"] else "")] if tools else []),
         *([f"events: {types}"] if types else []),
     ]
     if not out.terminal:
@@ -101,7 +101,7 @@ def _sessions(out: Output, left: Past, right: Past) -> None:
         out.object(found)
         return
     sides = found["sides"]
-    rows = [[name, *(str(side[name]) for side in sides)] for name in ("title", "records", "turns", "tokens")]
+    rows = [[name, *(str(side[name]) for side in sides)] for name in ("title", "records", "turns", "failed", "tokens")]
     rows.append(["cost", *(money(side["cost"]) if out.terminal else str(side["cost"]) for side in sides)])
     worked = [lasted(side["working_ms"]) if out.terminal else str(side["working_ms"]) for side in sides]
     rows.append(["worked" if out.terminal else "working_ms", *worked])

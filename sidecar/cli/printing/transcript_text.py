@@ -174,8 +174,7 @@ def call_row_facts(call: Call) -> Row:
     """How a call went, shown after its heading: failures are highlighted."""
     row: Row = []
     for fact in words.call_facts(call):
-        bad = fact == "failed" or fact.startswith("exit ")
-        row += [("  " if not row else " · ", QUIET), (fact, BAD if bad else QUIET)]
+        row += [("  " if not row else " · ", QUIET), (fact, BAD if fact == words.failure_of(call) else QUIET)]
     return row
 
 

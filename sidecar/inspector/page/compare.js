@@ -12,13 +12,14 @@ export async function compare(a, b) {
   const rows = [
     ["turns", amount(left.turns), amount(right.turns)],
     ["tools", tools(left), tools(right)],
+    ["failed", ...[left, right].map((side) => (side.failed ? h("span", { class: "bad" }, amount(side.failed)) : "–"))],
     ["files", left.files.join(", ") || "–", right.files.join(", ") || "–"],
     ["tokens", amount(left.tokens || null), amount(right.tokens || null)],
     ["cost", money(left.cost), money(right.cost)],
     ["worked", span(left.working_ms), span(right.working_ms)],
     ["events", amount(left.records), amount(right.records)],
   ];
-  const cell = (row) => (row ? h("a", { href: `/e/${row.id}` }, h("small", { class: "faint" }, `${clock(row.ts)} ${row.actor} `), h("b", {}, row.label), ` ${row.text.slice(0, 200)}`) : h("span", { class: "faint" }, "ends here"));
+  const cell = (row) => (row ? h("a", { href: `/e/${row.id}` }, h("small", { class: "faint" }, `${clock(row.ts)} ${row.actor} `), h("b", { class: row.tone === "bad" ? "bad" : "" }, row.label), ` ${row.text.slice(0, 200)}`) : h("span", { class: "faint" }, "ends here"));
   const ends = [false, false];
   const once = (row, side) => {
     const isNew = row || !ends[side];

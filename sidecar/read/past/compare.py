@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.fields import as_text
+from sidecar.read.fields import as_text, has_failed
 from sidecar.read.past.records import Past
 from sidecar.read.telling.describe import row_of
 from streams.store import Record
@@ -66,17 +66,19 @@ def compared(left: Past, right: Past) -> dict[str, Any]:
 
 
 def figures(session: str, records: Iterable[Record]) -> dict[str, Any]:
-    """What the records of a session amount to: ``turns, tools, files, tokens, cost, working_ms, records``."""
+    """What the records of a session amount to: ``turns, tools, failed, files, tokens, cost, working_ms, records``;
+    ``failed`` is how many tool calls did."""
     catalog = Catalog()
     tools: dict[str, int] = {}
     files: dict[str, None] = {}
-    now = 0
+    now = failed = 0
     for record in records:
         catalog.apply(record)
         payload, now = record.event.payload, record.event.ts
         if record.event.type == "execution.step" and payload.get("kind") != "inference":
             tool = as_text(payload.get("tool")) or "tool"
             tools[tool] = tools.get(tool, 0) + 1
+            failed += has_failed(payload)
             files |= dict.fromkeys(change.file for change in file_changes(payload))
     own = catalog.sessions.get(session)
     used = catalog.figures(catalog.sessions)
@@ -86,6 +88,7 @@ def figures(session: str, records: Iterable[Record]) -> dict[str, Any]:
         "records": catalog.records,
         "turns": used["turns"],
         "tools": tools,
+        "failed": failed,
         "files": list(files),
         "tokens": used["tokens"].get("total") or sum(used["tokens"].values()),
         "cost": used["cost"],

@@ -202,7 +202,7 @@ def _bar(bar: Bar, lanes: Lanes, y: float, height: float, kind: str, link: Link,
     span = bar.span
     start, end = lanes.stretch(span)
     facts = [words, one_line(span.name), one_line(str(span.facts.get("title") or ""))[:120], lasted(end - start)]
-    facts += ["failed" if span.state == "error" else "", "running" if span.end is None else ""]
+    facts += [_failed(span), "running" if span.end is None else ""]
     facts += ["no end was recorded" if span.state == "over" else ""]
     facts += [one_line(str(span.facts.get("reply") or "")), local_time(start, "%H:%M:%S")]
     if span.kind == "wait":
@@ -217,6 +217,11 @@ def _bar(bar: Bar, lanes: Lanes, y: float, height: float, kind: str, link: Link,
     to = link(span)
     times = f'data-from="{start}" data-to="{end}"'
     return f'<a href="{escape(to)}" {times}>{rect}</a>' if to else f"<g>{rect}</g>"
+
+
+def _failed(span: Span) -> str:
+    code = span.facts.get("exit")
+    return "" if span.state != "error" else f"failed with exit code {code}" if code else "failed"
 
 
 def _words(text: str, x: float, y: float, room: float, kind: str, *, more: str = "") -> str:

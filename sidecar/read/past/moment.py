@@ -120,7 +120,7 @@ def between(past: Past, since: int, upto: int) -> dict[str, Any]:
         "to": upto - 1,
         "ms": times[1] - times[0],
         "types": dict(Counter(record.event.type for record in past.records.between(since, upto)).most_common()),
-        **{name: did[name] for name in ("turns", "tools", "tokens", "cost")},
+        **{name: did[name] for name in ("turns", "tools", "failed", "tokens", "cost")},
         "changes": [turn.as_json() for turn in turns],
         "totals": totals(turns),
         "fault": str(past.fault or ""),

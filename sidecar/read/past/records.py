@@ -16,6 +16,7 @@ from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import STEP, TYPES, Changes, TurnChanges, with_diffs
 from sidecar.read.changes.edits import file_changes
+from sidecar.read.fields import has_failed
 from sidecar.read.past.journal import Journal
 from sidecar.read.past.packed import Packed
 from sidecar.read.past.spans import Spans
@@ -244,7 +245,7 @@ def _mark_of(record: Record) -> Mark | None:
         event.type == "turn.ended" and payload.get("outcome") == "failed"
     ):
         return "error"
-    if event.type == "execution.step" and payload.get("status") == "error":
+    if event.type == "execution.step" and has_failed(payload):
         return "error"
     return "edit" if event.type == "execution.step" and file_changes(payload) else None
 

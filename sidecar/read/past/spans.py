@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.catalog import add_cost
-from sidecar.read.fields import as_int, as_mapping, as_text, is_forgotten
+from sidecar.read.fields import as_int, as_mapping, as_text, exit_of, has_failed, is_forgotten
 from sidecar.read.past.journal import Items, Kept, Lazy, Map
 from sidecar.read.starting import Started, starts_session
 from streams.lineage import CREATED, ENDED, RESUMED
@@ -234,8 +234,9 @@ class Spans:
             span.name = intern(as_text(payload.get("tool")) or "tool")
             title = as_text(payload.get("title")) or span.facts.get("title", "")
             span.facts |= {"call": as_text(payload.get("call")), "title": title}
+            span.facts |= {"exit": code} if (code := exit_of(payload)) else {}
         span.end, span.event = end, record.event.id
-        span.state = "error" if payload.get("status") == "error" else "completed"
+        span.state = "error" if has_failed(payload) else "completed"
         return span
 
     def _again(self, key: bytes) -> Span:

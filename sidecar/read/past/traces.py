@@ -91,6 +91,7 @@ _ATTRIBUTES: Final[Sequence[tuple[str, Sequence[SpanKind], Callable[[Span], Valu
     ("gen_ai.tool.call.id", ("tool",), _fact("call")),
     ("error.type", ("turn", "model", "tool"), lambda span: "_OTHER" if span.state == "error" else None),
     ("durable_stream.event.id", ("turn", "model", "tool", "wait"), lambda span: span.event),
+    ("durable_stream.exit_code", ("tool",), _fact("exit")),
     ("durable_stream.outcome", ("turn",), _fact("outcome")),
     ("durable_stream.cost", ("model",), _fact("cost")),
     ("durable_stream.reply", ("wait",), _fact("reply")),
@@ -250,7 +251,7 @@ def _depth(span: Span, above: Mapping[str, Span]) -> int:
 
 def _shown(span: Span) -> Iterator[tuple[str, Any]]:
     yield "state", span.state
-    for name in ("title", "agent", "outcome", "error", "reply", "by", "cost", "tokens", "model"):
+    for name in ("title", "agent", "outcome", "error", "exit", "reply", "by", "cost", "tokens", "model"):
         if value := span.facts.get(name):
             yield name, value
     if span.event:

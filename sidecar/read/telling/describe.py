@@ -16,6 +16,8 @@ from sidecar.read.fields import (
     as_mapping,
     as_text,
     cut_text,
+    exit_of,
+    has_failed,
     is_forgotten,
     is_number,
     is_said,
@@ -156,13 +158,11 @@ def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
     said, took = tool_text(payload), _duration(payload, waited_ms)
     cut = (cut_text(one) for one in as_mapping(payload.get("input")).values() if isinstance(one, dict))
     said = _joined(said, "" if "[cut: " in said else _text(next(filter(None, cut), None)), " ")
-    if payload.get("status") == "error":
-        failed = f"failed: {_text(payload.get('error')) or 'no reason given'}"
-        return Line(label, _joined(_joined(said, failed, " → "), took, " · "), "bad")
-    code = as_mapping(payload.get("metadata")).get("exit")
-    if isinstance(code, int) and code:
-        return Line(label, _joined(_joined(said, f"exit {code}", " → "), took, " · "), "bad")
-    return Line(label, _joined(said, took, " · "))
+    if not has_failed(payload):
+        return Line(label, _joined(said, took, " · "))
+    failed = f"failed: {_text(payload.get('error')) or 'no reason given'}"
+    why = failed if payload.get("status") == "error" else f"exit {exit_of(payload)}"
+    return Line(label, _joined(_joined(said, why, " → "), took, " · "), "bad")
 
 
 def _step(payload: dict[str, Any], waited_ms: int = 0) -> Line:

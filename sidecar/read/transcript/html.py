@@ -192,14 +192,17 @@ def _id(piece: Piece) -> str:
 
 def _call(piece: Piece, reading: Reading) -> Iterator[str]:
     call = piece.of
-    facts = "".join(f' <span class="facts">· {_text(fact)}</span>' for fact in words.call_facts(call))
+    failure = words.failure_of(call)
+    facts = "".join(
+        f' <span class="facts{" bad" * (fact == failure)}">· {_text(fact)}</span>' for fact in words.call_facts(call)
+    )
     about = f" <code>{_text(piece.text)}</code>" if piece.text and call.tool != "bash" else ""
     yield f'<section class="call"{_id(piece)}><p><b>{_text(call.tool)}</b>{about}{facts}</p>'
     for part in piece.parts:
         if part.kind != "output":
             yield from _told(part, reading)
         elif shown := words.output_text(call, piece.text, part.text, full=reading.full):
-            yield f'<pre class="{"bad" if call.error else "output"}">{_lines(shown)}</pre>'
+            yield f'<pre class="{"bad" if call.failed else "output"}">{_lines(shown)}</pre>'
     yield f"{_images(call.images)}</section>"
 
 

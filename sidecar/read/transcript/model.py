@@ -61,7 +61,8 @@ class Branch(Kept):
 
 @dataclass(slots=True)
 class Call(Kept):
-    """A tool call. ``status`` is ``running``, ``completed`` or ``error``; ``exit`` is a command's exit code."""
+    """A tool call. ``status`` is ``running``, ``completed`` or ``error``; ``exit`` is a command's exit code. A call
+    has ``failed`` with an error or with a code other than 0."""
 
     event: str
     ts: int
@@ -74,6 +75,7 @@ class Call(Kept):
     output: str = ""
     error: str = ""
     exit: int | None = None
+    failed: bool = False
     duration_ms: int | None = None
     files: list[str] = field(default_factory=list)
     images: list[str] = field(default_factory=list)

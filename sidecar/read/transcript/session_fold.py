@@ -13,7 +13,17 @@ from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import TURN_ENDED
 from sidecar.read.changes.approvals import Approvals, Ask, add_answer, ask_of
 from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
-from sidecar.read.fields import as_int, as_list, as_mapping, as_text, is_forgotten, is_said, with_cuts_told
+from sidecar.read.fields import (
+    as_int,
+    as_list,
+    as_mapping,
+    as_text,
+    exit_of,
+    has_failed,
+    is_forgotten,
+    is_said,
+    with_cuts_told,
+)
 from sidecar.read.past.journal import Lazy, Map
 from sidecar.read.starting import Started, starts_session
 from sidecar.read.telling.describe import describe, short_type
@@ -273,7 +283,7 @@ def called(record: Record, session: Session, call: Call | None = None) -> Call:
     call.title = as_text(payload.get("title")) or call.title
     call.input = given if isinstance(given, dict) else {} if given is None else {"input": given}
     call.output, call.error = as_text(payload.get("output")), as_text(payload.get("error"))
-    call.exit = as_int(as_mapping(payload.get("metadata")).get("exit"))
+    call.exit, call.failed = exit_of(payload), has_failed(payload)
     call.duration_ms = as_int(payload.get("duration_ms"))
     call.files, call.images = attached(as_list(payload.get("attachments")))
     call.diffs = diffs_of(payload, session.directory)

@@ -101,11 +101,14 @@ def call_text(call: Call, directory: str) -> str:
     return tool_text({"title": call.title, "input": given})
 
 
+def failure_of(call: Call) -> str:
+    """How a call failed: ``failed``, ``exit 1``; empty if it did not."""
+    return "" if not call.failed else f"exit {call.exit}" if call.exit else "failed"
+
+
 def call_facts(call: Call) -> list[str]:
-    """How a call went: ``failed``, ``exit 1``, ``a.png, 3.1 KiB``, ``+3 −1``, ``1.2s``."""
-    facts = ["failed"] if call.status == "error" else []
-    if call.exit:
-        facts.append(f"exit {call.exit}")
+    """How a call went: its failure, ``a.png, 3.1 KiB``, ``+3 −1``, ``1.2s``."""
+    facts = [failure_of(call)] if call.failed else []
     if call.status == "running":
         facts.append("not finished")
     facts += call.files

@@ -1,0 +1,71 @@
+"""What failed is seen as failed in every view: one fact, for OpenCode 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sidecar.read.fields import has_failed
+from sidecar.read.past.compare import figures
+from sidecar.read.past.drawing import svg
+from sidecar.read.past.lanes import Lanes
+from sidecar.read.past.records import Past
+from sidecar.read.past.spans import Span, Spans
+from sidecar.read.past.traces import chrome, otlp
+from sidecar.read.select import Family
+from sidecar.read.telling.describe import describe
+from streams.event import StreamEvent
+from streams.store import Record
+from tests.sidecar.read.conversations import every_recording, folded, written
+
+LATE = 4_000_000_000_000
+RECORDED = dict(every_recording())
+
+
+def steps(events: list[StreamEvent]) -> Iterator[StreamEvent]:
+    return (e for e in events if e.type == "execution.step" and e.payload.get("kind") != "inference")
+
+
+def spans_of(events: list[StreamEvent]) -> list[Span]:
+    spans = Spans()
+    for position, event in enumerate(events):
+        spans.apply(Record(event, position, position, ""))
+    return spans.found
+
+
+@pytest.mark.parametrize("name", ["bash_exit_1", "tools", "tool_throws_read"])
+def test_a_failed_step_is_failed_everywhere(name: str) -> None:
+    events = RECORDED[name]
+    failed = {event.id for event in steps(events) if has_failed(event.payload)}
+    assert failed and failed == {event.id for event in steps(events) if describe(event).tone == "bad"}
+    spans = spans_of(events)
+    assert {span.event for span in spans if span.kind == "tool" and span.state == "error"} == failed
+    assert Lanes(spans, LATE).sums()["errors"] >= len(failed)
+    slices = {each["args"].get("event"): each["args"] for each in chrome(spans, LATE)["traceEvents"] if "cat" in each}
+    sent = otlp(spans, LATE)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    for span, told in zip(spans, sent, strict=True):
+        assert (told["status"] == {"code": 2}) == (span.state == "error")
+        if span.facts.get("exit"):
+            assert {"key": "durable_stream.exit_code", "value": {"intValue": "3"}} in told["attributes"]
+            assert slices[span.event]["exit"] == 3
+    drawn, _ = svg(Lanes(spans, LATE), 1000, lambda span: f"#{span.event}")
+    assert all(f'href="#{event}"' in drawn for event in failed) and 'class="error"' in drawn
+    session = events[0].payload["session"]
+    past = Past(session, session, Family(session))
+    for position, event in enumerate(events):
+        past.add(Record(event, position, position, ""))
+    marked = {events[number - 1].id for number, mark in past.marks if mark == "error"}
+    assert {event.id for event in steps(events)} & marked == failed
+    assert figures(session, past.records)["failed"] == len(failed)
+    assert written(folded(events), "html").count('class="facts bad"') == len(failed)
+
+
+@pytest.mark.parametrize("name", ["bash_exit_1", "tools"])
+def test_a_command_with_another_code_than_0_has_failed(name: str) -> None:
+    codes = [(e.payload["metadata"]["exit"], has_failed(e.payload)) for e in steps(RECORDED[name]) if _ended(e)]
+    assert (3, True) in codes and all(failed == bool(code) for code, failed in codes)
+
+
+def _ended(step: StreamEvent) -> bool:
+    return (step.payload.get("metadata") or {}).get("exit") is not None
