@@ -145,14 +145,15 @@ def parse_moment(text: str, now_ms: int) -> int:
 
 
 def describe_span(milliseconds: float) -> str:
-    """A duration for people: ``85ms``, ``1.2s``, ``3m 05s``, ``2h 10m``; ``0ms`` if a clock was set back."""
-    milliseconds = max(milliseconds, 0.0)
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f}ms"
-    seconds = milliseconds / 1000
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m {rest:02d}s"
-    return f"{minutes // 60}h {minutes % 60:02d}m"
+    """A duration for people: ``85ms``, ``1.2s``, ``3m 05s``, ``2h 10m``, ``3d 04h``; never less than ``0ms``."""
+    whole = max(int(milliseconds), 0)
+    if whole < 1000:
+        return f"{whole}ms"
+    tenths = (whole + 50) // 100
+    if tenths < 600:
+        return f"{tenths // 10}.{tenths % 10}s"
+    seconds = max(whole // 1000, 60)
+    if seconds < 3600:
+        return f"{seconds // 60}m {seconds % 60:02}s"
+    hours = seconds // 3600
+    return f"{hours}h {seconds % 3600 // 60:02}m" if hours < 48 else f"{hours // 24}d {hours % 24:02}h"

@@ -107,17 +107,20 @@ def ago(ms: int) -> str:
 
 
 def lasted(ms: float) -> str:
-    """How long something took: ``1.2s``, ``3m 05s``, ``2h 10m``; ``?`` if only a clock that was set can say so."""
+    """How long something took: ``1.2s``, ``3m 05s``, ``2h 10m``; ``?`` if only a clock that was set can say so.
+
+    All durations are told by this function; ``span`` in the page's ``lib.js`` tells them the same way.
+    """
     return describe_span(ms) if can_be(ms, _LONGEST_MS) else UNKNOWN
 
 
 def rough_span(ms: int) -> str:
-    """A duration in one unit, rounded down: ``12 s``, ``2 min``, ``3 h``, ``4 d``."""
+    """The largest unit of ``lasted``, for what nobody needs to know exactly: ``12s``, ``2m``, ``3h``, ``4d``."""
     seconds = max(ms, 0) // 1000
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
 
 
 def amount(number: float) -> str:

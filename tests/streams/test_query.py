@@ -121,9 +121,11 @@ def test_what_is_no_moment_is_told_which_forms_are(text: str) -> None:
         (85, "85ms"),
         (1200, "1.2s"),
         (59_940, "59.9s"),
+        (59_960, "1m 00s"),
         (185_000, "3m 05s"),
         (7_800_000, "2h 10m"),
-        (1e300, f"{int(1e297) // 3600}h {int(1e297) % 3600 // 60:02}m"),
+        (7 * 86_400_000 + 3_600_000, "7d 01h"),
+        (1e300, f"{int(1e300) // 86_400_000}d {int(1e300) // 3_600_000 % 24:02}h"),
     ],
 )
 def test_spans_for_people(milliseconds: float, text: str) -> None:

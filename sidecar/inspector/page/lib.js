@@ -50,20 +50,23 @@ export const act = async (action, args) =>
   );
 
 const UNKNOWN = "–";
+const pad = (number) => String(number).padStart(2, "0");
 const SANE_MS = 366 * 86_400_000;
 
 /** Give the browser's tab a title. */
 export const entitle = (title) => (document.title = title ? `${title} · Durable Stream` : "Durable Stream");
 
+/** A duration, as `lasted` of `wording.py` tells it. */
 export function span(ms) {
-  if (typeof ms !== "number" || ms < 0) return UNKNOWN;
-  if (ms > SANE_MS) return "?";
-  if (ms < 1000) return `${Math.round(ms)} ms`;
-  const seconds = ms / 1000;
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
-  return minutes < 48 * 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} d`;
+  if (typeof ms !== "number") return UNKNOWN;
+  if (!(ms >= 0 && ms <= SANE_MS)) return "?";
+  if (ms < 1000) return `${Math.floor(ms)}ms`;
+  const tenths = Math.floor((ms + 50) / 100);
+  if (tenths < 600) return `${Math.floor(tenths / 10)}.${tenths % 10}s`;
+  const seconds = Math.max(Math.floor(ms / 1000), 60);
+  if (seconds < 3600) return `${Math.floor(seconds / 60)}m ${pad(seconds % 60)}s`;
+  const hours = Math.floor(seconds / 3600);
+  return hours < 48 ? `${hours}h ${pad(Math.floor((seconds % 3600) / 60))}m` : `${Math.floor(hours / 24)}d ${pad(hours % 24)}h`;
 }
 
 export function money(cost) {
@@ -81,8 +84,6 @@ export function amount(count) {
 
 export const tokensOf = (tokens = {}) => tokens.total || Object.values(tokens).reduce((sum, each) => sum + each, 0);
 
-const pad = (number) => String(number).padStart(2, "0");
-
 export function clock(ts) {
   const when = new Date(ts);
   return Number.isNaN(when.valueOf()) ? "?" : `${pad(when.getHours())}:${pad(when.getMinutes())}:${pad(when.getSeconds())}`;
@@ -98,9 +99,9 @@ export function ago(ts, now) {
   if (!ts) return UNKNOWN;
   if (seconds < 0) return "?";
   if (seconds < 60) return "just now";
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ago`;
-  return seconds < 30 * 86_400 ? `${Math.floor(seconds / 86_400)} d ago` : day(ts);
+  if (seconds < 3600) return `${Math.floor(seconds / 60)}m ago`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)}h ago`;
+  return seconds < 30 * 86_400 ? `${Math.floor(seconds / 86_400)}d ago` : day(ts);
 }
 
 export const plural = (count, word) => `${count < 10_000 ? count : amount(count)} ${word}${count === 1 ? "" : "s"}`;

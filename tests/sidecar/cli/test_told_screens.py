@@ -28,7 +28,7 @@ DAY_MS = 86_400_000
 
 CHANGES = (
     (r"\d\d [A-Z][a-z]{2},(\s+)\d\d:\d\d", r"DD Mon,\1hh:mm"),
-    (r"\b\d+(m|h|d) (ago|ahead)|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+ (min|[shd])\b", "N"),
+    (r"\b\d+(m|h|d) (ago|ahead)|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+[smhd]\b", "N"),
     (r"^\d\d:\d\d:\d\d \w{6}", "hh:mm:ss EVENT_"),
     (r"(?<=\S) {2,}|─+", "  "),  # how wide a column is depends on the ages in it
 )

@@ -122,7 +122,7 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(busy_home: Pa
         return run(busy_home, "intents", name).out, json.loads(run(busy_home, "intents", name, "--json").out)["waits"]
 
     text, waits = shown("int_asks")
-    assert "used        1 min, 1.5k of 9.0k tokens, $0.2500\n" in text
+    assert "used        1m, 1.5k of 9.0k tokens, $0.2500\n" in text
     assert "waits for   your answer to chk_one: p asks for permission: bash rm -rf build\n" in text
     assert waits == [{"for": "answer", "id": "chk_one", "text": "p asks for permission: bash rm -rf build"}]
     text, waits = shown("int_queued")

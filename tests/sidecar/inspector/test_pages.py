@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from sidecar.home import Home
 from sidecar.inspector.server import PAGE
 from sidecar.read.past.drawing import STYLE
+from sidecar.read.wording import ago, lasted
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import append, make_home, run_process
@@ -98,6 +99,36 @@ def test_two_thousand_sessions_are_grouped_and_filtered(browser: Browser, tmp_pa
         day.click()
         expect(groups).to_have_count(3)
         page.close()
+
+
+def test_the_page_and_the_terminal_tell_durations_and_ages_the_same(page: Page, served: Served) -> None:
+    page.goto(served.base)
+    spans = [
+        -1,
+        0,
+        1,
+        999,
+        1000,
+        1250,
+        9_999,
+        59_949,
+        59_950,
+        60_000,
+        185_999,
+        3_600_000,
+        86_400_000,
+        10**9,
+        366 * 86_400_000,
+    ]
+    told = page.evaluate(
+        "async (all) => { const lib = await import('/page/lib.js'); return all.map(lib.span); }", spans
+    )
+    assert told == [lasted(ms) for ms in spans] and lasted(10**12) == page.evaluate(
+        "async () => (await import('/page/lib.js')).span(10 ** 12)"
+    )
+    ages = [0, 59_000, 60_000, 7_200_000, 10 * 86_400_000]
+    shown = "async (all) => { const lib = await import('/page/lib.js'); return all.map((ms) => lib.ago(1, ms + 1)); }"
+    assert page.evaluate(shown, ages) == [ago(ms) for ms in ages]
 
 
 def test_a_search_shows_snippets_that_open_at_the_event(page: Page, served: Served) -> None:

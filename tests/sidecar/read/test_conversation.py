@@ -176,7 +176,7 @@ def test_what_nobody_answered_waits_and_is_told_at_the_top() -> None:
     assert ask.state == "waiting" and ask.waited_ms is None
     for form in ("text", "markdown", "html"):
         shown = written(roots, form, now)
-        assert shown.count("waiting for you, 2 min") == 2 and asked_text(ask) in shown
+        assert shown.count("waiting for you, 2m") == 2 and asked_text(ask) in shown
     assert "still open" in written(roots, "text", now)
 
 
