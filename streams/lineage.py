@@ -26,6 +26,8 @@ ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
 FORKED = "lineage.forked"
 TURN_STARTED = "turn.started"
+RETRIED = "opencode.session.retry.scheduled"
+"""A call of a model failed, and OpenCode 2 will repeat it at ``at_ms``."""
 STEP_STARTED = "execution.step.started"
 """A tool call began to run. Whatever it did is in its ``execution.step``, so this event counts as no step."""
 

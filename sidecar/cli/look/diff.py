@@ -104,7 +104,7 @@ def _sessions(out: Output, left: Past, right: Past) -> None:
     rows = [[name, *(str(side[name]) for side in sides)] for name in ("title", "records", "turns", "failed", "tokens")]
     rows.append(["cost", *(money(side["cost"]) if out.terminal else str(side["cost"]) for side in sides)])
     worked = [lasted(side["working_ms"]) if out.terminal else str(side["working_ms"]) for side in sides]
-    rows.append(["worked" if out.terminal else "working_ms", *worked])
+    rows.append(["turns took" if out.terminal else "working_ms", *worked])
     tools = dict.fromkeys(tool for side in sides for tool in side["tools"])
     files = dict.fromkeys(file for side in sides for file in side["files"])
     rows += [[f"tool {tool}", *(str(side["tools"].get(tool, 0)) for side in sides)] for tool in tools]

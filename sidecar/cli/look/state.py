@@ -103,7 +103,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         lines = "rewritten" if file["added"] is None else f"+{file['added']} −{file['removed']}"
         yield "file", f"{file['file']} {lines}", ""
     tokens = found["tokens"].get("total") or sum(found["tokens"].values())
-    worked = f"worked {lasted(found['working_ms'])}, waited {lasted(found['waiting_ms'])}"
+    worked = f"turns took {lasted(found['working_ms'])} together, asks waited {lasted(found['waiting_ms'])}"
     yield "so far", f"{money(found['cost'])}, {amount(tokens)} tokens, {worked}", ""
 
 

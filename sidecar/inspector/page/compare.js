@@ -16,7 +16,7 @@ export async function compare(a, b) {
     ["files", left.files.join(", ") || "–", right.files.join(", ") || "–"],
     ["tokens", amount(left.tokens || null), amount(right.tokens || null)],
     ["cost", money(left.cost), money(right.cost)],
-    ["worked", span(left.working_ms), span(right.working_ms)],
+    ["turns took", span(left.working_ms), span(right.working_ms)],
     ["events", amount(left.records), amount(right.records)],
   ];
   const cell = (row) => (row ? h("a", { href: `/e/${row.id}` }, h("small", { class: "faint" }, `${clock(row.ts)} ${row.actor} `), h("b", { class: row.tone === "bad" ? "bad" : "" }, row.label), ` ${row.text.slice(0, 200)}`) : h("span", { class: "faint" }, "ends here"));

@@ -35,7 +35,7 @@ function view(path, select) {
     empty.hidden = Boolean(found.svg);
     whole.hidden = !found.svg;
     if (!found.svg) return;
-    const tone = (label) => (label === "failed" ? "bad" : label.startsWith("waiting") ? "wait" : "");
+    const tone = (label) => (label === "failed" ? "bad" : label.includes("waiting") ? "wait" : "");
     facts.replaceChildren(...found.facts.map(([label, value]) => h("span", { class: tone(label) }, `${label} `, h("b", {}, value))));
     chain.hidden = !found.chain;
     chain.textContent = `Where the time went: ${found.chain}`;

@@ -24,6 +24,7 @@ STYLE: Final = """
 .lanes .in { fill: var(--ink); } .lanes .on { fill: #fff; } .lanes .bad { fill: var(--failed); font-weight: 600; }
 .lanes .turn { fill: var(--turn); } .lanes .model { fill: var(--model); } .lanes .tool { fill: var(--tool); }
 .lanes .ask { fill: url(#hatch); stroke: var(--hatch); } .lanes .error { fill: var(--failed); }
+.lanes .pause { fill: none; stroke: var(--label); stroke-dasharray: 2 3; }
 .lanes .hatch { fill: var(--hatch); } .lanes .aside { opacity: .45; }
 .lanes .folded { fill: var(--turn); } .lanes .wait { fill: var(--wait); font-weight: 600; }
 .lanes .rule { stroke: var(--edge); } .lanes .fold { stroke: var(--edge); stroke-dasharray: 2 3; }
@@ -48,6 +49,7 @@ LEGEND: Final = (
     ("tool", "tool"),
     ("ask", "a person was asked"),
     ("error", "failed"),
+    ("pause", "waited to try again"),
     ("tool aside", "pale: nothing waited for it"),
 )
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, get_args
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.read.past.spans import Span
+from sidecar.read.past.spans import Span, SpanKind
 from sidecar.read.wording import amount, lasted, money, one_line
 
 Stretch = tuple[int, int]
@@ -21,7 +23,9 @@ SHORT: Final = 0.02
 SHORTEST_MS: Final = 1000
 
 STEPS: Final = 6
-"""How many kinds of steps the line about the critical path names."""
+"""How many of the parts that took longest are told; the time that a person took always is."""
+
+PERSON: Final = "a person"
 
 
 def until(spans: Iterable[Span], now: int) -> list[Span]:
@@ -66,6 +70,26 @@ def without(stretches: Iterable[Stretch], away: Iterable[Stretch]) -> list[Stret
         if start < end:
             left.append((start, end))
     return left
+
+
+def shares(named: list[tuple[Stretch, str]], begin: int, end: int, rest: str) -> dict[str, int]:
+    """How much of the time between two moments each name has, without those that have none. At each moment, the first
+    stretch in the list that covers it counts; ``rest`` is the name of the time that none covers."""
+    inside = [(max(start, begin), min(stop, end), rank) for rank, ((start, stop), _) in enumerate(named)]
+    inside = sorted(each for each in inside if each[0] < each[1])
+    found: dict[str, int] = {}
+    open_: list[tuple[int, int]] = []
+    moments = sorted({begin, end, *(start for start, _, _ in inside), *(stop for _, stop, _ in inside)})
+    number = 0
+    for moment, until_ in pairwise(moments):
+        while number < len(inside) and inside[number][0] <= moment:
+            heappush(open_, (inside[number][2], inside[number][1]))
+            number += 1
+        while open_ and open_[0][1] <= moment:
+            heappop(open_)
+        name = named[open_[0][0]][1] if open_ else rest
+        found[name] = found.get(name, 0) + until_ - moment
+    return found
 
 
 def length(stretches: Iterable[Stretch]) -> int:
@@ -154,7 +178,8 @@ class Lanes:
         return (start < end and until_ > begin) or begin <= start == until_ <= end
 
     def _working(self, lane: Lane) -> list[Stretch]:
-        """When a session did something itself: neither a person nor a child session was waited for."""
+        """When a session did something itself: it waited neither for a person, nor for a child session, nor to try
+        again."""
         calls = {call.id for call in self._calls.values()}
         waits: dict[str, list[Stretch]] = {}
         for each in lane.spans:
@@ -167,7 +192,7 @@ class Lanes:
                 own = [*waits.get(str(each.facts.get("call", "")), ()), *waits.get("", ())] if waits else ()
                 found += without([self.stretch(each)], own) if own else [self.stretch(each)]
         turns = (self.stretch(each) for each in lane.spans if each.kind == "turn")
-        below = (self.stretch(each) for each in lane.spans if each.id in calls)
+        below = (self.stretch(each) for each in lane.spans if each.id in calls or each.kind == "pause")
         return found + without(turns, [*below, *(each for some in waits.values() for each in some)])
 
     def turns(self) -> Iterator[Span]:
@@ -211,31 +236,24 @@ class Lanes:
 
     def sums(self) -> dict[str, Any]:
         """What happened: ``working_ms, waiting_ms, idle_ms``, which add up to ``ms``, then
-        ``turns, models, tools, errors, tokens, cost``, and in ``chain`` how long the turns of the first session waited
-        for what, the longest first."""
+        ``turns`` in ``sessions``, ``models, tools, errors, tokens, cost``. ``chain`` says what the first session spent
+        the time on, the longest first; it adds up to ``ms``, too."""
         begin, end = self.begin, self.end
         working, waiting = (
             sum(max(min(until_, end) - max(start, begin), 0) for start, until_ in stretches)
             for stretches in (self.working, self.waiting)
         )
-        counts = {"turn": 0, "model": 0, "tool": 0, "wait": 0}
+        counts = dict.fromkeys(get_args(SpanKind), 0)
         errors, cost, tokens = 0, 0.0, dict[str, int | float]()
         for lane in self.lanes:
             for span in lane.spans:
                 counts[span.kind] += 1
-                errors += span.state == "error"
+                # A turn that failed because a call of the model did says nothing new.
+                errors += span.state == "error" and not (span.kind == "turn" and span.facts.get("told"))
                 if span.kind == "model" and self.stretch(span)[1] <= end:
                     cost += span.facts["cost"]
                     add_tokens(tokens, span.facts["tokens"])
-        chain: dict[str, int] = {}
-        for turn in self.turns():
-            steps = self.chain(turn)[1:]
-            waits = joined(self.stretch(each) for each in steps if each.kind == "wait")
-            for step in steps:
-                own = [self.stretch(step)] if step.kind == "wait" else without([self.stretch(step)], waits)
-                took = sum(max(min(last, end) - max(first, begin), 0) for first, last in own)
-                name = "a person" if step.kind == "wait" else one_line(step.name)[:40] or step.kind
-                chain[name] = chain.get(name, 0) + took
+        chain = shares(self._spent(), begin, max(end, begin), "between turns")
         return {
             "from": begin,
             "to": end,
@@ -244,22 +262,44 @@ class Lanes:
             "waiting_ms": waiting,
             "idle_ms": max(end - begin - working - waiting, 0),
             "turns": counts["turn"],
+            "sessions": sum(any(span.kind == "turn" for span in lane.spans) for lane in self.lanes),
             "models": counts["model"],
             "tools": counts["tool"],
             "errors": errors,
             "tokens": tokens.get("total") or sum(tokens.values()),
             "cost": round(cost, 9),
-            "chain": sorted(
-                ([name, ms] for name, ms in chain.items() if ms), key=lambda each: (-int(each[1]), str(each[0]))
-            ),
+            "chain": sorted(([name, ms] for name, ms in chain.items()), key=lambda each: (-int(each[1]), str(each[0]))),
         }
+
+    def _spent(self) -> list[tuple[Stretch, str]]:
+        """What the first session spent its time on; of several at once, the first in the list says it best."""
+        waits: list[tuple[Stretch, str]] = []
+        below: list[tuple[Stretch, str]] = []
+        steps: list[tuple[Stretch, str]] = []
+        turns = list(self.turns())
+        todo, seen = [(turn, False) for turn in turns], set[str]()
+        while todo:
+            turn, is_below = todo.pop()
+            seen.add(turn.id)
+            for step in self.chain(turn)[1:]:
+                if step.kind == "wait":
+                    waits.append((self.stretch(step), PERSON))
+                else:
+                    told = one_line(step.name)[:40] or step.kind
+                    (below if is_below else steps).append((self.stretch(step), told))
+                    todo += [(each, True) for each in self._started(step) if each.id not in seen]
+        waits += [(each, PERSON) for each in self.waiting]
+        own = [(self.stretch(turn), "between steps") for turn in turns]
+        return [*waits, *below, *steps, *own, *((each, "beside its turns") for each in self.working)]
 
 
 def facts_of(sums: dict[str, Any]) -> list[tuple[str, str]]:
     """The sums in words: a label and a value each."""
-    found = [("took", lasted(sums["ms"])), ("working", lasted(sums["working_ms"]))]
-    found += [("waiting for a person", lasted(sums["waiting_ms"]))] if sums["waiting_ms"] else []
+    found = [("took", lasted(sums["ms"])), ("somebody worked", lasted(sums["working_ms"]))]
+    found += [("only waiting for a person", lasted(sums["waiting_ms"]))] if sums["waiting_ms"] else []
     found += [("idle", lasted(sums["idle_ms"]))] if sums["idle_ms"] else []
+    places = f" in {sums['sessions']} sessions" if sums["sessions"] > 1 else ""
+    found += [("turns", f"{amount(sums['turns'])}{places}")]
     found += [(label, amount(sums[name])) for label, name in _COUNTS]
     found += [
         ("tokens", amount(sums["tokens"]) if sums["tokens"] else "–"),
@@ -269,12 +309,13 @@ def facts_of(sums: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def chain_of(sums: dict[str, Any]) -> str:
-    """What the turns waited for, in words; empty if nothing is known."""
-    shown = [f"{name} {lasted(ms)}" for name, ms in sums["chain"][:STEPS]]
-    return ", ".join(shown)
+    """What the time was spent on, in words; empty if nothing is known."""
+    parts = [*sums["chain"][:STEPS], *(each for each in sums["chain"][STEPS:] if each[0] == PERSON)]
+    more = sums["ms"] - sum(ms for _, ms in parts)
+    return ", ".join(f"{name} {lasted(ms)}" for name, ms in [*parts, ("the rest", more)] if ms > 0)
 
 
-_COUNTS: Final = (("turns", "turns"), ("model calls", "models"), ("tools", "tools"))
+_COUNTS: Final = (("model calls", "models"), ("tools", "tools"))
 
 
 @dataclass(frozen=True, slots=True)

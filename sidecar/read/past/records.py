@@ -16,7 +16,7 @@ from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import STEP, TYPES, Changes, TurnChanges, with_diffs
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.fields import has_failed
+from sidecar.read.fields import as_text, has_failed
 from sidecar.read.past.journal import Journal
 from sidecar.read.past.packed import Packed
 from sidecar.read.past.spans import Spans
@@ -24,6 +24,7 @@ from sidecar.read.select import Family, catalog_of, family_of, find_session, rec
 from sidecar.read.transcript.conversation import Conversation
 from sidecar.read.transcript.model import Session
 from streams.errors import CorruptLog
+from streams.lineage import RETRIED
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
@@ -102,6 +103,8 @@ class Past:
     """How many records come before those that are here; 0 if the session is here as a whole."""
     _seen: int = NOTHING
     """The position up to which the log was read."""
+    _erred: set[tuple[str, str]] = field(default_factory=set)
+    """The sessions and turns in which an error was recorded."""
     _conversation: _Walk = field(init=False)
     _spans: _Walk = field(init=False)
     _changing: array[int] = field(default_factory=lambda: array("q"))
@@ -164,10 +167,18 @@ class Past:
     def add(self, record: Record) -> None:
         """Take the next record."""
         self.records.append(record)
-        if (mark := _mark_of(record)) is not None:
+        if (mark := self._mark_of(record)) is not None:
             self.marks.append((len(self.records) - 1, mark))
         if mark == "edit" or (record.event.type in TYPES and record.event.type != STEP):
             self._changing.append(len(self.records))
+
+    def _mark_of(self, record: Record) -> Mark | None:
+        event, payload = record.event, record.event.payload
+        if event.type == "agent.error":
+            self._erred.add((as_text(payload.get("session")), as_text(payload.get("turn"))))
+        # The end of a turn that failed with this error is no second error.
+        is_told = (as_text(payload.get("session")), as_text(payload.get("message"))) in self._erred
+        return None if event.type == "turn.ended" and is_told else _mark_of(record)
 
     @property
     def count(self) -> int:
@@ -241,9 +252,9 @@ def _mark_of(record: Record) -> Mark | None:
         return "turn"
     if event.type == CHECKPOINT:
         return "ask" if payload.get("state") == "asked" else None
-    if event.type in ("agent.error", "capture.gap") or (
-        event.type == "turn.ended" and payload.get("outcome") == "failed"
-    ):
+    if event.type in ("agent.error", RETRIED, "capture.gap"):
+        return "error"
+    if event.type == "turn.ended" and payload.get("outcome") == "failed":
         return "error"
     if event.type == "execution.step" and has_failed(payload):
         return "error"

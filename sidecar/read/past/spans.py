@@ -1,5 +1,7 @@
 """Where the time of a session went: a tree of spans for its turns, model calls, tools, waits and child sessions. Pure.
 
+A ``wait`` is for a person, and a ``pause`` for the next attempt of a model call that failed.
+
 The same spans are the page's timeline and the exported traces. Times are ms since 1970; the end of a span that has not
 ended is ``None``. Payloads come from other programs, so any field may be missing or have another type.
 """
@@ -19,10 +21,10 @@ from sidecar.read.catalog import add_cost
 from sidecar.read.fields import as_int, as_mapping, as_text, exit_of, has_failed, is_forgotten
 from sidecar.read.past.journal import Items, Kept, Lazy, Map
 from sidecar.read.starting import Started, starts_session
-from streams.lineage import CREATED, ENDED, RESUMED
+from streams.lineage import CREATED, ENDED, RESUMED, RETRIED
 from streams.store import Record
 
-SpanKind = Literal["session", "turn", "model", "tool", "wait"]
+SpanKind = Literal["session", "turn", "model", "tool", "wait", "pause"]
 
 INFERENCE: Final = "inference"
 
@@ -58,9 +60,13 @@ class _Lane(Kept):
     free: int = 0
     """Since when the model may have been at work: the start of the turn, or the end of the step before."""
     busy: int | None = None
-    """When the first tool of this step started, so that the model was at work no longer."""
+    """When the first tool of this step started or asked, so that the model was at work no longer."""
     waits: dict[str, Span] = field(default_factory=Map)
     calls: dict[str, _Open] = field(default_factory=Map)
+    model: dict[str, Any] = field(default_factory=dict)
+    """The model of the last turn that named one; a compaction does not."""
+    pause: Span | None = None
+    """The pause after a call of the model that failed; it ends when the model is ``free``."""
     started: Started[Span] = field(default_factory=Started)
     above: tuple[int, int] = (0, 0)
     """The numbers of the session's id and of the id of what is around a step, in the list of ids."""
@@ -134,6 +140,10 @@ class Spans:
                 self._spawned(lane, record, payload)
             case "execution.step.started":
                 self._running(lane, record, payload)
+            case "agent.error":
+                self._failed(lane, record, payload)
+            case _ if event.type == RETRIED:
+                self._retried(lane, record, payload)
             case _ if event.type == CHECKPOINT:
                 self._wait(lane, record, payload)
             case _ if event.type in (CREATED, RESUMED, ENDED):
@@ -165,7 +175,7 @@ class Spans:
         turn = self._open(f"turn:{event.id}", "turn", name, event.ts, lane.span.session, lane.span.id)
         turn.event, turn.trace = event.id, event.traceparent or ""
         turn.facts |= {"agent": as_text(payload.get("agent")) or event.actor, "model": model, "cost": 0.0, "steps": 0}
-        lane.turn, lane.free, lane.busy = turn, event.ts, None
+        lane.turn, lane.free, lane.busy, lane.model = turn, event.ts, None, model or lane.model
         lane.span.state = "running"
         lane.above = lane.above[0], self._new_id(turn)
 
@@ -179,6 +189,7 @@ class Spans:
 
     def _close(self, lane: _Lane, end: int, state: str) -> None:
         """End everything that is open in a session: OpenCode keeps asks and calls only in memory."""
+        self._go_on(lane, end)
         calls = (each.span for each in lane.calls.values())
         for span in (*lane.waits.values(), *calls, *([lane.turn] if lane.turn is not None else ())):
             span.end, span.state = max(end, span.start), state if span.kind == "turn" else "over"
@@ -189,6 +200,7 @@ class Spans:
     def _step(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         end, known = as_int(payload.get("ended_ms")) or record.event.ts, None
         if payload.get("kind") == INFERENCE:
+            self._go_on(lane, end)
             start = min(as_int(payload.get("started_ms")) or lane.free, end)
             lane.free, lane.busy, end = max(lane.free, end), None, max(lane.busy or end, start)
             if lane.turn is not None:
@@ -211,6 +223,33 @@ class Spans:
             self.found.add(key)
         else:
             self.found.put(known.place, key)
+
+    def _failed(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
+        """A call of the model that failed; without a known model, none was called, and only the turn has failed."""
+        event, turn = record.event, lane.turn
+        if turn is None or not lane.model:
+            return
+        self._go_on(lane, event.ts)
+        name = as_text(lane.model.get("model"))
+        start = min(lane.free, event.ts)
+        span = self._open(f"step:{event.id}", "model", name, start, lane.span.session, turn.id)
+        span.end, span.event, span.state = event.ts, event.id, "error"
+        span.facts |= {"model": lane.model, "tokens": {}, "cost": 0.0, "finish": ""}
+        span.facts |= {"title": as_text(payload.get("reason")), "error": as_text(payload.get("name"))}
+        lane.free = event.ts
+        turn.facts["told"] = True
+
+    def _retried(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
+        self._failed(lane, record, payload)
+        event, about = record.event, (lane.span.session, lane.turn.id if lane.turn is not None else lane.span.id)
+        lane.pause = self._open(f"pause:{event.id}", "pause", "waiting to try again", event.ts, *about)
+        lane.pause.event, lane.free = event.id, max(as_int(payload.get("at_ms")) or 0, event.ts)
+
+    def _go_on(self, lane: _Lane, now: int) -> None:
+        """End the pause: the model was called again, or the turn is over."""
+        if lane.pause is not None:
+            lane.pause.end, lane.pause.state = max(min(lane.free, now), lane.pause.start), "completed"
+            lane.pause = None
 
     def _stepped(self, record: Record, start: int, end: int, parent: str, began: str = "") -> Span:
         """The span of a step that has ended."""
@@ -273,6 +312,7 @@ class Spans:
             span.event, span.state = event.id, "waiting"
             span.facts["call"] = as_text(payload.get("call"))
             lane.waits[request] = span
+            lane.busy = min(lane.busy or event.ts, event.ts)
         elif (known := lane.waits.pop(request, None)) is not None:
             known.end, known.state = max(event.ts, known.start), "completed"
             known.facts |= {"reply": as_text(payload.get("reply")) or as_text(payload.get("state")), "by": event.actor}

@@ -75,7 +75,7 @@ def _fact(name: str) -> Callable[[Span], Value]:
 
 
 _ATTRIBUTES: Final[Sequence[tuple[str, Sequence[SpanKind], Callable[[Span], Value]]]] = (
-    ("gen_ai.conversation.id", ("session", "turn", "model", "tool", "wait"), lambda span: span.session),
+    ("gen_ai.conversation.id", ("session", "turn", "model", "tool", "wait", "pause"), lambda span: span.session),
     ("gen_ai.operation.name", ("turn", "model", "tool"), lambda span: _OPERATIONS[span.kind]),
     ("gen_ai.agent.name", ("turn",), _fact("agent")),
     ("gen_ai.provider.name", ("model",), _provider),
@@ -90,12 +90,16 @@ _ATTRIBUTES: Final[Sequence[tuple[str, Sequence[SpanKind], Callable[[Span], Valu
     ("gen_ai.tool.type", ("tool",), lambda span: "function"),
     ("gen_ai.tool.call.id", ("tool",), _fact("call")),
     ("error.type", ("turn", "model", "tool"), lambda span: "_OTHER" if span.state == "error" else None),
-    ("durable_stream.event.id", ("turn", "model", "tool", "wait"), lambda span: span.event),
+    ("durable_stream.event.id", ("turn", "model", "tool", "wait", "pause"), lambda span: span.event),
     ("durable_stream.exit_code", ("tool",), _fact("exit")),
     ("durable_stream.outcome", ("turn",), _fact("outcome")),
     ("durable_stream.cost", ("model",), _fact("cost")),
     ("durable_stream.reply", ("wait",), _fact("reply")),
-    ("durable_stream.unfinished", ("session", "turn", "model", "tool", "wait"), lambda span: _unfinished(span)),
+    (
+        "durable_stream.unfinished",
+        ("session", "turn", "model", "tool", "wait", "pause"),
+        lambda span: _unfinished(span),
+    ),
 )
 """The name of each attribute, the spans that have it, and its value; empty values are left out. ``durable_stream.*`` is
 what the conventions have no name for; the cost is in US dollars. A turn has no provider and no model, because each of

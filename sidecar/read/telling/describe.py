@@ -29,7 +29,7 @@ from sidecar.read.telling.markup import inside, unwrapped
 from sidecar.read.telling.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
-from streams.lineage import STEP_STARTED
+from streams.lineage import RETRIED, STEP_STARTED
 from streams.store import Record
 
 LONGEST = 2000
@@ -215,6 +215,11 @@ def _checkpoint(payload: dict[str, Any]) -> Line:
     return Line("answer", _text(payload.get("reply")) or state, "input")
 
 
+def _retried(payload: dict[str, Any]) -> Line:
+    told = _joined(_error(payload).text, f"attempt {_text(payload.get('attempt'))} follows", " · ")
+    return Line("model", told, "bad")
+
+
 def _error(payload: dict[str, Any]) -> Line:
     status = f"HTTP {payload['status']}" if _number(payload.get("status")) else ""
     name = " ".join(filter(None, (_text(payload.get("name")), status)))
@@ -317,6 +322,7 @@ KINDS: dict[str, Kind] = {
     "execution.output": Kind(_output, content.of_output),
     "agent.spawned": Kind(_spawned),
     "agent.handoff": Kind(_handoff),
+    RETRIED: Kind(_retried),
     "agent.error": Kind(_error, content.of_error),
     CHECKPOINT: Kind(_checkpoint, content.of_checkpoint),
     GAP: Kind(lambda payload: Line("gap", lost_text(payload), "bad")),

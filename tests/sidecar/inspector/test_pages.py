@@ -253,8 +253,12 @@ def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served:
     expect(page.locator(".lanes .name")).to_contain_text(["Fix the failing", "Look at login.py", "Look at the test"])
     page.locator(".lanes a .ask").hover()
     expect(page.locator(".told")).to_contain_text("waited for a person")
-    page.locator(".lanes a .tool").first.click()
+    page.locator(".lanes a .error").click()
     expect(page.locator(".detail")).to_contain_text("python3 test_login.py")
+    # What both figures count is the same; "only" and "together" say what differs.
+    for shown in ("turns 4 in 3 sessions", "28ms"):
+        expect(page.locator(".head .facts")).to_contain_text(shown)
+        expect(page.locator(".timeline .facts")).to_contain_text(shown)
     page.keyboard.press("Escape")
     expect(page.locator(".detail")).to_be_hidden()
 

@@ -51,13 +51,9 @@ def test_a_failed_step_is_failed_everywhere(name: str) -> None:
             assert slices[span.event]["exit"] == 3
     drawn, _ = svg(Lanes(spans, LATE), 1000, lambda span: f"#{span.event}")
     assert all(f'href="#{event}"' in drawn for event in failed) and 'class="error"' in drawn
-    session = events[0].payload["session"]
-    past = Past(session, session, Family(session))
-    for position, event in enumerate(events):
-        past.add(Record(event, position, position, ""))
-    marked = {events[number - 1].id for number, mark in past.marks if mark == "error"}
-    assert {event.id for event in steps(events)} & marked == failed
-    assert figures(session, past.records)["failed"] == len(failed)
+    assert {event.id for event in steps(events)} & {e.id for mark, e in marked(events) if mark == "error"} == failed
+    past = past_of(events)
+    assert figures(past.session, past.records)["failed"] == len(failed)
     assert written(folded(events), "html").count('class="facts bad"') == len(failed)
 
 
@@ -69,3 +65,39 @@ def test_a_command_with_another_code_than_0_has_failed(name: str) -> None:
 
 def _ended(step: StreamEvent) -> bool:
     return (step.payload.get("metadata") or {}).get("exit") is not None
+
+
+def past_of(events: list[StreamEvent]) -> Past:
+    session = events[0].payload["session"]
+    past = Past(session, session, Family(session))
+    for position, event in enumerate(events):
+        past.add(Record(event, position, position, ""))
+    return past
+
+
+def test_the_head_and_the_timeline_count_the_same_failures() -> None:
+    for name, events in RECORDED.items():
+        marks = [event for mark, event in marked(events) if mark == "error" and event.type != "capture.gap"]
+        inside = [event for event in marks if event.type != "agent.error" or in_turn(event, events)]
+        assert Lanes(spans_of(events), LATE).sums()["errors"] == len(inside), name
+
+
+def in_turn(error: StreamEvent, events: list[StreamEvent]) -> bool:
+    """Whether a turn was open: of an error before or after it, a timeline has no bar."""
+    before = [e for e in events[: events.index(error)] if e.payload.get("session") == error.payload["session"]]
+    turns = [event.type for event in before if event.type in ("turn.started", "turn.ended", "lifecycle.session.ended")]
+    return turns[-1:] == ["turn.started"]
+
+
+def marked(events: list[StreamEvent]) -> Iterator[tuple[str, StreamEvent]]:
+    return ((mark, events[number]) for number, mark in past_of(events).marks)
+
+
+def test_each_attempt_of_a_model_call_and_the_pause_after_it_has_a_bar() -> None:
+    found = [(span.kind, span.state) for span in spans_of(RECORDED["retry"]) if span.kind in ("model", "pause")]
+    assert found == [("model", "error"), ("pause", "completed")] * 2 + [("model", "completed")]
+    sums = Lanes(spans_of(RECORDED["retry"]), 0, 0, LATE).sums()
+    chain = dict(sums["chain"])
+    assert chain["waiting to try again"] > 6000 > 500 > chain["mock-1"], "the pauses took nearly all of the time"
+    (failed,) = [span for span in spans_of(RECORDED["retry_exhausted"]) if span.kind == "model"]
+    assert failed.state == "error" and (failed.end or 0) - failed.start > 5000

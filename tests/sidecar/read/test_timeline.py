@@ -72,10 +72,24 @@ def test_the_critical_path_is_the_chain_that_the_end_waited_for() -> None:
     assert lanes.critical() == {"turn", "m1", "task", "below", "m2", "push", "bash git push", "m3", "second"}
     assert Lanes(told(), 200 * MINUTE, 0, 11 * MINUTE).sums()["chain"] == [
         ["a person", 10 * MINUTE],
-        ["task", 20_000],
+        ["between turns", 20_000],
+        ["m2", 18_000],
         ["m1", 10_000],
         ["m3", 10_000],
+        ["task", 2000],
     ]
+
+
+def test_what_a_child_session_asked_a_person_counts_for_its_parent() -> None:
+    asked = span("wait", "ask", 12_000, 20_000, CHILD, parent="below", call="c2")
+    more = [asked, span("tool", "bash", 12_000, 21_000, CHILD, parent="below", call="c2")]
+    spans = [each for each in told() if each.name != "m2"]
+    assert dict(Lanes([*spans, *more], 30_000).sums()["chain"]) == {
+        "m1": 10_000,
+        "task": 11_000,
+        "a person": 8000,
+        "bash": 1000,
+    }
 
 
 def test_a_model_that_still_speaks_when_its_tool_begins_is_on_the_path() -> None:
@@ -168,7 +182,14 @@ def test_whatever_was_recorded_the_times_add_up_and_the_drawing_stays_in_its_wid
         if found["svg"]:
             sums = found["sums"]
             assert sums["working_ms"] + sums["waiting_ms"] + sums["idle_ms"] == sums["ms"]
+            assert sum(ms for _, ms in sums["chain"]) == sums["ms"] and all(ms > 0 for _, ms in sums["chain"])
+            assert dict(sums["chain"]).get("a person", 0) >= sums["waiting_ms"]
             assert widest(found["svg"]) <= max(width, 280) + 0.1
+
+
+def test_the_parts_that_are_told_add_up_and_have_what_a_person_took() -> None:
+    sums = {"ms": 37_000, "chain": [[f"t{n}", 5000 - n] for n in range(7)] + [["a person", 1021], ["x", 1000]]}
+    assert chain_of(sums).endswith("t5 5.0s, a person 1.0s, the rest 6.0s")
 
 
 def test_numbers_that_are_not_known_are_dashes() -> None:

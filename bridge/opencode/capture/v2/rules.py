@@ -15,12 +15,11 @@ from bridge.opencode.capture.v2 import shapes
 from bridge.opencode.capture.v2.memory import Memory
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.link.frames import HookItem
-from streams.lineage import CREATED, RESUMED, STEP_STARTED
+from streams.lineage import CREATED, RESUMED, RETRIED, STEP_STARTED
 
 HOST = "opencode2"
 """The value of ``host`` in the metadata of every event of OpenCode 2."""
 
-RETRIED = "opencode.session.retry.scheduled"
 
 CANCELLED = "opencode.session.inbox.cancelled"
 CUT = "text_cut"
