@@ -45,7 +45,7 @@ code { background: var(--soft); border-radius: 4px; padding: .1em .3em; } pre co
 .diff span { display: block; margin: 0 -.8rem; padding: 0 .8rem; }
 .add { background: var(--good-soft); color: var(--good); } .del { background: var(--bad-soft); color: var(--bad); }
 .hunk, .more { color: var(--quiet); } .bad { color: var(--bad); } .ask { color: var(--asks); margin: .3rem 0; }
-.waiting { font-weight: 600; }
+.waiting { font-weight: 600; } .result { border-left: 3px solid var(--line); padding-left: 1rem; }
 .said table { border-collapse: collapse; } .said td, .said th { border: 1px solid var(--line); padding: .2rem .6rem; }
 blockquote, details { border-left: 3px solid var(--line); margin: .5rem 0; padding-left: 1rem; }
 img { max-width: 100%; } h2 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
@@ -157,8 +157,11 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
             head = f"<header>{_text(piece.of.actor)} <time>{_text(facts)}</time></header>"
             said = f"<p>{_lines(text)}</p>{_images(piece.of.images)}"
             yield f'<section class="prompt{" undone" * piece.of.undone}"{_id(piece)}>{head}{said}</section>'
-        case "answer" | "result":
+        case "answer":
             yield f'<section class="said">{markdown_html(text)}</section>'
+        case "result":
+            who = f'<p class="agent">{_text(facts) or "the child session"} <span>answered</span></p>'
+            yield f'<section class="said result">{who}{markdown_html(text)}</section>'
         case "aside":
             yield f'<details{" open" * reading.full}><summary>{facts}</summary><div class="reasoning">'
             yield f"{_lines(text)}</div></details>"

@@ -33,7 +33,8 @@ class Piece(NamedTuple):
     * ``ask``: ``facts`` is the answer, ``text`` what was asked, empty if that is above; ``of`` an ``Ask``
     * ``call``: ``text`` is what was asked of the tool, ``of`` a ``Call``; the ``parts`` are of the kinds ``ask``,
       ``given`` (the whole input), ``output``, ``diff`` (``facts`` if the call changed several files, ``of`` a
-      ``Diff``), ``below`` (its ``parts`` are the turns of a child session) and ``result`` (what the child answered)
+      ``Diff``), ``below`` (its ``parts`` are the turns of a child session) and ``result`` (what the child answered;
+      ``facts`` is its agent)
     """
 
     kind: Kind
@@ -100,7 +101,7 @@ def _parts(call: Call, directory: str, reading: Reading, opens: bool) -> Iterato
     else:
         yield from (_ask(ask, reading) for ask in asks_below(turns))
     if call.tool == "task" and not (turns and reading.children) and (result := words.call_result(call)):
-        yield Piece("result", result)
+        yield Piece("result", result, child.agent if child is not None else "")
 
 
 def _ask(ask: Ask, reading: Reading, *, is_above: bool = False) -> Piece:

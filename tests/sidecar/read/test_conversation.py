@@ -242,6 +242,18 @@ def test_a_child_session_is_below_its_call_whenever_it_became_known() -> None:
         assert written(folded(announced_late(events)), "markdown") == written(folded(events), "markdown"), name
 
 
+@pytest.mark.parametrize("name", ["task_child", "subagent"])
+def test_what_a_child_session_answered_is_told_as_its_answer(name: str) -> None:
+    (root,) = folded(dict(every_recording())[name])
+    html = written([root], "html", Reading())
+    (call,) = [item for item in everything([root]) if isinstance(item, Call) and item.tool == "task"]
+    own = sum(isinstance(item, Said) and item.kind == "answer" for turn in root.turns for item in turn.items)
+    assert call.child is not None
+    below = sum(isinstance(item, Said) for turn in call.child.turns for item in turn.items)
+    assert html.count('<section class="said">') == own + below
+    assert f'<section class="said result"><p class="agent">{call.child.agent} <span>answered</span></p>' in html
+
+
 def test_what_was_forgotten_is_counted() -> None:
     digest = "0" * 64
     events = [happened("execution.output", number, **{"$sha256": digest}) for number in range(3)]
