@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 from sidecar.processes import still_runs
@@ -27,22 +27,14 @@ class SelectError(Exception):
     """What the person named cannot be shown; the text says why, and names similar ones.
 
     ``code`` is stable: ``not-found``; ``no-log``: the log holds no stream yet; ``ambiguous``: several streams or events
-    match; ``not-a-stream``: a child session was named where a stream is needed; ``pruned``: nothing of ``stream`` is
-    left.
+    match; ``not-a-stream``: a child session was named where a stream is needed; ``same-session``: one session was named
+    twice, where two are needed; ``pruned``: nothing of ``stream`` is left.
     """
 
     def __init__(self, code: str, text: str, stream: str = "") -> None:
         super().__init__(text)
         self.code, self.stream = code, stream
 
-
-SHORT_STREAM: Final = 10
-"""How many of the last characters of a stream's or session's id a narrow terminal shows: enough to name the stream or
-session.
-"""
-
-SHORT_EVENT: Final = 6
-"""How many of an event id's last characters a terminal shows."""
 
 _SHOWN = 5
 """How many near matches an error names."""
@@ -159,9 +151,7 @@ async def find_event(reader: LogReader, given: str) -> Record:
             return record
     found: list[str] = []
     if len(wanted) >= 3:
-        fits = lambda each: each.startswith(wanted) or _ends_with(each, wanted, SHORT_EVENT)  # noqa: E731
-        found = await _ids(reader, wanted, fits)
-        found = [each for each in found if each.startswith(wanted)] or found
+        found = matching(wanted, await _ids(reader, wanted, lambda each: bool(matching(wanted, [each]))))
     if len(found) == 1 and (record := await reader.find_event(found[0])) is not None:
         return record
     if found:
@@ -309,12 +299,7 @@ def matching(given: str, names: Collection[str]) -> list[str]:
     """The name that ``given`` is, or else those that begin with it, or else those that end with it."""
     if given in names:
         return [given]
-    return [n for n in names if n.startswith(given)] or [n for n in names if _ends_with(n, given, SHORT_STREAM)]
-
-
-def _ends_with(identifier: str, given: str, shown: int) -> bool:
-    """True if ``given`` is the end of an id, or the beginning of the end that a narrow terminal shows."""
-    return identifier.endswith(given) or identifier[-shown:].startswith(given)
+    return [n for n in names if n.startswith(given)] or [n for n in names if n.endswith(given)]
 
 
 def _some(names: list[str]) -> str:

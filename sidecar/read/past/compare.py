@@ -10,6 +10,7 @@ from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_text, has_failed
 from sidecar.read.past.records import Past
+from sidecar.read.select import SelectError
 from sidecar.read.telling.describe import row_of
 from streams.store import Record
 
@@ -53,7 +54,14 @@ def _without(value: Any) -> Any:
 def compared(left: Past, right: Past) -> dict[str, Any]:
     """Two runs in the form that ``diff --json`` prints: the ``sides`` in figures, how many records are the ``same``
     (``None``: all), and ``rows`` of both from the first difference on.
+
+    Raises:
+        SelectError: both are the same session.
     """
+    if left.session == right.session:
+        raise SelectError(
+            "same-session", f"both name the session {left.session}; name another one, or compare two of its moments"
+        )
     same = same_until(left.records, right.records)
     begin = same or 0
     shown = ([row_of(each) for each in past.records.between(begin, begin + SHOWN)] for past in (left, right))

@@ -152,6 +152,17 @@ class TestLog:
         assert "[not-found]" in done.err and stream in done.err
         assert done.err.startswith("durable-stream: ") and done.err.count("\n") == 1
 
+    @pytest.mark.parametrize("verb", ["read", "state", "diff", "log", "show"])
+    def test_what_no_id_begins_or_ends_with_finds_nothing(self, recorded_home: Path, verb: str) -> None:
+        events = [each["event"] for each in run(recorded_home, "query", "--json").objects()]
+        ids = {each["id"] if verb == "show" else each["payload"]["session"] for each in events}
+        inner = {each[-10:][at : at + n] for each in ids for n in (1, 3, 4) for at in (0, 4)}
+        wrong = [part for part in inner if not any(each.startswith(part) or each.endswith(part) for each in ids)]
+        assert wrong
+        for part in wrong[:20]:
+            done = run(recorded_home, verb, *[events[0]["stream_id"]] * (verb == "diff"), part)
+            assert (done.code, done.out) == (1, "") and "[not-found]" in done.err, part
+
     @pytest.mark.parametrize("cut", [slice(None), slice(0, 20), slice(-6, None)], ids=["whole", "prefix", "suffix"])
     def test_of_a_child_session_only_what_it_did(self, recorded_home: Path, cut: slice) -> None:
         child = find(recorded_home, "--type", "agent.spawned")["payload"]["child"]

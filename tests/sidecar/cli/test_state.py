@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from bridge.opencode.capture.translate import Translator
+from sidecar.read.past.compare import same_until
 from streams.identity import seeded_identity
+from streams.store import Record
 from tests.sidecar.cli.helpers import append, events_of, run
 from tests.sidecar.cli.test_top import intent
 
@@ -99,8 +101,9 @@ def _tool(home: Path, stream: str, at: int) -> str:
 def test_two_runs_are_the_same_until_they_differ(home: Path, named: Named) -> None:
     streams = [each["stream_id"] for each in run(home, "streams", "--json").objects()]
     two, one = streams[0], streams[1]
-    same = run(home, "diff", one, one, "--json").objects()[0]
-    assert same["same"] is None and same["rows"] == []
+    events = events_of("chat", Translator(seeded_identity(2)))
+    records = [Record(event, offset, offset, "") for offset, event in enumerate(events)]
+    assert same_until(records, records) is None
     told = run(home, "diff", one, two, "--json").objects()[0]
     assert [side["turns"] for side in told["sides"]] == [1, 2]
     assert told["same"] == told["sides"][0]["records"] and told["rows"][0][0] is None
@@ -108,6 +111,13 @@ def test_two_runs_are_the_same_until_they_differ(home: Path, named: Named) -> No
     assert other["same"] == 1 and [side["type"] for side in other["rows"][0]] == ["human.input"] * 2
     rows = run(home, "diff", one, two).rows()
     assert rows[0] == ["what", one, two] and ["turns", "1", "2"] in rows
+
+
+def test_a_session_is_not_compared_with_itself(home: Path) -> None:
+    stream = run(home, "streams", "--json").objects()[0]["stream_id"]
+    for other in (stream, stream[-6:], stream[:-1]):
+        done = run(home, "diff", stream, other)
+        assert (done.code, done.out) == (1, "") and "[same-session]" in done.err
 
 
 @pytest.mark.parametrize(

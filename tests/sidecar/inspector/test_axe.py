@@ -29,7 +29,7 @@ PAGES = {
     "/health": "#main dl",
     "/nope": "#main h1",
     f"/compare/{ROOT}": ".sums",
-    f"/compare/{ROOT}/{ROOT}": ".sums",
+    f"/compare/{ROOT}/ses_dff2906baffeAePlLpyxcsvWdu": ".sums",
 }
 """Each page, and what it has once it is drawn."""
 
