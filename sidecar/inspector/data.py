@@ -19,6 +19,7 @@ from sidecar.inspector.drawn import MOST_SPANS, drawn
 from sidecar.inspector.pasts import Pasts
 from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
+from sidecar.read.host_agents import host_agents
 from sidecar.read.past.compare import compared
 from sidecar.read.past.costs import TYPES, WAYS, By
 from sidecar.read.past.lanes import as_background, until
@@ -310,7 +311,9 @@ class Data:
                 row["lines"] = [row_of(each) for each in last]
         asks = [checkpoint_row(each) | {"heading": teller.heading(each)} for each in await waiting(self.reader)]
         notices = (await read_notices(self.reader))[-MOST_ROWS:]
-        return {"intents": listed[::-1], "checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
+        catalog, _ = await catalog_of(self.reader)
+        told = {"checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
+        return {"intents": listed[::-1], "hosts": host_agents(catalog)[::-1], **told}
 
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""

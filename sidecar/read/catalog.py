@@ -23,7 +23,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 112
+CATALOG_VERSION: Final = 113
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -143,6 +143,8 @@ class Catalog(Lineage[SessionView]):
         super().__init__(SessionView)
         self.streams: dict[str, StreamView] = {}
         self.losses: list[Loss] = []
+        self.launched: set[str] = set()
+        """The background sessions of which nothing is recorded yet."""
         self.records = 0
         self.cut = 0
         """How many records have a text that was too long to keep whole."""
@@ -152,7 +154,10 @@ class Catalog(Lineage[SessionView]):
     def dump(self) -> bytes:
         """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
         streams, sessions = list(self.streams.values()), list(self.sessions.values())
-        return msgspec.json.encode(_Dump(streams, sessions, self.losses, self.records, self.cut, self.position))
+        launched = sorted(self.launched)
+        return msgspec.json.encode(
+            _Dump(streams, sessions, self.losses, launched, self.records, self.cut, self.position)
+        )
 
     @classmethod
     def load(cls, dumped: bytes) -> Self:
@@ -162,7 +167,7 @@ class Catalog(Lineage[SessionView]):
         catalog.streams = {stream.id: stream for stream in found.streams}
         catalog.sessions = {session.id: session for session in found.sessions}
         catalog.losses, catalog.records, catalog.position = found.losses, found.records, found.position
-        catalog.cut = found.cut
+        catalog.cut, catalog.launched = found.cut, set(found.launched)
         return catalog
 
     def apply(self, record: Record) -> None:
@@ -190,6 +195,8 @@ class Catalog(Lineage[SessionView]):
         session = self.sessions.get(session_id)
         if session is None:
             session = self.sessions[session_id] = SessionView(session_id, event.stream_id)
+            session.is_background = session_id in self.launched
+            self.launched.discard(session_id)
             stream.sessions.append(session_id)
             self._known_tree = None
         stream.boot = as_text(event.metadata.get("boot")) or stream.boot
@@ -231,11 +238,13 @@ class Catalog(Lineage[SessionView]):
             session.calls[as_text(payload.get("part"))] = OpenCall(event.ts, text)
         elif event.type == "execution.step":
             session.calls.pop(as_text(payload.get("part")), None)
-            child = self.sessions.get(as_text(payload.get("child")))
-            about = as_mapping(payload.get("metadata"))
+            child, about = as_text(payload.get("child")), as_mapping(payload.get("metadata"))
             # OpenCode 1 marks such a call, and OpenCode 2 says that the child goes on after it.
-            if child is not None and (about.get("background") is True or about.get("status") == "running"):
-                child.is_background = True
+            if child and (about.get("background") is True or about.get("status") == "running"):
+                if child in self.sessions:
+                    self.sessions[child].is_background = True
+                else:
+                    self.launched.add(child)
             add_step(session, payload)
         elif event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
@@ -413,6 +422,7 @@ class _Dump(msgspec.Struct):
     streams: list[StreamView]
     sessions: list[SessionView]
     losses: list[Loss]
+    launched: list[str]
     records: int
     cut: int
     position: int

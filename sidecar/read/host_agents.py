@@ -15,7 +15,6 @@ def host_agents(catalog: Catalog) -> list[dict[str, Any]]:
 
     ``state`` is ``running``, or the outcome of the newest turn: an agent may get more work after its report.
     ``asks`` is how many answers of a person it is waiting for.
-    ``asks`` is how many answers of a person it is waiting for.
     """
     rows = [
         {

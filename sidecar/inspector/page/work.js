@@ -4,6 +4,9 @@ import { act, ago, amount, get, h, money, span, status } from "/page/lib.js";
 
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 
+/** OpenCode's own agents are open only while they run: they may get more work later. */
+const isOpen = (each) => (each.host ? each.state === "running" : !ENDED.has(each.state));
+
 export async function work() {
   const element = h("div", { class: "page" });
   const said = h("p", { class: "note", role: "alert", hidden: true });
@@ -23,9 +26,10 @@ export async function work() {
     // A half-typed answer must survive news.
     if (element.contains(document.activeElement) && document.activeElement.tagName === "INPUT") return;
     const found = await get("work");
-    const running = found.intents.filter((each) => !ENDED.has(each.state));
-    const ended = found.intents.filter((each) => ENDED.has(each.state));
-    const nothing = !found.checkpoints.length && !found.intents.length;
+    const jobs = [...found.intents, ...found.hosts];
+    const running = jobs.filter(isOpen);
+    const ended = jobs.filter((each) => !isOpen(each));
+    const nothing = !found.checkpoints.length && !jobs.length;
     element.replaceChildren(
       said,
       ...section("Waiting for you", found.checkpoints.map((each) => ask(each, found.now, press))),
@@ -81,15 +85,16 @@ function ask(each, now, press) {
 }
 
 function job(each, now, press, depth) {
+  const ran = each.host ? each.ran : each.ran_ms;
   const facts = [
+    each.host ? "OpenCode's own" : "",
     each.model || each.agent,
     each.tokens ? `${amount(each.tokens)} tokens` : "",
     each.cost ? money(each.cost) : "",
-    each.ran_ms ? span(each.ran_ms) : "",
+    ran ? span(ran) : "",
     each.wall_ms ? `of ${span(each.wall_ms)}` : "",
-    each.shown === each.state ? "" : each.shown,
+    each.asks > 0 ? "waiting for you" : each.shown === each.state ? "" : each.shown,
   ].filter(Boolean);
-  const isOpen = !ENDED.has(each.state);
   const changes = each.changes?.count;
   return h(
     "article",
@@ -98,7 +103,7 @@ function job(each, now, press, depth) {
       "header",
       {},
       status(each.state),
-      h("a", { class: "title", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || each.prompt.slice(0, 120)),
+      h("a", { class: "title", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || each.prompt?.slice(0, 120) || each.id),
       h("span", { class: "quiet" }, facts.join(" · ")),
       h("span", { class: "faint" }, ago(each.ended || each.started || each.created, now)),
     ),
@@ -108,8 +113,8 @@ function job(each, now, press, depth) {
     h(
       "div",
       { class: "buttons" },
-      isOpen ? h("button", { class: "button", onclick: () => confirm(`Cancel “${each.title || each.id}” and everything it started?`) && press("cancel", { intent: each.id }) }, "Cancel") : null,
-      !isOpen && changes && !each.applied ? h("button", { class: "button", onclick: () => confirm(`Apply ${changes} changed files to ${each.directory}?`) && press("apply", { intent: each.id }) }, `Apply ${changes} changes`) : null,
+      isOpen(each) && !each.host ? h("button", { class: "button", onclick: () => confirm(`Cancel “${each.title || each.id}” and everything it started?`) && press("cancel", { intent: each.id }) }, "Cancel") : null,
+      !isOpen(each) && changes && !each.applied ? h("button", { class: "button", onclick: () => confirm(`Apply ${changes} changed files to ${each.directory}?`) && press("apply", { intent: each.id }) }, `Apply ${changes} changes`) : null,
     ),
   );
 }

@@ -18,9 +18,11 @@ from sidecar.read.past.drawing import STYLE
 from sidecar.read.wording import ago, lasted
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
+from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import append, make_home, run_process
 from tests.sidecar.cli.test_troubles import doubting
 from tests.sidecar.inspector.conftest import DEMO, WAIT_MS, Served, aside, inspecting
+from tests.sidecar.read.conversations import announced_late
 
 ROOT = "ses_dff0a5b68ffegK4yUQGH09hey7"
 TITLE = "Fix the failing login test"
@@ -418,6 +420,19 @@ def test_a_page_that_does_not_exist_leads_back(page: Page, served: Served) -> No
         expect(page.locator("h1")).to_have_text("There is no such page")
     page.locator("#main").get_by_role("link").click()
     expect(page.locator(".row").first).to_be_visible()
+
+
+def test_opencodes_own_agents_are_work_too(browser: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    aside(record, home, announced_late(list(play2("background").log.events.values())))
+    with inspecting(home) as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        page.get_by_role("link", name="Work").click()
+        expect(page.locator("#main article .status")).to_have_text(["failed", "completed"])
+        page.close()
 
 
 def test_costs_work_and_health_answer_their_questions(page: Page, served: Served, filled: Path) -> None:
