@@ -319,7 +319,8 @@ class Data:
         """What root sessions cost, by one of ``WAYS``."""
         way: By = next((each for each in WAYS if each == by), "day")
         costs, fault = await costs_of(self.reader, way, Filter(types=TYPES))
-        return {"by": way, "sums": [each.as_json() for each in costs.sums()], "fault": str(fault or "")}
+        sums = [each.as_json() for each in costs.sums()]
+        return {"by": way, "sums": sums, "total": costs.total().as_json(), "fault": str(fault or "")}
 
     async def health(self) -> dict[str, Any]:
         """What ``status`` shows."""

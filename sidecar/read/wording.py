@@ -143,6 +143,11 @@ def bytes_text(size: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def plain_money(cost: float) -> str:
+    """US dollars for a pipe: all digits, and ``-`` where ``money`` has it."""
+    return str(cost) if cost else "-"
+
+
 def money(cost: float) -> str:
     """US dollars: ``-`` for nothing, two decimals for a cent or more, four for less; ``?`` if it cannot be true."""
     if not cost:

@@ -37,7 +37,7 @@ async def costs(
     from sidecar.cli.shared.project import shown_directory
     from sidecar.read.past.costs import TYPES
     from sidecar.read.select import catalog_of, empty_text, open_reader
-    from sidecar.read.wording import amount, money
+    from sidecar.read.wording import amount, money, plain_money
 
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
@@ -51,7 +51,7 @@ async def costs(
         columns = [Column(name, right=True) for name in ("cost", "tokens", "steps", "sessions")] + [Column(by.value)]
         rows = []
         for each in sums:
-            key, cost, numbers = each.key, str(each.cost), [each.count, each.steps, len(each.roots)]
+            key, cost, numbers = each.key, plain_money(each.cost), [each.count, each.steps, len(each.roots)]
             if out.terminal:
                 key = (shown_directory(key) if by is Way.project else key) or "(not known)"
                 cost = money(each.cost)
@@ -60,8 +60,8 @@ async def costs(
                 rows[-1].append(catalog.sessions[key].title if key in catalog.sessions else "")
         out.table(columns + [Column("title")] * (by is Way.session), rows)
         if out.terminal and len(sums) > 1:
-            cost, tokens = money(round(sum(each.cost for each in sums), 9)), amount(sum(each.count for each in sums))
-            out.text(f"together {cost}, {tokens} tokens", "dim")
+            total = found.total()
+            out.text(f"together {money(total.cost)}, {amount(total.count)} tokens", "dim")
     if fault is not None:
         raise fault
     if not sums:

@@ -94,7 +94,7 @@ async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: 
 def _sessions(out: Output, left: Past, right: Past) -> None:
     from sidecar.cli.printing.output import Column
     from sidecar.read.past.compare import compared
-    from sidecar.read.wording import lasted, money
+    from sidecar.read.wording import lasted, money, plain_money
 
     found = compared(left, right)
     if out.json:
@@ -102,7 +102,7 @@ def _sessions(out: Output, left: Past, right: Past) -> None:
         return
     sides = found["sides"]
     rows = [[name, *(str(side[name]) for side in sides)] for name in ("title", "records", "turns", "failed", "tokens")]
-    rows.append(["cost", *(money(side["cost"]) if out.terminal else str(side["cost"]) for side in sides)])
+    rows.append(["cost", *((money if out.terminal else plain_money)(side["cost"]) for side in sides)])
     worked = [lasted(side["working_ms"]) if out.terminal else str(side["working_ms"]) for side in sides]
     rows.append(["turns took" if out.terminal else "working_ms", *worked])
     tools = dict.fromkeys(tool for side in sides for tool in side["tools"])

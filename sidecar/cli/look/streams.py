@@ -83,11 +83,12 @@ def _last(catalog: Catalog, stream: dict[str, Any]) -> int:
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
-    from sidecar.read.wording import iso_time
+    from sidecar.read.wording import iso_time, plain_money
 
     names = ("stream_id", *PIPED[1:6])
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
-    out.cells(*(str(stream[name]) for name in names), *times, stream["directory"], _named(stream))
+    told = (plain_money(stream[name]) if name == "cost" else str(stream[name]) for name in names)
+    out.cells(*told, *times, stream["directory"], _named(stream))
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:

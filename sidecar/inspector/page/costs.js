@@ -9,27 +9,26 @@ export async function costs() {
   let by = "day";
 
   async function draw() {
-    const { sums } = await get("costs", { by });
+    const { sums, total } = await get("costs", { by });
     if (by === "day") sums.reverse();
     const titles = by === "session" ? new Map((await get("sessions")).sessions.map((row) => [row.stream_id, row.title])) : null;
     const most = Math.max(...sums.map((each) => each.cost || tokensOf(each.tokens) / 1e9), 1e-12);
     const chips = WAYS.map((way) => h("button", { class: "chip", "aria-pressed": String(way === by), onclick: () => ((by = way), draw()) }, `by ${way}`));
+    const figures = (each) => [h("td", { class: "num" }, money(each.cost)), ...[tokensOf(each.tokens) || null, each.steps, each.sessions].map((count) => h("td", { class: "num quiet" }, amount(count)))];
     const rows = sums.map((each) =>
       h(
         "tr",
         {},
         h("td", {}, by === "session" ? h("a", { href: `/s/${encodeURIComponent(each.key)}`, "data-row": true }, titles.get(each.key) || each.key) : each.key || "–"),
         h("td", { style: { width: "30%" } }, h("div", { class: "meter", style: { width: `${((each.cost || tokensOf(each.tokens) / 1e9) / most) * 100}%` } })),
-        h("td", { class: "num" }, money(each.cost)),
-        h("td", { class: "num quiet" }, amount(tokensOf(each.tokens))),
-        h("td", { class: "num quiet" }, amount(each.steps)),
-        h("td", { class: "num quiet" }, amount(each.sessions)),
+        figures(each),
       ),
     );
+    const together = h("tr", { class: "total" }, h("td", {}, "together"), h("td", {}), figures(total));
     const heads = [by, "", "cost", "tokens", "model calls", "sessions"].map((each, at) => h("th", { class: at > 1 ? "num" : "" }, each));
     element.replaceChildren(
       h("div", { class: "filters" }, chips),
-      rows.length ? h("table", { class: "sums" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)) : h("p", { class: "empty" }, "No model call was recorded yet."),
+      rows.length ? h("table", { class: "sums" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows), rows.length > 1 ? h("tfoot", {}, together) : null) : h("p", { class: "empty" }, "No model call was recorded yet."),
     );
   }
 

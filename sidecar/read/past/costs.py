@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.catalog import add_step
 from sidecar.read.fields import as_text, model_name
 from sidecar.read.wording import local_time
@@ -81,6 +82,15 @@ class Costs:
                 return record.event.actor
             case "session":
                 return root
+
+    def total(self) -> Sum:
+        """All of it; a session counts once, although it may count under several keys."""
+        found = Sum("", 0.0, 0, {}, set())
+        for each in self._sums.values():
+            found.cost, found.steps = round(found.cost + each.cost, 9), found.steps + each.steps
+            add_tokens(found.tokens, each.tokens)
+            found.roots |= each.roots
+        return found
 
     def sums(self) -> list[Sum]:
         """Days in order; everything else by cost, then by tokens, the most first."""

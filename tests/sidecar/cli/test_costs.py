@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from sidecar.background.intents.state import KEPT_ENDED
+from sidecar.background.reading import costs_of
+from sidecar.read.past.costs import TYPES, WAYS, By
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
+from streams.log.reader import LogReader
+from streams.query import Filter
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.cli.test_top import intent
 
@@ -85,6 +89,23 @@ def test_a_pipe_gets_whole_numbers_with_names(spent_home: Path) -> None:
     head, *rows = run(spent_home, "costs", "--by", "session").rows()
     assert head == ["cost", "tokens", "steps", "sessions", "session", "title"]
     assert rows[0] == ["0.6", "60", "3", "1", "ses_one", "About ses_one"]
+
+
+def test_what_is_not_known_is_a_dash_in_a_pipe_too(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    asyncio.run(append(home / "store", [[begun("ses_one"), step("ses_one", 1, 0, 10), begun("ses_two")]]))
+    assert run(home, "costs").rows()[1][0] == "-"
+    head, *rows = run(home, "streams").rows()
+    assert [row[head.index("cost")] for row in rows] == ["-", "-"]
+    assert ["cost", "-", "-"] in run(home, "diff", "ses_one", "ses_two").rows()
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_the_total_is_the_same_in_whatever_way_costs_are_added_up(spent_home: Path, by: By) -> None:
+    costs, _ = asyncio.run(costs_of(LogReader(spent_home / "store"), by, Filter(types=TYPES)))
+    total = costs.total().as_json()
+    assert total == {"key": "", "cost": 0.66, "steps": 6, "sessions": 3, "tokens": {"total": 71, "input": 71}}
 
 
 def test_since_leaves_earlier_steps_out(spent_home: Path) -> None:

@@ -439,6 +439,8 @@ def test_costs_work_and_health_answer_their_questions(page: Page, served: Served
     page.goto(f"{served.base}/costs")
     page.get_by_text("by model").click()
     expect(page.locator(".sums")).to_contain_text("mock/mock-1")
+    page.get_by_text("by session").click()
+    expect(page.locator(".sums .total")).to_contain_text("together")
     page.goto(f"{served.base}/work")
     expect(page.locator(".page")).to_contain_text("No background work yet")
     page.goto(f"{served.base}/health")
