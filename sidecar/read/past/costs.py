@@ -67,7 +67,11 @@ class Costs:
         known = self._sums.get(key)
         if known is None:
             known = self._sums[key] = Sum(key, 0.0, 0, {}, set())
-        add_step(known, payload)
+        tokens: dict[str, int | float] = {}
+        add_tokens(tokens, payload.get("tokens"))
+        if tokens:
+            tokens.setdefault("total", sum(tokens.values()))  # OpenCode 2 names none
+        add_step(known, {**payload, "tokens": tokens})
         known.roots.add(root)
 
     def _key(self, record: Record, payload: dict[str, Any], root: str) -> str:

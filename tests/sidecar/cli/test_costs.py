@@ -108,6 +108,17 @@ def test_the_total_is_the_same_in_whatever_way_costs_are_added_up(spent_home: Pa
     assert total == {"key": "", "cost": 0.66, "steps": 6, "sessions": 3, "tokens": {"total": 71, "input": 71}}
 
 
+def test_tokens_of_both_opencodes_add_up(tmp_path: Path) -> None:
+    """OpenCode 2 names no total."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    without = happened("execution.step", "ses_two", DAY, kind="inference", tokens={"input": 5, "cache": {"read": 2}})
+    asyncio.run(append(home / "store", [[begun("ses_one"), step("ses_one", 1, 0, 10), begun("ses_two"), without]]))
+    assert run(home, "costs").rows()[1][1] == "17"
+    (found,) = run(home, "costs", "--json").objects()
+    assert found["tokens"] == {"total": 17, "input": 15, "cache_read": 2}
+
+
 def test_since_leaves_earlier_steps_out(spent_home: Path) -> None:
     found = run(spent_home, "costs", "--since", "1970-01-02T12:00:00Z", "--json").objects()
     assert [each["cost"] for each in found] == [0.36]
