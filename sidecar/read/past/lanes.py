@@ -274,23 +274,23 @@ class Lanes:
     def _spent(self) -> list[tuple[Stretch, str]]:
         """What the first session spent its time on; of several at once, the first in the list says it best."""
         waits: list[tuple[Stretch, str]] = []
-        below: list[tuple[Stretch, str]] = []
-        steps: list[tuple[Stretch, str]] = []
+        steps: list[tuple[int, Stretch, str]] = []
         turns = list(self.turns())
-        todo, seen = [(turn, False) for turn in turns], set[str]()
+        todo, seen = [(turn, 0) for turn in turns], set[str]()
         while todo:
-            turn, is_below = todo.pop()
+            turn, depth = todo.pop()
             seen.add(turn.id)
             for step in self.chain(turn)[1:]:
                 if step.kind == "wait":
                     waits.append((self.stretch(step), PERSON))
                 else:
-                    told = one_line(step.name)[:40] or step.kind
-                    (below if is_below else steps).append((self.stretch(step), told))
-                    todo += [(each, True) for each in self._started(step) if each.id not in seen]
+                    steps.append((depth, self.stretch(step), one_line(step.name)[:40] or step.kind))
+                    todo += [(each, depth + 1) for each in self._started(step) if each.id not in seen]
+        steps.sort(key=lambda each: -each[0])
         waits += [(each, PERSON) for each in self.waiting]
         own = [(self.stretch(turn), "between steps") for turn in turns]
-        return [*waits, *below, *steps, *own, *((each, "beside its turns") for each in self.working)]
+        beside = ((each, "beside its turns") for each in self.working)
+        return [*waits, *((stretch, name) for _, stretch, name in steps), *own, *beside]
 
 
 def facts_of(sums: dict[str, Any]) -> list[tuple[str, str]]:

@@ -34,8 +34,8 @@ class Span(Kept):
     """One stretch of time. ``event`` is the record that tells most about it, and ``parent`` the ``id`` of the span
     around it; a session's parent is the tool call, or else the session, that started it.
 
-    ``state`` is ``running``, ``completed``, ``error`` or ``waiting``; it is ``over`` if a call or an ask ends with its
-    turn, because its own end was not recorded. A session that rests is ``completed``.
+    ``state`` is ``running``, ``completed``, ``error`` or ``waiting``; it is ``over`` if its own end was not
+    recorded, so that it ends with its turn, or as the next one begins. A session that rests is ``completed``.
     """
 
     id: str
@@ -169,7 +169,7 @@ class Spans:
 
     def _turn(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         event = record.event
-        self._close(lane, event.ts, "error")
+        self._close(lane, event.ts, "over")
         model = as_mapping(payload.get("model"))
         name = "/".join(filter(None, (as_text(model.get(each)) for each in ("provider", "model"))))
         turn = self._open(f"turn:{event.id}", "turn", name, event.ts, lane.span.session, lane.span.id)
@@ -240,6 +240,7 @@ class Spans:
         turn.facts["told"] = True
 
     def _retried(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
+        self._go_on(lane, record.event.ts)
         self._failed(lane, record, payload)
         event, about = record.event, (lane.span.session, lane.turn.id if lane.turn is not None else lane.span.id)
         lane.pause = self._open(f"pause:{event.id}", "pause", "waiting to try again", event.ts, *about)

@@ -17,7 +17,7 @@ from sidecar.read.select import Family
 from sidecar.read.telling.describe import describe
 from streams.event import StreamEvent
 from streams.store import Record
-from tests.sidecar.read.conversations import every_recording, folded, written
+from tests.sidecar.read.conversations import every_recording, folded, happened, written
 
 LATE = 4_000_000_000_000
 RECORDED = dict(every_recording())
@@ -91,6 +91,22 @@ def in_turn(error: StreamEvent, events: list[StreamEvent]) -> bool:
 
 def marked(events: list[StreamEvent]) -> Iterator[tuple[str, StreamEvent]]:
     return ((mark, events[number]) for number, mark in past_of(events).marks)
+
+
+def test_a_turn_whose_end_was_not_recorded_has_not_failed() -> None:
+    turns = [happened("turn.started", 1, message="m"), happened("turn.started", 9, message="n")]
+    first, second = [span for span in spans_of(turns) if span.kind == "turn"]
+    assert (first.end, first.state, second.end, second.state) == (9, "over", None, "running")
+    assert Lanes(spans_of(turns), 9).sums()["errors"] == 0
+
+
+def test_a_pause_ends_with_its_turn_or_the_next_attempt() -> None:
+    retries = [happened("opencode.session.retry.scheduled", ts, at_ms=ts + 50) for ts in (10, 30)]
+    ends = (happened("turn.ended", 40, message="m", outcome="aborted"),)
+    for model in ({}, {"model": {"provider": "mock", "model": "m"}}):
+        events = [happened("turn.started", 1, message="m", **model), *retries, *ends]
+        pauses = [(span.start, span.end, span.state) for span in spans_of(events) if span.kind == "pause"]
+        assert pauses == [(10, 30, "completed"), (30, 40, "completed")]
 
 
 def test_each_attempt_of_a_model_call_and_the_pause_after_it_has_a_bar() -> None:

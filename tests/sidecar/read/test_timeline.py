@@ -187,6 +187,17 @@ def test_whatever_was_recorded_the_times_add_up_and_the_drawing_stays_in_its_wid
             assert widest(found["svg"]) <= max(width, 280) + 0.1
 
 
+def test_the_innermost_session_says_what_the_time_went_for() -> None:
+    more = [
+        span("tool", "deeper", 12_000, 28_000, CHILD, parent="below"),
+        span("session", "Its child", 12_000, 28_000, "ses_c", parent="deeper"),
+        span("turn", "deep turn", 12_000, 28_000, "ses_c"),
+        span("tool", "grep", 14_000, 20_000, "ses_c", parent="deep turn"),
+    ]
+    chain = dict(Lanes([each for each in told() if each.name != "m2"] + more, 30_000).sums()["chain"])
+    assert (chain["grep"], chain["deeper"], chain["task"]) == (6000, 10_000, 4000)
+
+
 def test_the_parts_that_are_told_add_up_and_have_what_a_person_took() -> None:
     sums = {"ms": 37_000, "chain": [[f"t{n}", 5000 - n] for n in range(7)] + [["a person", 1021], ["x", 1000]]}
     assert chain_of(sums).endswith("t5 5.0s, a person 1.0s, the rest 6.0s")
