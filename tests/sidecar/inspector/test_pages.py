@@ -161,7 +161,7 @@ def test_the_conversation_is_the_one_of_the_exports(page: Page, served: Served, 
 def test_the_slider_shows_every_tab_as_it_was(page: Page, served: Served) -> None:
     page.goto(f"{served.base}/s/{ROOT}?at=14")
     expect(page.locator(".past")).to_have_text("as of event 14")
-    expect(page.locator(".legend span")).to_have_text(["turn", "edit", "ask"])
+    expect(page.locator(".legend span")).to_have_text(["turn", "edit", "ask", "error"])
     expect(page.locator(".talk")).to_contain_text("still open")
     expect(page.locator(".talk")).not_to_contain_text("Thanks. Commit it.")
     page.keyboard.press("3")
