@@ -20,7 +20,7 @@ _UNSEEN = re.compile("[\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0e\uffa0\U000e01
 """Characters that Python calls printable, but that a screen shows as nothing or as a space."""
 
 
-_SPELLS = "\n\t\u200c\u200d"
+_SPELLS = "\t\u200c\u200d"
 """Characters that Python calls unprintable, but that are part of a text."""
 
 
@@ -65,8 +65,12 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    text = _ANSI.sub("", text)
-    return "".join(c if c.isprintable() or c in _SPELLS else " " if c.isspace() else "" for c in text)
+    lines = _ANSI.sub("", text).split("\n")  # most lines are printable as a whole
+    return "\n".join(line if line.isprintable() else "".join(map(_shown, line)) for line in lines)
+
+
+def _shown(c: str) -> str:
+    return c if c.isprintable() or c in _SPELLS else " " if c.isspace() else ""
 
 
 def one_line(text: str) -> str:
