@@ -7,7 +7,7 @@ from typing import Any, Final
 from sidecar.background.intents.state import State
 from sidecar.background.reading import background_of
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.catalog import SessionView
+from sidecar.read.catalog import Catalog, SessionView
 from sidecar.read.changes.approvals import Approvals
 from sidecar.read.changes.changes import STEP
 from sidecar.read.changes.edits import file_changes
@@ -29,10 +29,9 @@ def shown_status(status: str, session: SessionView | None) -> str:
     return "failed" if status in AT_REST and session is not None and session.outcome == "failed" else status
 
 
-async def relatives(reader: LogReader, work: State, session: str, now: int) -> list[dict[str, str]]:
+def relatives(catalog: Catalog, work: State, session: str, now: int) -> list[dict[str, str]]:
     """The sessions that belong to a session without being its children: ``id, title, agent, status, kind``, which is
     ``above`` (what started it), ``origin``, ``fork`` or ``background``."""
-    catalog, _ = await catalog_of(reader)
     own = catalog.sessions.get(session)
 
     def row(known: SessionView | None, kind: str, **more: str) -> list[dict[str, str]]:
@@ -56,8 +55,8 @@ async def relatives(reader: LogReader, work: State, session: str, now: int) -> l
     for intent in background_of(work, session, now):
         title = {"title": intent.title} if intent.title else {}
         found += row(catalog.sessions.get(intent.session or ""), "background", status=intent.state, **title)
-    for each in catalog.sessions.values():
-        found += row(each, "fork") if each.fork == session else []
+    for each in [each for each in catalog.sessions.values() if each.fork == session]:
+        found += row(each, "fork")
     return found
 
 

@@ -155,15 +155,15 @@ class Data:
         known = past.catalog(at).sessions
         found["status"] = shown_status(found["status"], known.get(past.session))
         # A title that came later tells which session it is, at every moment.
-        named = (await catalog_of(self.reader))[0].sessions
+        named = past.family.catalog.sessions
         found["title"] = named[past.session].title if past.session in named else found["title"]
         for each in found["sessions"]:
             each["status"] = shown_status(each["status"], known[each["id"]])
             each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
         # A person who is asked is waited for until now, although nothing is recorded meanwhile.
-        waits = sum(span.end is None for span in past.spans(at).waits)
-        found["waiting_ms"] += waits * max(self._now(past, at) - found["ts"], 0)
-        found["beside"] = await relatives(self.reader, await self._intents(), past.session, self._now(past, at))
+        found["waiting_ms"] += len(past.spans(at).asks) * max(self._now(past, at) - found["ts"], 0)
+        work = await self._intents()
+        found["beside"] = relatives(past.family.catalog, work, past.session, self._now(past, at))
         place = short_directory(found["directory"], str(Path.home()))
         is_whole = not past.before
         return found | {"place": place, "whole": is_whole, "marks": past.marks[marks:] if is_whole else []}

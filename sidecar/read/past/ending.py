@@ -29,7 +29,6 @@ class Ending:
         self._spans.apply(record)
         self._known |= {span.id: span for span in self._spans.found}
         self._spans.found.clear()
-        self._spans.waits.clear()
         ended = [span for span in self._known.values() if self._has_ended(span, record)]
         found = []
         for span in ended:

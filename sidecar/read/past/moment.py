@@ -10,7 +10,7 @@ import msgspec
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import TurnChanges, totals
 from sidecar.read.past.compare import figures
-from sidecar.read.past.records import Past, counted
+from sidecar.read.past.records import Past
 from sidecar.read.telling.describe import row_of
 from sidecar.read.transcript.model import Prompt, Session, Turn
 from sidecar.read.transcript.wording import prompt_text
@@ -39,8 +39,8 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "ts": now,
         **catalog.figures(catalog.sessions),
         "working_ms": sum(session.worked_ms(now) for session in catalog.sessions.values()),
-        "waiting_ms": sum(max((span.end or now) - span.start, 0) for span in spans.waits),
-        "counts": counted(past.marks, upto),
+        "waiting_ms": sum(spans.waited.values()) + sum(max(now - span.start, 0) for span in spans.asks.values()),
+        "counts": past.counts(at),
         "asks": [msgspec.structs.asdict(ask) for ask in catalog.asks()],
         "sessions": tree(catalog),
         "hash": last.hash if last is not None else "",

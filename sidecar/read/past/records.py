@@ -69,17 +69,21 @@ class _Counts:
 
     fold: Catalog = field(default_factory=Catalog)
     seen: int = 0
-    kept: list[bytes] = field(default_factory=list)
-    """The catalog, packed, at every so many records, the first of them before any."""
+    kept: list[tuple[int, bytes]] = field(default_factory=list)
+    """After how many records there is a packed catalog, and that catalog; the first of them before any record."""
 
     def go(self, records: Packed, wanted: int) -> None:
         """Make the catalog that of the first ``wanted`` records."""
+        every = WHOLE
         if self.seen > wanted:
-            del self.kept[wanted // WHOLE + 1 :]
-            self.fold, self.seen = Catalog.load(decompress(self.kept[-1])), (len(self.kept) - 1) * WHOLE
+            # Whoever steps back mostly steps back again, so the next step needs few records.
+            while self.kept[-1][0] > wanted:
+                self.kept.pop()
+            self.seen, packed = self.kept[-1]
+            self.fold, every = Catalog.load(decompress(packed)), NEAR
         for record in records.between(self.seen, wanted):
-            if self.seen == len(self.kept) * WHOLE:
-                self.kept.append(compress(self.fold.dump(), 1))
+            if self.seen % every == 0 and (not self.kept or self.kept[-1][0] < self.seen):
+                self.kept.append((self.seen, compress(self.fold.dump(), 1)))
             self.fold.apply(record)
             self.seen += 1
 
@@ -98,6 +102,8 @@ class Past:
     records: Packed = field(default_factory=Packed)
     marks: list[tuple[int, Mark]] = field(default_factory=list)
     """The number of each record that a person may want to jump to, and what it is. The first record's number is 0."""
+    _marked: dict[Mark, array[int]] = field(default_factory=dict)
+    """How many records there are up to each mark, by what the record is."""
     fault: CorruptLog | None = None
     before: int = 0
     """How many records come before those that are here; 0 if the session is here as a whole."""
@@ -134,6 +140,7 @@ class Past:
         if self.family.streams != before and len(self.records):
             # What a stream that joined had recorded before belongs between the records that are here.
             self.records, self.marks, self._changing, self._seen = Packed(), [], array("q"), NOTHING
+            self._marked = {}
             self._begin()
         # Only a session that is opened is read from its beginning.
         records = reader.read_all(after=self._seen) if self._seen > NOTHING else records_of(reader, self.family)
@@ -169,6 +176,7 @@ class Past:
         self.records.append(record)
         if (mark := self._mark_of(record)) is not None:
             self.marks.append((len(self.records) - 1, mark))
+            self._marked.setdefault(mark, array("q")).append(len(self.records))
         if mark == "edit" or (record.event.type in TYPES and record.event.type != STEP):
             self._changing.append(len(self.records))
 
@@ -217,6 +225,11 @@ class Past:
         self._catalog.go(self.records, self.upto(at))
         return self._catalog.fold
 
+    def counts(self, at: int | None = None) -> dict[Mark, int]:
+        """How many marks of each kind there are until then."""
+        found = {kind: bisect_right(numbers, self.upto(at)) for kind, numbers in self._marked.items()}
+        return {kind: count for kind, count in found.items() if count}
+
     def changed(self, at: int | None = None) -> int:
         """The number of the last record up to then that can matter to ``changes``; 0 if there is none."""
         found = bisect_right(self._changing, self.upto(at))
@@ -259,12 +272,3 @@ def _mark_of(record: Record) -> Mark | None:
     if event.type == "execution.step" and has_failed(payload):
         return "error"
     return "edit" if event.type == "execution.step" and file_changes(payload) else None
-
-
-def counted(marks: Iterable[tuple[int, Mark]], upto: int) -> dict[str, int]:
-    """How many marks of each kind the first ``upto`` records have."""
-    found: dict[str, int] = {}
-    for number, mark in marks:
-        if number < upto:
-            found[mark] = found.get(mark, 0) + 1
-    return found

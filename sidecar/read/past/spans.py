@@ -100,8 +100,10 @@ class Spans:
         again = lru_cache(maxsize=MADE)(self._again)  # a step of the slider shows nearly the same spans again
         self.found: Lazy[Span] = Lazy(make=again if source is not None else None)
         self.sessions: list[Span] = Items()
-        self.waits: list[Span] = Items()
-        """Those of ``found`` in which a person was asked."""
+        self.asks: dict[str, Span] = Map()
+        """Those of ``found`` in which a person is waited for, by their ids."""
+        self.waited: dict[str, int] = Map()
+        """How many ms a person was waited for in asks that are over, by session."""
         self._ids: list[str] = Items()
         self._models: dict[str, dict[str, Any]] = {}
         self._lanes: dict[str, _Lane] = Map()
@@ -158,8 +160,6 @@ class Spans:
     def _open(self, identifier: str, kind: SpanKind, name: str, start: int, session: str, parent: str) -> Span:
         span = Span(identifier, kind, intern(name), start, session, parent)
         self.found.append(span)
-        if kind == "wait":
-            self.waits.append(span)
         return span
 
     def _new_id(self, span: Span) -> int:
@@ -190,12 +190,20 @@ class Spans:
     def _close(self, lane: _Lane, end: int, state: str) -> None:
         """End everything that is open in a session: OpenCode keeps asks and calls only in memory."""
         self._go_on(lane, end)
+        for span in lane.waits.values():
+            self._answered(span, end, "over")
         calls = (each.span for each in lane.calls.values())
-        for span in (*lane.waits.values(), *calls, *([lane.turn] if lane.turn is not None else ())):
+        for span in (*calls, *([lane.turn] if lane.turn is not None else ())):
             span.end, span.state = max(end, span.start), state if span.kind == "turn" else "over"
         lane.turn, lane.above = None, (lane.above[0], lane.above[0])
         lane.waits.clear()
         lane.calls.clear()
+
+    def _answered(self, span: Span, end: int, state: str) -> None:
+        """A person is no longer waited for."""
+        span.end, span.state = max(end, span.start), state
+        self.asks.pop(span.id)
+        self.waited[span.session] = self.waited.get(span.session, 0) + span.end - span.start
 
     def _step(self, lane: _Lane, record: Record, payload: dict[str, Any]) -> None:
         end, known = as_int(payload.get("ended_ms")) or record.event.ts, None
@@ -312,8 +320,8 @@ class Spans:
             span = self._open(f"wait:{event.id}", "wait", what_is_asked(payload), event.ts, lane.span.session, parent)
             span.event, span.state = event.id, "waiting"
             span.facts["call"] = as_text(payload.get("call"))
-            lane.waits[request] = span
+            lane.waits[request] = self.asks[span.id] = span
             lane.busy = min(lane.busy or event.ts, event.ts)
         elif (known := lane.waits.pop(request, None)) is not None:
-            known.end, known.state = max(event.ts, known.start), "completed"
+            self._answered(known, event.ts, "completed")
             known.facts |= {"reply": as_text(payload.get("reply")) or as_text(payload.get("state")), "by": event.actor}

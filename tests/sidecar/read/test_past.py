@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -47,14 +49,19 @@ def fresh(events: list[StreamEvent], at: int) -> tuple[object, ...]:
         for fold in (conversation, spans, changes, catalog):
             fold.apply(Record(event, position, position, ""))
     late = changes.turns(after=at // 2 - 1)
-    return conversation.roots, spans.found, changes.turns(), late, catalog.dump()
+    return conversation.roots, spans.found, spans.asks, spans.waited, changes.turns(), late, catalog.dump()
 
 
 def stepped(past: Past, at: int) -> tuple[object, ...]:
     told = [turn.as_json() for turn in past.changes(past.changed(at))]
     assert told == [turn.as_json() for turn in past.changes(at)]
     changes, late = past.with_diffs(past.changes(at)), past.with_diffs(past.changes(at, at // 2))
-    return past.conversation(at).roots, past.spans(at).found, changes, late, past.catalog(at).dump()
+    assert past.counts(at) == Counter(mark for number, mark in past.marks if number < at)
+    spans = past.spans(at)
+    waits = [span for span in spans.found if span.kind == "wait"]
+    assert [span for span in waits if span.end is None] == list(spans.asks.values())
+    assert sum(span.end - span.start for span in waits if span.end is not None) == sum(spans.waited.values())
+    return past.conversation(at).roots, spans.found, spans.asks, spans.waited, changes, late, past.catalog(at).dump()
 
 
 def walk(events: list[StreamEvent], steps: int, seed: str) -> None:
@@ -89,6 +96,23 @@ def test_a_step_to_and_fro_is_a_fresh_fold_of_opencode_2(name: str) -> None:
 def test_a_step_to_and_fro_in_many_sessions() -> None:
     translator = Translator(seeded_identity(2))
     walk([event for name in NAMES[::4] for event in events_of(name, translator)], 60, "all")
+
+
+def test_a_second_step_back_repeats_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied = 0
+
+    def counted(catalog: Catalog, record: Record, real: Any = Catalog.apply) -> None:
+        nonlocal applied
+        applied += 1
+        real(catalog, record)
+
+    past = past_of(events_of("task_nested", Translator(seeded_identity(2))))
+    at = 4 * past_module.WHOLE - 1
+    for moment in (None, at):
+        past.catalog(moment)
+    monkeypatch.setattr(Catalog, "apply", counted)
+    past.catalog(at - 1)
+    assert applied < past_module.NEAR < past_module.WHOLE
 
 
 def test_a_late_undo_is_undone_by_a_step_back() -> None:
