@@ -102,20 +102,25 @@ def build(data: Data) -> Starlette:
         return _answer(await data.search(text[:200]) if text else {"hits": [], "fault": ""})
 
     async def session(request: Request) -> Response:
-        name, at = request.path_params["name"], _moment(request, "at")
-        match request.path_params["what"]:
+        name, what = request.path_params["name"], request.path_params["what"]
+        at, marks = _moment(request, "at"), _number(request, "marks")
+        # First the head, so that a view never lacks a record that its head counts.
+        head = await data.session(name, at, marks or 0) if what == "head" or marks is not None else None
+        match what:
             case "head":
-                return _answer(await data.session(name, at, _number(request, "marks") or 0))
+                return _answer(head)
             case "conversation":
-                return _answer(await data.conversation(name, at, _number(request, "first")))
+                found = await data.conversation(name, at, _number(request, "first"))
             case "timeline":
                 width, begin, end = (_number(request, each) for each in ("width", "from", "to"))
-                return _answer(await data.timeline(name, at, width or 0, begin, end))
+                found = await data.timeline(name, at, width or 0, begin, end)
             case "files":
-                return _answer(await data.files(name, at, _moment(request, "since") or 0))
+                found = await data.files(name, at, _moment(request, "since") or 0)
             case "events":
-                return _answer(await data.events(name, at, _number(request, "first") or 0))
-        return _failed("not-found", "there is no such view of a session", 404)
+                found = await data.events(name, at, _number(request, "first") or 0)
+            case _:
+                return _failed("not-found", "there is no such view of a session", 404)
+        return _answer(found if head is None else found | {"head": head})
 
     async def event(request: Request) -> Response:
         return _answer(await data.event(request.path_params["name"]))

@@ -6,6 +6,8 @@ import { slider } from "/page/slider.js";
 import { timeline } from "/page/timeline.js";
 
 const ROWS = 100; // of events, at first
+const REST = 300; // ms
+const LATE = 50; // ms
 
 const TABS = ["conversation", "timeline", "files", "events"];
 
@@ -15,15 +17,11 @@ export async function session(name, tab = "conversation") {
   const momentOf = (said) => (/^\d+$/.test(said.get("at") ?? "") ? Number(said.get("at")) : null);
   let at = momentOf(wanted);
   let selected = wanted.get("event"); // the event in the panel
-  /** The head; only the marks that are new come with it. */
-  const headAt = async (moment) => {
-    const known = head?.marks ?? [];
-    const found = await get(`${path}/head`, { at: moment, marks: known.length });
-    return { ...found, marks: [...known, ...found.marks] };
-  };
   let head;
   let shown = TABS.includes(tab) ? tab : TABS[0];
   let drawing = 0;
+  let resting = 0;
+  let kin = ""; // what the sessions beside are drawn from
   const kept = {};
   let drawn = {}; // what the view that is shown drew and can use again
 
@@ -36,7 +34,10 @@ export async function session(name, tab = "conversation") {
   const bar = slider({ move, head: () => head, at: () => at, isSince: () => shown === "files" });
   const element = h("div", { class: "session" }, side, middle, panel, bar.element);
 
-  function drawHead() {
+  function drawSide() {
+    const told = JSON.stringify([head.sessions, head.beside]);
+    if (told === kin) return; // as after most steps
+    kin = told;
     element.classList.toggle("alone", head.sessions.length + head.beside.length < 2);
     const about = { above: "Started by", origin: "Forked from", background: "In the background", fork: "Forks" };
     side.replaceChildren(
@@ -47,6 +48,10 @@ export async function session(name, tab = "conversation") {
         return some.length ? [h("h2", {}, label), ...some.map((each) => [leaf(each, false), kind === "fork" || kind === "origin" ? h("a", { class: "link beside", href: `/compare/${encodeURIComponent(head.stream_id)}/${encodeURIComponent(each.id)}` }, "Compare") : null]).flat().filter(Boolean)] : [];
       }),
     );
+  }
+
+  function drawHead() {
+    drawSide();
     const fact = (label, value, title) => h("span", { title }, `${label} `, h("b", {}, value));
     const error = head.marks.findLast(([number, kind]) => kind === "error" && number <= head.at);
     top.replaceChildren(
@@ -86,6 +91,7 @@ export async function session(name, tab = "conversation") {
   /** Note in the address which event is open. */
   function note(id) {
     if (id === selected) return;
+    settle();
     selected = id;
     history.pushState(null, "", address(shown));
   }
@@ -101,24 +107,53 @@ export async function session(name, tab = "conversation") {
     move(momentOf(said));
   }
 
+  /** A head with all marks; only those come with it that are not `known`. */
+  const whole = (found, known) => ({ ...found, marks: [...known, ...found.marks] });
+  const headAt = async (moment) => {
+    const known = head?.marks ?? [];
+    return whole(await get(`${path}/head`, { at: moment, marks: known.length }), known);
+  };
+
+  /** What a view shows at this moment; the head of the moment comes with it, and is drawn. */
+  async function ask(view, values) {
+    const known = head?.marks ?? [];
+    const { head: found, ...rest } = await get(`${path}/${view}`, { at, marks: known.length, ...values });
+    if ((at ?? found.records - 1) === found.at) {
+      head = whole(found, known);
+      drawHead();
+    } // else the reader has moved on meanwhile
+    return rest;
+  }
+
   async function drawBody({ keep = false } = {}) {
     const mine = ++drawing;
+    const isAtEnd = keep && shown === "conversation" && innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     if (!keep) drawn = {};
-    const made = await VIEWS[shown]({ path, at, head, select, history: history_, kept, drawn, since: bar.since() });
+    const made = await VIEWS[shown]({ path, ask, at, head, select, history: history_, kept, drawn, since: bar.since() });
     if (mine !== drawing) return;
-    const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     sync(body, [made]);
-    if (keep && isAtEnd && shown === "conversation") scrollTo(0, document.documentElement.scrollHeight);
+    if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
+  }
+
+  /** Name the moment in the address once the reader rests: a browser takes as long for that as for a whole step. */
+  function moved() {
+    const here = location.href;
+    clearTimeout(resting);
+    resting = setTimeout(() => location.href === here && settle(), REST);
+  }
+
+  function settle() {
+    if (resting) history.replaceState(null, "", address(shown));
+    clearTimeout(resting);
+    resting = 0;
   }
 
   async function move(to) {
     at = to === null || to >= head.records - 1 ? null : Math.max(to, 0);
-    history.replaceState(null, "", address(shown));
-    bar.draw();
-    const [found] = await Promise.all([headAt(at), drawBody({ keep: true })]);
-    if ((at ?? found.records - 1) !== found.at) return; // the reader has moved on meanwhile
-    head = found;
-    drawHead();
+    moved();
+    // The answer draws the slider, too. Only one that is late, as of a session that is still being read, is drawn twice.
+    const late = setTimeout(bar.draw, LATE);
+    await drawBody({ keep: true }).finally(() => clearTimeout(late));
   }
 
   async function select(id) {
@@ -164,6 +199,7 @@ export async function session(name, tab = "conversation") {
   }
 
   function pick(which) {
+    settle();
     shown = which;
     history.pushState(null, "", address(which));
     drawHead();
@@ -179,11 +215,8 @@ export async function session(name, tab = "conversation") {
     pick(chosen);
   });
 
-  // The conversation does not need the head, so it does not wait for it.
-  const isTalk = shown === TABS[0];
-  [head] = await Promise.all([headAt(at), isTalk && drawBody()]);
-  drawHead();
-  if (!isTalk) await drawBody();
+  if (shown !== TABS[0]) head = await headAt(at); // the other views need it
+  await drawBody();
   if (selected) select(selected);
   return {
     element,
@@ -240,8 +273,8 @@ const historyOf = (found) => [
 ];
 
 const VIEWS = {
-  async conversation({ path, at, drawn }) {
-    const found = await get(`${path}/conversation`, { at });
+  async conversation({ path, ask, at, drawn }) {
+    const found = await ask("conversation");
     if (!found.count) return h("p", { class: "empty" }, "Nothing was said yet.");
     const known = drawn.turns ?? new Map();
     const made = (turn) => {
@@ -274,8 +307,8 @@ const VIEWS = {
 
   timeline,
 
-  async files({ path, at, since, head, history, select, drawn }) {
-    const found = await get(`${path}/files`, { at, since });
+  async files({ ask, at, since, head, history, select, drawn }) {
+    const found = await ask("files", { since });
     const upto = at ?? head.records - 1;
     const told = JSON.stringify([found, since !== null && upto]);
     if (drawn.told === told) return drawn.view;
@@ -304,7 +337,7 @@ const VIEWS = {
     ));
   },
 
-  async events({ path, at, select, head, drawn }) {
+  async events({ path, ask, at, select, head, drawn }) {
     const known = drawn.rows ?? new Map();
     const made = (row) => {
       if (known.has(`${row.number} ${row.id}`)) return known.get(`${row.number} ${row.id}`);
@@ -321,7 +354,7 @@ const VIEWS = {
     };
     // The newest rows matter most, so a long session starts with its last ones.
     let first = Math.max((at ?? head.records - 1) - ROWS + 1, 0);
-    const { rows } = await get(`${path}/events`, { at, first });
+    const { rows } = await ask("events", { first });
     drawn.table ??= h("tbody");
     drawn.more ??= h("button", { class: "more" }, "Show earlier events");
     drawn.view ??= h("div", {}, drawn.more, h("table", { class: "events" }, drawn.table));

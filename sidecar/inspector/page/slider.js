@@ -112,13 +112,15 @@ export function slider({ move, head, at, isSince }) {
     if (pending === null) range.value = now();
     range.setAttribute("aria-valuetext", `event ${now()}, the last is ${last()}`);
     told.replaceChildren("event ", h("b", {}, now()), " ", h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
+    // A step leaves the marks as they are, and there may be thousands of them. To ask for a width or a colour before that
+    // is known would lay out the page once more.
+    const wanted = [records, marks.length, from !== null && now(), devicePixelRatio].join();
+    if (wanted === painted) return;
     const width = canvas.clientWidth;
-    const scale = devicePixelRatio || 1;
-    const style = getComputedStyle(document.documentElement);
-    // A step leaves the marks as they are, and there may be thousands of them.
-    const wanted = [width, scale, records, marks.length, from !== null && now(), style.getPropertyValue("--bad")].join();
-    if (!width || wanted === painted) return;
+    if (!width) return;
     painted = wanted;
+    const scale = devicePixelRatio;
+    const style = getComputedStyle(document.documentElement);
     const kinds = KINDS.filter((kind) => marks.some(([, each]) => each === kind));
     legend.replaceChildren(...kinds.map((kind) => h("span", { class: kind }, kind)));
     canvas.width = width * scale;
@@ -137,8 +139,14 @@ export function slider({ move, head, at, isSince }) {
     }
   }
 
-  const observer = new ResizeObserver(draw);
+  function drawAgain() {
+    painted = "";
+    draw();
+  }
+  const observer = new ResizeObserver(drawAgain);
   observer.observe(canvas);
+  const theme = matchMedia("(prefers-color-scheme: dark)");
+  theme.addEventListener("change", drawAgain);
   return {
     element,
     draw,
@@ -146,6 +154,7 @@ export function slider({ move, head, at, isSince }) {
     leave() {
       stop();
       observer.disconnect();
+      theme.removeEventListener("change", drawAgain);
     },
     key(key) {
       if (key === "[") shift(-1);

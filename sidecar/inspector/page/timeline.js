@@ -1,15 +1,15 @@
 // Where the time went: the drawing that the server makes, what it amounts to, and the ways into it.
 
-import { get, h, span as lasted } from "/page/lib.js";
+import { h, span as lasted } from "/page/lib.js";
 
 /** The view, made once for a page; `kept` remembers it. */
-export async function timeline({ path, at, select, kept }) {
-  kept.timeline ??= view(path, select);
-  await kept.timeline.show(at);
+export async function timeline({ ask, select, kept }) {
+  kept.timeline ??= view(ask, select);
+  await kept.timeline.draw();
   return kept.timeline.element;
 }
 
-function view(path, select) {
+function view(ask, select) {
   const facts = h("p", { class: "facts" });
   const chain = h("p", { class: "quiet chain-of" });
   const told = h("p", { class: "told faint", "aria-live": "polite" });
@@ -20,16 +20,16 @@ function view(path, select) {
   const whole = h("div", {}, h("div", { class: "filters" }, pick, out), facts, chain, told, picture);
   const element = h("div", { class: "timeline" }, empty, whole);
   const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to.";
-  let moment = null;
   let found = null;
   let range = null;
   let asked = 0;
+  let offered = "";
 
   async function draw() {
-    const width = Math.floor(picture.clientWidth);
+    const width = element.clientWidth;
     if (!width) return;
     const mine = ++asked;
-    const answer = await get(`${path}/timeline`, { at: moment, width, from: range?.[0], to: range?.[1] });
+    const answer = await ask("timeline", { width, from: range?.[0], to: range?.[1] });
     if (mine !== asked) return;
     found = answer;
     empty.hidden = Boolean(found.svg);
@@ -43,12 +43,12 @@ function view(path, select) {
     const turns = found.turns.map(([start, end, state], index) => [JSON.stringify([start, end]), `turn ${index + 1} · ${lasted(end - start)}${state === "error" ? " · failed" : ""}`]);
     const options = [["null", found.earlier ? "The newest turns" : "All turns"], ...turns.slice(-500)];
     if (!options.some(([value]) => value === chosen)) options.push([chosen, "the chosen stretch"]);
-    pick.replaceChildren(...options.map(([value, label]) => h("option", { value, selected: value === chosen }, label)));
+    if (JSON.stringify([options, chosen]) !== offered) pick.replaceChildren(...options.map(([value, label]) => h("option", { value, selected: value === chosen }, label)));
+    offered = JSON.stringify([options, chosen]);
     out.hidden = !range;
     const focused = picture.contains(document.activeElement) && document.activeElement.getAttribute("href");
-    picture.innerHTML = found.svg; // made by the server, which escapes every text
+    picture.innerHTML = found.svg.replaceAll("<a ", '<a tabindex="-1" '); // made by the server, which escapes every text
     const bars = [...picture.querySelectorAll("a")];
-    for (const bar of bars) bar.setAttribute("tabindex", "-1");
     const first = bars.find((bar) => bar.getAttribute("href") === focused) ?? bars[0];
     first?.setAttribute("tabindex", "0");
     if (focused) first?.focus();
@@ -130,10 +130,10 @@ function view(path, select) {
   // Drawn once it is in the page, and again at another width, for example when the detail opens.
   let wide = 0;
   new ResizeObserver(() => {
-    if (picture.clientWidth === wide) return;
-    wide = picture.clientWidth;
+    if (element.clientWidth === wide) return;
+    wide = element.clientWidth;
     draw();
-  }).observe(picture);
+  }).observe(element);
   return {
     element,
     out: () => range && zoom(null),
@@ -146,10 +146,7 @@ function view(path, select) {
       focus(bars[Math.max(0, Math.min(bars.length - 1, isThere ? at + (key === "j" ? 1 : -1) : at))]);
       return true;
     },
-    show(at) {
-      moment = at;
-      return draw();
-    },
+    draw,
   };
 }
 

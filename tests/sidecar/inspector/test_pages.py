@@ -249,6 +249,21 @@ def test_an_event_has_the_number_that_the_log_gives_it(page: Page, served: Serve
     assert (at["at"], at["event"]["id"]) == (14, run_process(filled, "log", ROOT).rows()[15][3])
 
 
+def test_a_step_asks_once_for_what_a_tab_shows_and_for_the_head(page: Page, served: Served) -> None:
+    with page.expect_response("**/api/work"):  # the last answer of the first news
+        page.goto(f"{served.base}/s/{ROOT}?at=30")
+    for number, tab in enumerate(("conversation", "timeline", "files", "events"), 1):
+        with page.expect_response(f"**/{tab}?*"):
+            page.keyboard.press(str(number))
+        expect(page.locator(".tabs [aria-current]")).to_have_text(tab.capitalize())
+        asked: list[str] = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url.partition("&")[0]))
+        for key, at in (("[", 29), ("]", 30)):
+            page.keyboard.press(key)
+            expect(page.locator(".past")).to_have_text(f"as of event {at}")
+        assert asked == [f"{served.base}/api/s/{ROOT}/{tab}?at={at}" for at in (29, 30)]
+
+
 def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served: Served) -> None:
     page.goto(f"{served.base}/s/{ROOT}/timeline")
     expect(page.locator(".lanes a .turn")).to_have_count(4)
@@ -263,6 +278,40 @@ def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served:
         expect(page.locator(".timeline .facts")).to_contain_text(shown)
     page.keyboard.press("Escape")
     expect(page.locator(".detail")).to_be_hidden()
+
+
+def test_the_address_names_the_moment_once_the_reader_rests_and_only_while_it_is_shown(
+    context: Any, browser: Browser, served: Served
+) -> None:
+    own = browser.new_context(storage_state=context.storage_state())
+    own.clock.install(time=0)
+    page = own.new_page()
+    page.goto(f"{served.base}/s/{ROOT}/events?at=30")
+    page.wait_for_selector(".events tr")
+    page.evaluate(
+        "() => { const real = history.replaceState.bind(history); window.written = 0;"
+        " history.replaceState = (...given) => { written++; real(...given); }; }"
+    )
+    own.clock.pause_at(3_600_000)
+    for at in range(29, 24, -1):
+        page.keyboard.press("[")
+        expect(page.locator(".past")).to_have_text(f"as of event {at}")
+    own.clock.run_for(1000)
+    expect(page).to_have_url(f"{served.base}/s/{ROOT}/events?at=25")
+    assert page.evaluate("written") == 1
+    page.keyboard.press("[")
+    page.get_by_role("link", name="Work").click()
+    own.clock.run_for(1000)
+    expect(page).to_have_url(f"{served.base}/work")
+    own.close()
+
+
+def test_the_timeline_shows_what_runs_after_a_moment_at_which_nothing_had(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/timeline?at=0")
+    expect(page.locator(".timeline .empty")).to_be_visible()
+    page.keyboard.press("0")
+    expect(page.locator(".lanes a .turn")).to_have_count(4)
+    expect(page.locator(".timeline .empty")).to_be_hidden()
 
 
 def test_the_timeline_is_used_with_the_keyboard(page: Page, served: Served) -> None:
@@ -506,6 +555,11 @@ def test_new_events_arrive_by_themselves(browser: Browser, tmp_path: Path) -> No
         aside(record, home, [identity.stamp(said)])
         expect(page.locator(".talk")).to_contain_text("And now this.")
         page.close()
+
+
+def test_every_module_is_asked_for_at_once() -> None:
+    index = (PAGE / "index.html").read_text()
+    assert set(re.findall(r'(?:src|href)="/page/(\w+\.js)"', index)) == {path.name for path in PAGE.glob("*.js")}
 
 
 def test_the_whole_page_is_small() -> None:
