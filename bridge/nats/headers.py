@@ -45,6 +45,8 @@ FORM: Final = "DS-Form"
 RESERVED: Final = "CG-"
 MAX_DEPTH_DIGITS: Final = 6
 
+_ID = re.compile(r"([^:]{1,128})((?::[a-z][a-z0-9_]*)*)(?::([1-9][0-9]{0,17}))?")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _DEPTH = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DEPTH_DIGITS - 1}}}")
 
 
@@ -240,3 +242,23 @@ def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:
     treats the old ids as duplicates.
     """
     return ":".join([event_id, *([part] if part else []), *([str(rebuild)] if rebuild else [])])
+
+
+class MessageId(NamedTuple):
+    """What a message id says. ``event`` is empty if no mirror made the id."""
+
+    event: str
+    part: str = ""
+    rebuild: int = 0
+
+
+def read_message_id(headers: Mapping[str, str]) -> MessageId:
+    """The parts of the id in a message's headers; the reverse of ``message_id``."""
+    found = _ID.fullmatch(headers.get(MESSAGE_ID, ""))
+    return MessageId("") if found is None else MessageId(found[1], found[2][1:], int(found[3] or 0))
+
+
+def read_position(headers: Mapping[str, str]) -> int | None:
+    """The log position in a message's headers; ``None`` if there is none, so that no mirror made the message."""
+    text = headers.get(POSITION, "")
+    return int(text) if _NUMBER.fullmatch(text) else None

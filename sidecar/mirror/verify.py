@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from bridge.nats.jetstream.connection import JetStream
@@ -26,7 +26,7 @@ from bridge.nats.subjects import agent_events_pattern, log_pattern
 from streams.log.directory import Hints
 from streams.log.reader import LogReader
 from streams.retention import StreamRemoval
-from streams.store import NOTHING, Record
+from streams.store import NOTHING
 
 TRIES: Final = 3
 """Maximum number of attempts in a row that are interrupted before any message arrives."""
@@ -149,10 +149,9 @@ class MirrorCheck:
             async for found in self._compare(sides, mirror, head):
                 yield found
             for side in sides:
-                whole, names = await side.front_is_whole(), _Names(self._reader)
-                for found in side.comparer.finish(min(mirrored_to, head), front_is_whole=whole):
-                    async for named in self._named(names, side.comparer, found):
-                        yield named
+                missing = side.comparer.finish(min(mirrored_to, head), front_is_whole=await side.front_is_whole())
+                async for found in self._named(side.comparer, list(missing)):
+                    yield found
         except NotFound:
             raise Disturbed("a stream of the copy was removed on the server") from None
         finally:
@@ -171,13 +170,10 @@ class MirrorCheck:
             messages = mirrored(record, context, mirror).messages
             for side in sides:
                 side.comparer.expect(record, context, messages)
-                while (message := await side.due()) is not None:
-                    for found in side.comparer.take(message):
+                while (message := await side.next()) is not None and side.comparer.is_due(message):
+                    side.ahead = None
+                    if found := side.comparer.take(message):
                         yield found
-                    if side.comparer.rebuild != mirror.rebuild:
-                        # The message most likely belongs to the stream's current rebuild. Expect that rebuild's number,
-                        # so that the message and the record compare equal.
-                        mirror = replace(mirror, rebuild=side.comparer.rebuild)
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:
                 self.progress(record.position)
@@ -185,26 +181,24 @@ class MirrorCheck:
         self.progress(head)
         for side in sides:
             while (message := await side.next()) is not None:
-                for found in side.comparer.take(message):
+                side.ahead = None
+                if found := side.comparer.take(message):
                     yield found
 
-    async def _named(self, names: _Names, comparer: Comparer, found: Difference) -> AsyncIterator[Difference]:
-        ids: list[str] = []
-        first = found.position
-        async for record in names.between(found.position, found.last):
-            if not comparer.is_missing(record.position):
-                continue
-            ids.append(record.event.id)
-            if not self._with_ids:
-                break
-            if len(ids) == NAMED and record.position < found.last:
-                yield self._part(found, first, record, ids)
-                ids, first = [], record.position + 1
-        yield found._replace(position=first, events=tuple(ids))
-
-    @staticmethod
-    def _part(found: Difference, first: int, last: Record, ids: list[str]) -> Difference:
-        return found._replace(position=first, last=last.position, events=tuple(ids))
+    async def _named(self, comparer: Comparer, missing: list[Difference]) -> AsyncIterator[Difference]:
+        """Yield the runs of missing messages with the ids of their events, in one more pass over the log."""
+        records = self._reader.read_all(after=missing[0].position - 1) if missing else None
+        for run in missing:
+            first, ids = run.position, list[str]()
+            while records is not None and (record := await anext(records, None)) is not None:
+                if comparer.is_missing(record.position) and (self._with_ids or not ids):
+                    ids.append(record.event.id)
+                if record.position >= run.last:
+                    break
+                if len(ids) == NAMED:
+                    yield run._replace(position=first, last=record.position, events=tuple(ids))
+                    first, ids = record.position + 1, []
+            yield run._replace(position=first, events=tuple(ids))
 
     def _mirrored_to(self) -> int:
         hints = Hints(self._reader.store)
@@ -215,33 +209,6 @@ class MirrorCheck:
         return snapshot.position if snapshot is not None else NOTHING
 
 
-class _Names:
-    """Reads records in log order. Reads forward to the next record, unless that record is far away."""
-
-    FAR: Final = 2000
-
-    def __init__(self, reader: LogReader) -> None:
-        self._reader = reader
-        self._records: AsyncIterator[Record] | None = None
-        self._ahead: Record | None = None
-        self._at = NOTHING
-
-    async def between(self, first: int, last: int) -> AsyncIterator[Record]:
-        """Yield the records from ``first`` to ``last``."""
-        if self._records is None or first - self._at > self.FAR:
-            self._records, self._ahead = self._reader.read_all(after=first - 1), None
-        while True:
-            record = self._ahead or await anext(self._records, None)
-            if record is None:
-                return
-            self._ahead, self._at = record, record.position
-            if record.position > last:
-                return
-            self._ahead = None
-            if record.position >= first:
-                yield record
-
-
 class _Side:
     """One stream: its messages in order, across interruptions, up to the message that was the last one at the start."""
 
@@ -249,8 +216,8 @@ class _Side:
         self._sessions, self._name, self._family, self._pattern = sessions, name, family, pattern
         self._there = there
         self._messages = self._read()
-        self._ahead: StreamMessage | None = None
-        self._is_over = False
+        self.ahead: StreamMessage | None = None
+        """The message that ``next`` returns again until somebody takes it by setting this to ``None``."""
         self.comparer: Comparer
 
     @classmethod
@@ -272,25 +239,9 @@ class _Side:
 
     async def next(self) -> StreamMessage | None:
         """Return the next message; ``None`` after the last one."""
-        if self._ahead is None and not self._is_over:
-            self._ahead = await anext(self._messages, None)
-            self._is_over = self._ahead is None
-        message, self._ahead = self._ahead, None
-        return message
-
-    async def due(self) -> StreamMessage | None:
-        """Return the next message that the comparer needs and that differs from the expected one."""
-        while True:
-            message = self._ahead or await self.next()
-            if message is None:
-                return None
-            self._ahead = None
-            if self.comparer.takes_exactly(message):
-                continue
-            if self.comparer.is_due(message):
-                return message
-            self._ahead = message
-            return None
+        if self.ahead is None:
+            self.ahead = await anext(self._messages, None)
+        return self.ahead
 
     async def front_is_whole(self) -> bool:
         """See ``Comparer.finish``. If limits removed messages, a result of false may be wrong; a result of true is

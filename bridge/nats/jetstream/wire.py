@@ -20,7 +20,6 @@ VERSION_LINE_BYTES: Final = len("NATS/1.0\r\n\r\n")
 _LINE_END: Final = b"\r\n"
 _SPACE: Final = " \t\n\r\x0b\x0c"
 _NAME: Final = re.compile(r"[^\s]+")
-_SERVERS_OWN: Final = re.compile(rb"(?:Nats-(?!Msg-Id:)[^\r\n]*\r\n)*\r\n")
 
 
 class HeaderBlock(Mapping[str, str]):
@@ -40,11 +39,6 @@ class HeaderBlock(Mapping[str, str]):
     def has_status(self) -> bool:
         """Whether this is a notice from the server instead of a message."""
         return self.raw[len(VERSION) : len(VERSION) + 1] == b" "
-
-    def begins_with(self, headers: Mapping[str, str]) -> bool:
-        """Whether the headers are exactly these, in this order, followed only by the server's ``Nats-`` headers."""
-        lines = VERSION + _LINE_END + header_lines(headers).encode()
-        return self.raw.startswith(lines) and _SERVERS_OWN.fullmatch(self.raw, len(lines)) is not None
 
     def get(self, name: str, default: Any = None, /) -> Any:
         """Like ``get`` of any mapping, but finds one header without parsing all headers."""

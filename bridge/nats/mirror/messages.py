@@ -23,7 +23,7 @@ The same record gives the same messages, byte for byte, whenever and wherever it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
@@ -34,18 +34,14 @@ from bridge.nats.headers import (
     HASH,
     LOG,
     MESSAGE_ID,
-    MESSAGE_TYPE,
     OFFSET,
     POSITION,
-    SENDER,
     TIMESTAMP,
-    TRACE_MADE,
     TRACEPARENT,
-    VERSION,
     HeaderLines,
     ProtocolViolation,
 )
-from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
+from bridge.nats.jetstream.wire import Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Chunk, L0Payload, PayloadError, Wakeup
@@ -55,7 +51,6 @@ from streams.bus.subjects import SubjectError
 from streams.event import StreamEvent
 from streams.hashing import canonical, encode
 from streams.store import Record
-from streams.trace import TraceContext, made_trace, parse_traceparent
 
 Form = Literal["whole", "forgotten", "pointer", "stub"]
 
@@ -70,9 +65,7 @@ follows and says why.
 BATCH_RESERVE: Final = 256
 """Bytes reserved for the headers of atomic batches."""
 
-_LONGEST_FORM = len("forgotten\r\n")
-_OWN_LINES = 6
-"""Headers specific to one record: id, position, offset, hash, time and form."""
+_LONGEST_FORM = len(f"{FORM}: forgotten\r\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +96,16 @@ class RecordMessages(NamedTuple):
     never compared with the log or published again."""
 
 
-def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMessages:
-    """All messages of one record. Never fails, because no record may stop a mirror."""
+def mirrored(record: Record, context: RecordContext, mirror: Mirror, *, room: int | None = None) -> RecordMessages:
+    """All messages of one record. Never fails, because no record may stop a mirror.
+
+    ``room``: the most bytes of a body. Without it, the server's limit and the headers' size decide.
+    """
     event, messages = record.event, []
     notes: list[str] = []
     try:
         for each in l0_messages(event, context):
-            message = _l0_message(record, each, context, mirror)
+            message = _l0_message(record, each, context, mirror, room)
             if message is None:
                 notes.append(f"l0_skipped:{event.type}:too_large")
             else:
@@ -123,7 +119,7 @@ def mirrored(record: Record, context: RecordContext, mirror: Mirror) -> RecordMe
             notes.append(f"{UNSENT}:{made}")
         else:
             commands = made
-    own, own_notes = _own_message(record, context, mirror)
+    own, own_notes = _own_message(record, context, mirror, room)
     return RecordMessages((*messages, own), (*notes, *own_notes), commands)
 
 
@@ -134,33 +130,17 @@ def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
     try:
         to, project = about["to"], about["project"]
         subject = str(CommandSubject(project, about["workspace"], to, event.type))
-        headers = _command_headers(record, mirror, event.type, "cmd")
+        mirror = replace(mirror, rebuild=0)  # a command is sent once, however often its record is published
+        headers, _ = _headers(record, about["depth"], mirror, event.type, "cmd")
         body = canonical(event.fields())
         announced = str(L0Subject(project, "cmd", "agent", to, WAKEUP, mirror.channel, mirror.version))
         wakeup = Wakeup.parse({"agent_id": to, "inbox_id": event.id, "reason": event.type}).encode()
-        wakeup_headers = _command_headers(record, mirror, f"agent.{WAKEUP}", WAKEUP)
+        wakeup_headers, _ = _headers(record, about["depth"], mirror, f"agent.{WAKEUP}", WAKEUP)
     except (SubjectError, HeaderError, PayloadError, ProtocolViolation, LookupError, TypeError):
         return "invalid"
     if wire_size(headers, len(body)) > mirror.max_payload:
         return "large"
     return Message(subject, headers, body), Message(announced, wakeup_headers, wakeup)
-
-
-def _command_headers(record: Record, mirror: Mirror, message_type: str, part: str) -> dict[str, str]:
-    event, about = record.event, record.event.metadata
-    given = {LOG: h.header_text(mirror.log), POSITION: str(record.position)}
-    traced = {TRACEPARENT: event.traceparent, h.TRACESTATE: about.get(h.TRACESTATE)}
-    given |= {name: value for name, value in traced.items() if isinstance(value, str)} | h.forwarded(about)
-    return h.fill_headers(
-        {**given, **h.depth_header(about["depth"])},
-        origin=event.stream_id,
-        timestamp_ms=event.ts,
-        message_type=message_type,
-        sender=event.source.agent,
-        payload=event.payload,
-        message_id=h.message_id(event.id, part=part),
-        version=mirror.version,
-    ).headers
 
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
@@ -176,50 +156,21 @@ def is_forgotten(event: StreamEvent) -> bool:
     return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
 
 
-def _own_message(record: Record, context: RecordContext, mirror: Mirror) -> tuple[Message, tuple[str, ...]]:
-    event = record.event
-    subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
-    if event.metadata and not _PASSED_ON.isdisjoint(event.metadata):
-        return _own_message_by_name(record, context, mirror, subject)
-    # This is the fast path for nearly every message: the header lines that it shares with many others are cached, and
-    # the rest is written as text. A test checks that ``_own_message_by_name`` gives the same message.
-    shared = _shared_lines(
-        event.stream_id, event.traceparent, context.depth, mirror.log, mirror.version, event.type, event.source.agent
-    )
-    identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
-    text = (
-        f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{OFFSET}: {record.offset}\r\n"
-        f"{HASH}: {record.hash}\r\n{TIMESTAMP}: {event.ts}\r\n{shared.text}{FORM}: "
-    )
-    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - VERSION_LINE_BYTES - len(text) - _LONGEST_FORM)
-    text, count = f"{text}{form}\r\n", shared.lines + _OWN_LINES
-    if not h.are_lines(text, count):
-        # A line break in a tampered log must not forge a header line. The publisher decides what to do.
-        return _own_message_by_name(record, context, mirror, subject)
-    notes = _noted(shared.notes, event.payload)
-    return Message(subject, HeaderLines(text, count), body), _with_form(notes, form)
-
-
-def _own_message_by_name(
-    record: Record, context: RecordContext, mirror: Mirror, subject: str
+def _own_message(
+    record: Record, context: RecordContext, mirror: Mirror, room: int | None
 ) -> tuple[Message, tuple[str, ...]]:
     event = record.event
-    given = _depth(context)
-    given[LOG] = _header_text(mirror.log)
-    given[POSITION] = str(record.position)
-    given[OFFSET] = str(record.offset)
-    given[HASH] = record.hash
-    identity = event.id if not mirror.rebuild else h.message_id(event.id, rebuild=mirror.rebuild)
-    headers, _, notes = _filled(event, given, mirror, event.type, identity, event.payload)
+    subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
+    headers, notes = _headers(
+        record, context.depth, mirror, event.type, more=f"{OFFSET}: {record.offset}\r\n{HASH}: {record.hash}\r\n"
+    )
     # Measure the headers with the longest possible form, because the real form is not known yet.
-    headers[FORM] = "forgotten"
-    form, body = _body(event, mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0))
-    headers[FORM] = form
-    return Message(subject, headers, body), _with_form(notes, form)
-
-
-def _with_form(notes: tuple[str, ...], form: Form) -> tuple[str, ...]:
-    return (*notes, form) if form in ("pointer", "stub") else notes
+    form, body = _body(event, _room(headers, mirror) - _LONGEST_FORM if room is None else room)
+    if h.reserved_keys(event.payload):
+        notes = (*notes, "reserved_keys")
+    if form in ("pointer", "stub"):
+        notes = (*notes, form)
+    return Message(subject, HeaderLines(f"{headers.text}{FORM}: {form}\r\n", len(headers) + 1), body), notes
 
 
 def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
@@ -241,24 +192,23 @@ def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
     )
 
 
-def _l0_message(record: Record, meaning: L0Message, context: RecordContext, mirror: Mirror) -> Message | None:
+def _l0_message(
+    record: Record, meaning: L0Message, context: RecordContext, mirror: Mirror, room: int | None
+) -> Message | None:
     target = meaning.target or context.session
     assert target is not None
-    event = record.event
     subject = _subject(target, meaning.suffix, context.project, mirror.channel, mirror.version, "evt")
     part = f"l0:{meaning.part}" if meaning.part else "l0"
-    identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
-    given = {**_depth(context), h.LOG: h.header_text(mirror.log), h.POSITION: str(record.position)}
-    filled = _filled(event, given, mirror, f"agent.{meaning.suffix}", identity, None)
-    room = mirror.max_payload - BATCH_RESERVE - wire_size(filled.headers, 0)
+    headers, _ = _headers(record, context.depth, mirror, f"agent.{meaning.suffix}", part)
+    room = _room(headers, mirror) if room is None else room
     body = meaning.payload.encode()
     if len(body) > room:
         body = _required(meaning.payload).encode()
-    return Message(subject, filled.headers, body) if len(body) <= room else None
+    return Message(subject, headers, body) if len(body) <= room else None
 
 
-def _depth(context: RecordContext) -> dict[str, str]:
-    return dict(_depth_header(context.depth)) if context.depth is not None else {}
+def _room(headers: HeaderLines, mirror: Mirror) -> int:
+    return mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0)
 
 
 def _required(payload: L0Payload) -> L0Payload:
@@ -266,73 +216,31 @@ def _required(payload: L0Payload) -> L0Payload:
     return type(payload)(**{k: fields[k] for k, info in type(payload).model_fields.items() if info.is_required()})
 
 
-def _filled(
-    event: StreamEvent,
-    given: dict[str, str],
-    mirror: Mirror,
-    message_type: str,
-    identity: str,
-    payload: dict[str, Any] | None,
-) -> h.Filled:
-    given |= h.forwarded(event.metadata)
-    state = event.metadata.get(h.TRACESTATE)
-    if not isinstance(state, str):
-        return _filled_plainly(event, given, mirror, message_type, identity, payload)
-    given[h.TRACESTATE] = state
-    if event.traceparent is not None:
-        given[h.TRACEPARENT] = event.traceparent
-    return h.fill_headers(
-        given,
-        origin=event.stream_id,
-        timestamp_ms=event.ts,
-        message_type=message_type,
-        sender=event.source.agent,
-        payload=payload,
-        message_id=identity,
-        version=mirror.version,
+def _headers(
+    record: Record, depth: int | None, mirror: Mirror, type_: str, part: str = "", more: str = ""
+) -> tuple[HeaderLines, tuple[str, ...]]:
+    """The headers of a message made from a record, and their notes. ``more`` is two lines that only this message has.
+
+    A line break that somebody put into a log gives a line too many, which the publisher refuses.
+    """
+    event, about = record.event, record.event.metadata
+    state = about.get(h.TRACESTATE)
+    shared = _shared_lines(
+        event.stream_id,
+        event.traceparent,
+        state if isinstance(state, str) else None,
+        tuple(h.forwarded(about).items()) if about else (),
+        depth,
+        mirror.log,
+        mirror.version,
+        type_,
+        event.source.agent,
     )
-
-
-def _filled_plainly(
-    event: StreamEvent,
-    headers: dict[str, str],
-    mirror: Mirror,
-    message_type: str,
-    identity: str,
-    payload: dict[str, Any] | None,
-) -> h.Filled:
-    """Does the same as ``fill_headers``, for headers that Durable Stream made itself and without a ``tracestate`` to
-    forward."""
-    trace, notes = _trace_of(event.stream_id, event.traceparent)
-    headers |= _shared_headers(trace, bool(notes), mirror.version, message_type, event.source.agent)
-    headers[TIMESTAMP] = str(event.ts)
-    headers[MESSAGE_ID] = identity
-    return h.Filled(headers, trace, notes if payload is None else _noted(notes, payload))
-
-
-def _noted(notes: tuple[str, ...], payload: dict[str, Any]) -> tuple[str, ...]:
-    return (*notes, "reserved_keys") if h.reserved_keys(payload) else notes
-
-
-@lru_cache(maxsize=1024)
-def _trace_of(stream: str, traceparent: str | None) -> tuple[TraceContext, tuple[str, ...]]:
-    trace = parse_traceparent(traceparent) if traceparent is not None else None
-    if trace is not None:
-        return trace, ()
-    return made_trace(stream), ("trace_made" if traceparent is None else "trace_invalid",)
-
-
-def _shared_headers(trace: TraceContext, is_made: bool, version: str, type_: str, agent: str) -> dict[str, str]:
-    return {
-        **({TRACE_MADE: "true"} if is_made else {}),
-        TRACEPARENT: str(trace),
-        VERSION: _header_text(version),
-        MESSAGE_TYPE: _header_text(type_),
-        SENDER: _header_text(agent),
-    }
-
-
-_PASSED_ON: Final = frozenset({h.TRACESTATE, *h.FORWARDED})
+    identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
+    text = (
+        f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{TIMESTAMP}: {event.ts}\r\n{more}{shared.text}"
+    )
+    return HeaderLines(text, shared.lines + (5 if more else 3)), shared.notes
 
 
 class _Shared(NamedTuple):
@@ -343,16 +251,25 @@ class _Shared(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _shared_lines(
-    stream: str, traceparent: str | None, depth: int | None, log: str, version: str, type_: str, agent: str
+    stream: str,
+    traceparent: str | None,
+    state: str | None,
+    forwarded: tuple[tuple[str, str], ...],
+    depth: int | None,
+    log: str,
+    version: str,
+    type_: str,
+    agent: str,
 ) -> _Shared:
-    trace, notes = _trace_of(stream, traceparent)
-    headers = {} if depth is None else _depth_header(depth)
-    headers = {**headers, LOG: _header_text(log), **_shared_headers(trace, bool(notes), version, type_, agent)}
+    """The header lines that many messages have in common."""
+    given = {LOG: h.header_text(log), **dict(forwarded), **(h.depth_header(depth) if depth is not None else {})}
+    traced = {TRACEPARENT: traceparent, h.TRACESTATE: state}
+    given |= {name: value for name, value in traced.items() if isinstance(value, str)}
+    headers, _, notes = h.fill_headers(
+        given, origin=stream, timestamp_ms=0, message_type=type_, sender=agent, version=version
+    )
+    del headers[TIMESTAMP]  # each message has its own
     return _Shared(h.header_lines(headers), len(headers), notes)
-
-
-_depth_header = lru_cache(maxsize=64)(h.depth_header)
-_header_text = lru_cache(maxsize=1024)(h.header_text)
 
 
 @lru_cache(maxsize=4096)

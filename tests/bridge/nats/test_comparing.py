@@ -64,7 +64,7 @@ class Case:
     def compare(
         self, *, mirrored_to: int = NOTHING, front_is_whole: bool = True
     ) -> tuple[list[Difference], Comparison, Comparer]:
-        """Return the findings, which must be the same for unparsed headers (compared as bytes)."""
+        """Return the findings, which must be the same for headers as they come."""
         found = self._compare(self.kept, mirrored_to, front_is_whole)
         raw = self._compare([as_it_came(each) for each in self.kept], mirrored_to, front_is_whole)
         assert raw[:2] == found[:2]
@@ -83,11 +83,9 @@ class Case:
             contexts.apply(record)
             place = contexts.of(record.event)
             comparer.expect(record, place, mirrored(record, place, self.mirror).messages)
-            while messages and ((exact := comparer.takes_exactly(messages[0])) or comparer.is_due(messages[0])):
-                message = messages.pop(0)
-                found += [] if exact else comparer.take(message)
-        for message in messages:
-            found += comparer.take(message)
+            while messages and comparer.is_due(messages[0]):
+                found += filter(None, [comparer.take(messages.pop(0))])
+        found += filter(None, map(comparer.take, messages))
         found += comparer.finish(mirrored_to, front_is_whole=front_is_whole)
         return found, comparer.result, comparer
 
@@ -285,6 +283,26 @@ def test_another_limit_than_todays_is_no_difference() -> None:
                 assert [k for k in kinds if k[0] != "missing"] == [], (family, then, now)
                 if family == "records" or then >= 2048:
                     assert kinds == []
+
+
+@pytest.mark.parametrize("family", ["records", "meanings"])
+def test_what_today_would_be_too_large_is_compared_too(family: Family) -> None:
+    made = [event(0, "execution.step", {"session": "ses_a", "part": "p" * 500, "turn": "t", "output": "y" * 900})]
+    case = Case(family, chained(made), replace(MIRROR, max_payload=900))
+    case.kept = case.published(case.records, replace(MIRROR, max_payload=8192))
+    (message,) = case.kept
+    assert case.kinds() == []
+    case.kept = [message, message]
+    assert case.kinds() == [("extra", 0, 0)]
+    case.kept = [replace(message, body=message.body.replace(b"ppp", b"qpp", 1))]
+    assert case.kinds() == [("changed", 0, 0)]
+
+
+def test_messages_of_another_home_do_not_disturb_the_order() -> None:
+    case = Case("meanings")
+    other = replace(case.kept[-1], headers={**case.kept[-1].headers, h.LOG: "01OTHER"})
+    case.kept.insert(0, other)
+    assert case.kinds() == []
 
 
 # Anything at all

@@ -49,20 +49,3 @@ def test_a_notice_of_the_server(raw: bytes, status: str, words: str | None) -> N
     block = HeaderBlock(raw)
     assert block.has_status and block["Status"] == status and block.get("Description") == words
     assert dict(block).items() >= as_the_library_says(raw).items()
-
-
-def test_exactly_these_headers_and_what_the_server_adds() -> None:
-    wanted = {"DS-Log": "l", "Nats-Msg-Id": "e"}
-    begin = b"NATS/1.0\r\nDS-Log: l\r\nNats-Msg-Id: e\r\n"
-    for raw in (begin + b"\r\n", begin + b"Nats-Batch-Id: b\r\nNats-Batch-Sequence: 1\r\n\r\n"):
-        assert HeaderBlock(raw).begins_with(wanted)
-    for raw in (
-        begin,
-        begin + b"CG-More: 1\r\n\r\n",
-        begin + b"Nats-Msg-Id: other\r\n\r\n",
-        begin + b"Nats-Batch-Id: b\r\nCG-More: 1\r\n\r\n",
-        begin.replace(b"l\r", b"l2\r") + b"\r\n",
-        b"NATS/1.0\r\nNats-Msg-Id: e\r\nDS-Log: l\r\n\r\n",
-        b"NATS/1.0 100\r\nDS-Log: l\r\nNats-Msg-Id: e\r\n\r\n",
-    ):
-        assert not HeaderBlock(raw).begins_with(wanted)
