@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from bridge.nats.headers import read_message_id
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS
 from bridge.nats.mirror.messages import Mirror, is_forgotten
-from bridge.nats.mirror.publish import id_before_rebuild
 from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -167,7 +167,7 @@ async def check_equal(store: StreamStore, server: RealServer, *, l0: bool = True
     """Check that the mirror equals the log: each record once, in order, with its bytes; so its L0 messages."""
     records = [record async for record in store.read_all()]
     seen = await read_independently(server)
-    assert [id_before_rebuild(each.headers) for each in seen] == [record.event.id for record in records]
+    assert [read_message_id(each.headers)[:2] for each in seen] == [(record.event.id, "") for record in records]
     for record, message in zip(records, seen, strict=True):
         assert message.body == canonical(record.event.fields())
         assert message.headers["DS-Position"] == str(record.position)
@@ -182,13 +182,13 @@ async def check_equal(store: StreamStore, server: RealServer, *, l0: bool = True
 
 async def check_l0(records: Iterable[Record], server: RealServer) -> None:
     """Check each L0 message: it is there once, and in order within its subject."""
-    wanted: dict[str, list[str]] = {}
+    wanted: dict[str, list[tuple[str, str]]] = {}
     for made in mirror_all(records, Mirror(LOG_ID)):
         for message in made.messages[:-1]:
-            wanted.setdefault(message.subject, []).append(id_before_rebuild(message.headers))
-    found: dict[str, list[str]] = {}
+            wanted.setdefault(message.subject, []).append(read_message_id(message.headers)[:2])
+    found: dict[str, list[tuple[str, str]]] = {}
     for each in await read_independently(server, "cg.>", "cg_evt_v1"):
-        found.setdefault(each.subject, []).append(id_before_rebuild(each.headers))
+        found.setdefault(each.subject, []).append(read_message_id(each.headers)[:2])
     twice = [name for names in found.values() for name, count in Counter(names).items() if count > 1]
     assert twice == []
     assert {subject: sorted(ids) for subject, ids in found.items()} == {k: sorted(v) for k, v in wanted.items()}

@@ -1,10 +1,9 @@
-"""The progress of a log's mirror, which is determined at each connection and stored in between.
+"""The progress of a log's mirror: where it is, determined at each connection and stored in between.
 
-``bridge/nats/mirror/resuming.py`` decides where to resume, from the stream, the log and the stored progress. Before
-that, forgotten payloads are erased on the server. Afterwards, session contexts are folded, starting from the last
-snapshot.
-
-Cursor and snapshot are hints. If cursor and snapshot are lost, the stream and the log supply the same facts.
+``bridge/nats/mirror/resuming.py`` is the model, and decides where to resume. This module reads what it decides from,
+and carries out the decision: it erases forgotten payloads on the server, purges the stream if needed, and folds the
+session contexts from the last snapshot on. Cursor and snapshot are hints: if they are lost, stream and log supply the
+same facts.
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ from typing import Final
 
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.stream_plan import EVENTS
-from bridge.nats.jetstream.streams import last_message
-from bridge.nats.mirror.messages import Mirror
-from bridge.nats.mirror.publish import MAX_RUN, begin_anew, mirrored_record
-from bridge.nats.mirror.resuming import Resume, resume_plan
-from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
+from bridge.nats.jetstream.streams import purge
+from bridge.nats.l0.captured import MEANINGS
+from bridge.nats.mirror.publish import MAX_RUN
+from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION, LogSurvey, MirrorState, StreamSurvey, resume_plan
 from bridge.nats.mirror.surveying import cut, erase_l0, erase_records, survey
 from bridge.nats.subjects import log_pattern
 from sidecar.mirror.ahead import YIELD_RECORDS
-from sidecar.mirror.log_survey import l0_event_ids, log_survey
 from streams.errors import StreamError
 from streams.store import NOTHING, StreamStore
 
@@ -53,6 +50,9 @@ class Progress:
         self.is_forgetting = False
         """Whether ``resume`` is erasing forgotten payloads."""
         self.state = MirrorState()
+        self.end = NOTHING
+        """There are no records between the last mirrored record and this position, because the end of the log was
+        pruned."""
         self.noted = NOTHING
         """The last cursor that was written, or that could not be written."""
         self.kept = NOTHING
@@ -84,33 +84,36 @@ class Progress:
             self.is_forgetting = False
 
     async def _resume(self, session: JetStream) -> int:
-        known, folded = await self._known()
-        await self._note_commands(session, known)
-        erased = await self._forget(session, known)
-        plan = await self._plan(session, known)
-        if erased and not plan.note:
-            why = "forgotten payloads and all records after them were erased"
-            plan = replace(plan, rebuild=plan.rebuild + 1, why=why, note="forgotten")
-        if self.rebuild_requested and not plan.purge:
-            plan = Resume(NOTHING, plan.rebuild, purge=True, why="a rebuild was requested", note="asked")
+        self.end = NOTHING
+        kept = await self._kept()
+        known = self._known(kept)
+        stream, log_ = await self._survey(session)
+        await self._note_commands(known, stream, log_)
+        is_erased = await self._forget(session, known)
+        if is_erased:
+            stream, log_ = await self._survey(session)
+        is_asked = self.rebuild_requested
+        plan = resume_plan(known, stream, log_, is_asked=is_asked, is_erased=is_erased)
+        if plan.purge and not is_asked:
+            # Check a fault a second time, because messages that were already sent may still arrive.
+            await asyncio.sleep(AGAIN_SECONDS)
+            stream, log_ = await self._survey(session)
+            plan = resume_plan(known, stream, log_, is_erased=is_erased)
         if plan.note:
             follows = "everything will be published again" if plan.purge else f"it resumes after position {plan.after}"
             log.warning("the mirror: %s; %s", plan.why, follows)
             known.notes[f"resumed:{plan.note}"] += 1
-        state = replace(known, rebuild=plan.rebuild)
+        begin = kept if kept.position <= plan.after else MirrorState()
+        state = replace(
+            known, position=begin.position, contexts=begin.contexts, rebuild=plan.rebuild, created=stream.created
+        )
         if plan.purge:
-            state = await begin_anew(session, self._log_id, known)
+            await purge(session, EVENTS, subject=log_pattern(self._log_id))
             self.rebuild_requested = False
             self._counts["republished"] += 1
-            self.kept = NOTHING
-        elif folded.position <= plan.after:
-            state.position, state.contexts = folded.position, folded.contexts
-        else:
-            state.position, state.contexts = NOTHING, MirrorState().contexts
-        state.sequence = 0
-        kept = folded.rebuild
+        self.kept = begin.position
         await self._fold(state, plan.after)
-        if state.rebuild > kept:
+        if state.rebuild > kept.rebuild:
             # Store the rebuild number before publishing under it. For a while the server treats purged ids as
             # duplicates, so no number may be used twice, even if this process dies at any point.
             await self._store.put_snapshot(MIRROR, state.snapshot())
@@ -118,67 +121,69 @@ class Progress:
         self.state = state
         return max(self._store.head - plan.after, MAX_RUN) if plan.note else MAX_RUN
 
-    async def _known(self) -> tuple[MirrorState, MirrorState]:
+    async def _kept(self) -> MirrorState:
+        """The state in the snapshot, or an empty one, for which the log is folded from its beginning."""
         snapshot = await self._store.snapshot(MIRROR, MIRROR_VERSION)
-        state = MirrorState()
-        if snapshot is not None:
-            try:
-                state = MirrorState.of(snapshot)
-            except ValueError:
-                state = MirrorState()  # a snapshot is only a hint, and without one the log is folded from its beginning
-        self.kept = state.position
+        try:
+            return MirrorState() if snapshot is None else MirrorState.of(snapshot)
+        except ValueError:
+            return MirrorState()
+
+    def _known(self, kept: MirrorState) -> MirrorState:
+        """What is known from this life and from the snapshot, without contexts."""
         mine = self.state
-        position = max(state.position, mine.position)
-        known = MirrorState(
+        position = max(kept.position, mine.position)
+        return MirrorState(
             position if position <= self._store.head else NOTHING,
-            max(state.rebuild, mine.rebuild),
-            0,
-            mine.created or state.created,
-            {**state.forgotten, **mine.forgotten},
-            notes=mine.notes or state.notes,
+            max(kept.rebuild, mine.rebuild),
+            mine.created or kept.created,
+            {**kept.forgotten, **mine.forgotten},
+            notes=mine.notes or kept.notes,
         )
-        return known, state
 
-    async def _plan(self, session: JetStream, known: MirrorState) -> Resume:
-        """Decide where to resume. Checks any fault a second time, because messages already sent may still arrive."""
-        found = await self._decide(session, known)
-        if found.purge:
-            await asyncio.sleep(AGAIN_SECONDS)
-            found = await self._decide(session, known)
-        return found
+    async def _survey(self, session: JetStream) -> tuple[StreamSurvey, LogSurvey]:
+        stream, store = await survey(session, self._log_id), self._store
+        last = stream.last.position if stream.last is not None else NOTHING
+        first, at_last = NOTHING, None
+        async for record in store.read_all():
+            first = record.position
+            break
+        if NOTHING < last <= store.head:
+            async for record in store.read_all(after=last - 1):
+                at_last = record if record.position == last else None
+                break
+        pruned = sum(gone.first_offset for gone in (await store.removed()).values())
+        return stream, LogSurvey(first, store.head, at_last, pruned)
 
-    async def _decide(self, session: JetStream, known: MirrorState) -> Resume:
-        there = await survey(session, self._log_id)
-        plan = resume_plan(known, there, await log_survey(self._store, there.last.position if there.last else NOTHING))
-        known.created = there.created
-        return plan
-
-    async def _note_commands(self, session: JetStream, known: MirrorState) -> None:
+    async def _note_commands(self, known: MirrorState, stream: StreamSurvey, log_: LogSurvey) -> None:
         """Determine and store which commands were sent, before anything in the stream is removed.
 
         Carrying out an old command twice would be worse than losing a command.
         """
-        head = self._store.head
-        there, found = NOTHING, await last_message(session, EVENTS, log_pattern(self._log_id))
-        last = mirrored_record(found) if found is not None else None
-        if last is not None and NOTHING < last.position <= head:
-            record = (await log_survey(self._store, last.position)).at_last
-            if record is None or record.event.id == last.event_id:
-                there = last.position
-        stored = min(await self._store.cursor(COMMANDS_SENT), head)
-        self.commands_to = max(min(self.commands_to, head), stored, known.position, there)
+        last, there = stream.last, NOTHING
+        if last is not None and last.position <= log_.head:
+            is_same = log_.at_last is None or log_.at_last.event.id == last.event_id
+            there = last.position if is_same else NOTHING
+        stored = min(await self._store.cursor(COMMANDS_SENT), log_.head)
+        self.commands_to = max(min(self.commands_to, log_.head), stored, known.position, there)
         if self.commands_to > stored:
             await self._store.advance(COMMANDS_SENT, self.commands_to)
 
     async def is_elsewhere(self, session: JetStream) -> bool:
         """Whether the stream differs from ``state`` while nothing is in flight. Raises the same errors as
         ``resume``."""
-        known = replace(self.state)
-        plan = await self._decide(session, known)
+        plan = resume_plan(self.state, *await self._survey(session))
         if not plan.purge and plan.after == self.state.position:
             return False
         log.warning("the mirror: %s", plan.why or "the stream is at another position")
         return True
+
+    async def find_end(self) -> None:
+        """Set ``end``, when all records so far are mirrored."""
+        position, head = self.state.position, self._store.head
+        async for _ in self._store.read_all(after=position):
+            return
+        self.end = max(head, position)
 
     async def _fold(self, state: MirrorState, until: int) -> None:
         if state.position >= until:
@@ -217,8 +222,7 @@ class Progress:
             if not due:
                 return False
             self.is_forgetting = True
-            mirror = Mirror(self._log_id)
-            await erase_l0(session, await l0_event_ids(self._store, due), mirror.version, mirror.channel)
+            await erase_l0(session, self._log_id, await self._with_l0(due))
             positions = []
             for stream in sorted(due):
                 lowest = await erase_records(session, self._log_id, stream, below=due[stream])
@@ -233,6 +237,17 @@ class Progress:
         known.forgotten = {**known.forgotten, **due}
         self.state.forgotten = known.forgotten
         return bool(positions)
+
+    async def _with_l0(self, below: dict[str, int]) -> set[str]:
+        """The ids of events that may have L0 messages, and whose offsets are below the given one of their stream."""
+        found = set()
+        for stream, offset in below.items():
+            async for record in self._store.read(stream):
+                if record.offset >= offset:
+                    break
+                if record.event.type in MEANINGS:
+                    found.add(record.event.id)
+        return found
 
     # --- hints ---
 

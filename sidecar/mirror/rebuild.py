@@ -11,15 +11,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from bridge.nats import headers as h
-from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import L0_EVENTS
-from bridge.nats.jetstream.streams import delete_messages, read_back
-from bridge.nats.subjects import agent_events_pattern
+from bridge.nats.mirror.surveying import erase_l0
 from sidecar.mirror.task import MirrorTask
-from streams.store import NOTHING, StreamReader, StreamStore
+from streams.store import StreamStore
 
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 30.0
@@ -33,24 +28,6 @@ class RebuildStopped(Exception):
     """The rebuild did not finish; the text says why. A running sidecar's mirror continues automatically."""
 
     code: ClassVar[str] = "mirror-rebuild-stopped"
-
-
-async def erase_meanings(session: JetStream, log_id: str) -> int:
-    """Remove a log's L0 messages; return how many were removed. Messages of other logs stay.
-
-    Raises:
-        NatsError: some L0 messages may still be there; it is safe to call this again.
-    """
-    mine, pattern = h.header_text(log_id), agent_events_pattern()
-    try:
-        sequences = [
-            found.sequence
-            async for found in read_back(session, L0_EVENTS, subject=pattern)
-            if found.headers.get(h.LOG) == mine
-        ]
-    except NotFound:
-        return 0
-    return await delete_messages(session, L0_EVENTS, sequences, erase=False)
 
 
 class Rebuild:
@@ -86,7 +63,7 @@ class Rebuild:
         try:
             report(self.progress())
             session = await self._sessions.get()
-            self.erased = await erase_meanings(session, self._log_id)
+            self.erased = await erase_l0(session, self._log_id)
             self._task.rebuild()
             self._phase = "publishing"
         finally:
@@ -97,7 +74,7 @@ class Rebuild:
 
     async def _until_done(self, before: int, report: Callable[[dict[str, Any]], None]) -> None:
         loop = asyncio.get_running_loop()
-        end = await last_kept(self._store)
+        end = self._store.head
         last, moved = None, loop.time()
         while True:
             status = self._task.status()
@@ -113,16 +90,3 @@ class Rebuild:
                 raise RebuildStopped(f"{why}, at record {status['position']} of {end}")
             report(self.progress())
             await asyncio.sleep(LOOK_SECONDS)
-
-
-async def last_kept(store: StreamReader) -> int:
-    """The position of the last record that a log holds; after a prune, this position may be before the head."""
-    back = 1
-    while True:
-        after = max(store.head - back, NOTHING)
-        last = NOTHING
-        async for record in store.read_all(after=after):
-            last = record.position
-        if last != NOTHING or after == NOTHING:
-            return last
-        back *= 4

@@ -29,12 +29,11 @@ from bridge.nats.mirror.publish import (
     begin_run,
     finish_run,
 )
-from bridge.nats.mirror.state import MIRROR
+from bridge.nats.mirror.resuming import MIRROR
 from sidecar.mirror.ahead import Ahead
-from sidecar.mirror.log_survey import end_of
 from sidecar.mirror.progress import Progress
 from streams.errors import StreamError
-from streams.store import NOTHING, StreamStore
+from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.mirror")
 
@@ -77,9 +76,6 @@ class MirrorTask:
         self._ending = self._publishing = False
         self._is_level = False
         """Whether the state's contexts match its position, because every record that was read is stored."""
-        self._end = NOTHING
-        """There are no records between the last mirrored record and this position, because the end of the log was
-        pruned."""
         self._doing = "waiting"
         self._problem = ""
         self.counts: Counter[str] = Counter()
@@ -143,7 +139,7 @@ class MirrorTask:
         empty while all is well) and ``notes`` (counts).
         """
         state = self._progress.state
-        position, head = max(state.position, self._end), self._store.head
+        position, head = max(state.position, self._progress.end), self._store.head
         progress, doing = self._progress, self._doing
         if progress.is_forgetting or (progress.erase and doing not in ("waiting", "paused")):
             doing = "forgetting"
@@ -237,6 +233,7 @@ class MirrorTask:
         loop = asyncio.get_running_loop()
         look = loop.time() + self._look_seconds
         state = self._progress.state
+        sequence = 0
         begun: BegunRun | None = None
         folds: dict[int, bytes] = {}
         """For each run after which a snapshot is due: the run's last position, and the dumped context projection."""
@@ -265,7 +262,7 @@ class MirrorTask:
                     if not ahead.run.own:
                         self._doing = "idle"
                         if state.position < self._store.head:
-                            self._end = await end_of(self._store, state.position)
+                            await self._progress.find_end()
                         if state.position != self._progress.noted:
                             # ``mirror verify`` reads the cursor: a message that is missing before the cursor is lost,
                             # and one after the cursor is only waiting.
@@ -289,9 +286,9 @@ class MirrorTask:
                 self._publishing = False
                 finishing.cancel()
                 await asyncio.gather(finishing, return_exceptions=True)
-            if stored.sequence <= state.sequence:
+            if stored.sequence <= sequence:
                 raise Vanished("the mirror's stream was replaced", "the mirror is re-reading its position")
-            state.position, state.sequence = run.position, stored.sequence
+            state.position, sequence = run.position, stored.sequence
             if state.position >= self._store.head:
                 self._caught_up.set()
             state.notes.update(run.notes)

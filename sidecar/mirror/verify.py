@@ -21,7 +21,7 @@ from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, facts, rea
 from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Family, Limits
 from bridge.nats.mirror.messages import Mirror, mirrored
-from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION
+from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION
 from bridge.nats.subjects import agent_events_pattern, log_pattern
 from streams.log.directory import Hints
 from streams.log.reader import LogReader

@@ -9,21 +9,17 @@ accepts them and enough are pending, otherwise in a window.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import BatchRefused, NatsUnavailable
 from bridge.nats.jetstream.publishing import MAX_BATCH, PublishStopped, StagedBatch, Stored, publish_all, stage_batch
-from bridge.nats.jetstream.stream_plan import EVENTS, keeps, wanted
-from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, last_message, purge, read_back
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from bridge.nats.jetstream.streams import StreamFacts, last_message, read_back
 from bridge.nats.jetstream.wire import Message
-from bridge.nats.mirror.messages import UNSENT, Mirror, mirrored
-from bridge.nats.mirror.resuming import MirroredRecord
-from bridge.nats.mirror.state import MirrorState
 from bridge.nats.subjects import log_pattern
-from streams.store import NOTHING, Record
 
 ATOMIC_FROM: Final = 8
 """Minimum number of pending messages for which an atomic batch pays off."""
@@ -34,13 +30,6 @@ duplicates."""
 
 MAX_RUN_BYTES: Final = 4 * 1024 * 1024
 """A run of this size accepts no more records. The limit bounds the sidecar's memory and the server's staging area."""
-
-DAY_MS: Final = 24 * 3600 * 1000
-COMMAND_DAYS: Final = 1
-"""After this time a command that could not be sent is dropped, because nobody expects it to be carried out."""
-
-L0_DAYS: Final = 7
-"""How long the server keeps L0 events; older ones are no longer published."""
 
 
 class Vanished(NatsUnavailable):
@@ -65,40 +54,6 @@ class Run:
     def is_full(self) -> bool:
         return len(self.own) >= MAX_RUN or self.size >= MAX_RUN_BYTES
 
-    def add(
-        self,
-        record: Record,
-        state: MirrorState,
-        mirror: Mirror,
-        *,
-        l0_after_ms: int = 0,
-        commands_after: int = NOTHING,
-        commands_after_ms: int = 0,
-    ) -> None:
-        """Add the next record, and apply it to ``state.contexts``.
-
-        Records older than ``l0_after_ms`` get no L0 messages, because the stream of L0 messages would no longer keep
-        them. Commands up to position ``commands_after`` have already been sent, and commands from before
-        ``commands_after_ms`` are too old.
-        """
-        state.contexts.apply(record)
-        made = mirrored(record, state.contexts.of(record.event), mirror)
-        messages = made.messages
-        if len(messages) > 1:
-            if record.event.ts >= l0_after_ms:
-                self.l0 += messages[:-1]
-            else:
-                self.notes.append("l0_old")
-        if made.commands and record.position > commands_after:
-            if record.event.ts >= commands_after_ms:
-                self.commands += made.commands
-            else:
-                self.notes.append(f"{UNSENT}:old")
-        self.own.append(messages[-1])
-        self.notes += made.notes
-        self.size += sum([len(message.body) for message in messages])
-        self.position = record.position
-
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
@@ -112,7 +67,7 @@ class KnownL0:
     """The L0 messages on the server, by event and part, regardless of rebuild number."""
 
     def __init__(self) -> None:
-        self._subjects: dict[str, set[str]] = {}
+        self._subjects: dict[str, set[tuple[str, str]]] = {}
 
     async def missing(self, session: JetStream, messages: Sequence[Message]) -> list[Message]:
         left = []
@@ -120,35 +75,15 @@ class KnownL0:
             known = self._subjects.get(message.subject)
             if known is None:
                 known = self._subjects[message.subject] = await self._read(session, message.subject)
-            if id_before_rebuild(message.headers) not in known:
+            if h.read_message_id(message.headers)[:2] not in known:
                 left.append(message)
         return left
 
-    async def _read(self, session: JetStream, subject: str) -> set[str]:
-        stream = stream_of(subject)
-        if await last_message(session, stream, subject) is None:
+    async def _read(self, session: JetStream, subject: str) -> set[tuple[str, str]]:
+        if await last_message(session, L0_EVENTS, subject) is None:
             return set()
-        return {id_before_rebuild(found.headers) async for found in read_back(session, stream, subject=subject)}
-
-
-def id_before_rebuild(headers: Mapping[str, str]) -> str:
-    """A message's id without its rebuild number: ``{event}``, ``{event}:l0`` or ``{event}:l0:{part}``."""
-    identity = headers.get(h.MESSAGE_ID, "")
-    head, _, last = identity.rpartition(":")
-    return head if head and _is_number(last) else identity
-
-
-def stream_of(subject: str) -> str:
-    """The stream that stores a subject of the mirror. Raises ``ValueError`` for any other subject."""
-    found = EVENTS if subject.startswith("evt.") else next(iter(_keepers(subject)), None)
-    if found is None:
-        raise ValueError(f"no stream stores {subject}")
-    return found
-
-
-def _keepers(subject: str) -> list[str]:
-    found = keeps(wanted(), subject)
-    return [found.name] if found is not None else []
+        there = read_back(session, L0_EVENTS, subject=subject)
+        return {h.read_message_id(found.headers)[:2] async for found in there}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +112,8 @@ async def begin_run(
         NatsError: sending failed.
     """
     l0 = run.l0 if known is None else await known.missing(session, run.l0)
-    return BegunRun(session, run, await _staged(session, streams, l0), await _staged(session, streams, run.own))
+    l0_parts = await _staged(session, streams[L0_EVENTS], l0)
+    return BegunRun(session, run, l0_parts, await _staged(session, streams[EVENTS], run.own))
 
 
 async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
@@ -197,7 +133,7 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
     sequence = own[-1].sequence if own else 0
     if duplicates:
         last = await last_message(session, EVENTS, log_pattern(log_id))
-        if last is None or position_of(last.headers) != run.position:
+        if last is None or h.read_position(last.headers) != run.position:
             raise Vanished("the mirror's stream lost messages that it had stored", "the mirror will publish them again")
         sequence = last.sequence
     sent = sum(len(part.messages) for part in (*begun.l0, *begun.own)) + len(run.commands)
@@ -206,14 +142,14 @@ async def finish_run(begun: BegunRun, log_id: str) -> RunStored:
     return RunStored(sent - duplicates, duplicates + known, sequence)
 
 
-async def _staged(session: JetStream, streams: Mapping[str, StreamFacts], messages: Sequence[Message]) -> list[_Part]:
+async def _staged(session: JetStream, stream: StreamFacts, messages: Sequence[Message]) -> list[_Part]:
     """Split messages of one stream into parts of a size that the server accepts."""
     parts = []
     for first in range(0, len(messages), MAX_BATCH):
         part = messages[first : first + MAX_BATCH]
         staged = None
-        if len(part) >= ATOMIC_FROM and streams[stream_of(part[0].subject)].atomic:
-            staged = await stage_batch(session, part, batch_id=_batch_id(session))
+        if len(part) >= ATOMIC_FROM and stream.atomic:
+            staged = await stage_batch(session, part, batch_id=session.new_inbox().rpartition(".")[2])
         parts.append(_Part(part, staged))
     return parts
 
@@ -232,41 +168,3 @@ async def _publish(session: JetStream, parts: Sequence[_Part]) -> list[Stored]:
         except PublishStopped as stopped:
             raise stopped.error from None
     return stored
-
-
-def _batch_id(session: JetStream) -> str:
-    return session.new_inbox().rpartition(".")[2]
-
-
-def position_of(headers: Mapping[str, str]) -> int:
-    """The log position in a message's headers; ``NOTHING`` if there is none."""
-    value = headers.get(h.POSITION, "")
-    return int(value) if _is_number(value) else NOTHING
-
-
-def mirrored_record(found: StreamMessage) -> MirroredRecord:
-    """The record, as a message in the stream describes it."""
-    identity = found.headers.get(h.MESSAGE_ID, "")
-    event_id, _, number = identity.partition(":")
-    return MirroredRecord(
-        position_of(found.headers),
-        event_id,
-        found.headers.get(h.HASH, ""),
-        int(number) if _is_number(number) else 0,
-        found.sequence,
-    )
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and len(text) < 19
-
-
-async def begin_anew(session: JetStream, log_id: str, state: MirrorState) -> MirrorState:
-    """Purge this log's part of ``MESHFORGE_EVENTS``, and return the state from which to publish everything again.
-
-    L0 messages stay. Publish with ``KnownL0``, so that they are not published twice.
-    """
-    last = await last_message(session, EVENTS, log_pattern(log_id))
-    number = max(state.rebuild, mirrored_record(last).rebuild if last is not None else 0)
-    await purge(session, EVENTS, subject=log_pattern(log_id))
-    return replace(state, rebuild=number).restarted()

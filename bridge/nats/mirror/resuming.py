@@ -1,4 +1,8 @@
-"""Decides where a mirror resumes, from the stream and the log, even if its own state is lost. Pure.
+"""Where a mirror is, and where it resumes. Pure.
+
+Three things say where a mirror is. What it remembers (``MirrorState``) is only a hint, which the log stores as the
+snapshot ``MIRROR`` and, more often, as the cursor of that name. The stream (``StreamSurvey``) shows how far the mirror
+has come. The log (``LogSurvey``) shows whether that is right. ``resume_plan`` decides from the three.
 
 A mirror resumes after the log's last record in the stream only if that record is the same in the log, no earlier record
 is missing from the stream, and no record occurs twice. Otherwise the mirror purges the log's part of the stream and
@@ -9,12 +13,77 @@ Records that the stream's limits (age, size, count) removed at its beginning are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.nats.mirror.state import MirrorState
-from streams.store import NOTHING, Record
+from pydantic import TypeAdapter
+
+from bridge.nats.l0.context import CONTEXT_VERSION, ContextProjection
+from streams.store import NOTHING, Record, Snapshot
+
+MIRROR: Final = "mirror"
+
+MIRROR_VERSION: Final = 1000 * CONTEXT_VERSION + 1
+"""Version of the snapshot; increasing it invalidates older snapshots."""
+
+
+@dataclass(slots=True)
+class MirrorState:
+    """The progress of a mirror.
+
+    ``position``: the position of the last record whose messages are all acknowledged; ``NOTHING`` before the first.
+    ``rebuild``: the number in message ids; grows each time records are published again.
+    ``created``: the server's creation time of that stream; a different time means a different stream.
+    ``forgotten``: by stream, the offset below which the server's copies of forgotten payloads are erased.
+    ``contexts``: the context projection over the records up to ``position``.
+    ``notes``: counts of adjustments to messages (``pointer``, ``trace_made``, …).
+    """
+
+    position: int = NOTHING
+    rebuild: int = 0
+    created: str = ""
+    forgotten: dict[str, int] = field(default_factory=dict)
+    contexts: ContextProjection = field(default_factory=ContextProjection)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def pass_over(self, record: Record) -> None:
+        """Skip the next record of the log, which is already mirrored."""
+        self.contexts.apply(record)
+        self.position = record.position
+
+    def snapshot(self, contexts: bytes | None = None) -> Snapshot:
+        """The state as a snapshot. ``contexts``: the projection as dumped at ``position``."""
+        text = (self.contexts.dump() if contexts is None else contexts).decode()
+        dumped = _Dump(self.rebuild, self.created, self.forgotten, dict(self.notes), text)
+        return Snapshot(MIRROR_VERSION, self.position, _ADAPTER.dump_json(dumped))
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> MirrorState:
+        """Restore the state from ``snapshot``. Raises ``ValueError`` if ``snapshot`` holds no such state."""
+        found = _ADAPTER.validate_json(snapshot.state)
+        return cls(
+            snapshot.position,
+            found.rebuild,
+            found.created,
+            found.forgotten,
+            ContextProjection.load(found.places.encode()),
+            Counter(found.notes),
+        )
+
+
+@dataclass(slots=True)
+class _Dump:
+    rebuild: int
+    created: str
+    forgotten: dict[str, int]
+    notes: dict[str, int]
+    places: str
+
+
+_ADAPTER = TypeAdapter(_Dump)
+
 
 FULL_FROM: Final = 0.5
 """If a stream has reached this share of its size or count limit, the limit may have removed messages."""
@@ -28,7 +97,6 @@ class MirroredRecord:
     event_id: str
     hash: str
     rebuild: int
-    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +139,21 @@ class Resume:
     note: str = ""
 
 
-def resume_plan(known: MirrorState, stream: StreamSurvey, log: LogSurvey) -> Resume:
-    """Where to resume. ``known`` is what remains of the mirror's own state; its contexts are ignored."""
+def resume_plan(
+    known: MirrorState, stream: StreamSurvey, log: LogSurvey, *, is_asked: bool = False, is_erased: bool = False
+) -> Resume:
+    """Where to resume. ``known`` is what remains of the mirror's own state; its contexts are ignored.
+
+    ``is_asked``: a rebuild was requested. ``is_erased``: messages with forgotten payloads were just erased.
+    """
     last = stream.last
     rebuild = max(known.rebuild, last.rebuild if last is not None else 0)
+    if is_asked:
+        return _restart(rebuild, "a rebuild was requested", "asked")
     if last is None or stream.first is None:
-        if known.position == NOTHING:
-            return Resume(NOTHING, rebuild)
-        if stream.may_have_removed and stream.created == known.created and known.position <= log.head:
-            return Resume(known.position, rebuild)
+        is_kept = stream.may_have_removed and stream.created == known.created and known.position <= log.head
+        if is_kept or known.position == NOTHING:
+            return _continue(known.position, rebuild, is_erased)
         return _restart(rebuild, "the mirror's stream was emptied", "wiped")
     wrong = _wrong(last, stream, log)
     if wrong is not None:
@@ -87,7 +161,14 @@ def resume_plan(known: MirrorState, stream: StreamSurvey, log: LogSurvey) -> Res
     if last.position < known.position:
         why = f"the end of the stream is lost: records after position {last.position} are missing"
         return Resume(last.position, rebuild + 1, why=why, note="end_lost")
-    return Resume(last.position, rebuild)
+    return _continue(last.position, rebuild, is_erased)
+
+
+def _continue(after: int, rebuild: int, is_erased: bool) -> Resume:
+    if not is_erased:
+        return Resume(after, rebuild)
+    why = "forgotten payloads and all records after them were erased"
+    return Resume(after, rebuild + 1, why=why, note="forgotten")
 
 
 def _restart(rebuild: int, why: str, note: str) -> Resume:

@@ -8,8 +8,8 @@ from typing import Final
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NatsUnavailable
-from bridge.nats.jetstream.stream_plan import EVENTS
+from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
 from bridge.nats.jetstream.streams import (
     StreamMessage,
     count_messages,
@@ -20,8 +20,7 @@ from bridge.nats.jetstream.streams import (
     purge,
     read_back,
 )
-from bridge.nats.mirror.publish import id_before_rebuild, mirrored_record, position_of, stream_of
-from bridge.nats.mirror.resuming import StreamSurvey, may_have_removed
+from bridge.nats.mirror.resuming import MirroredRecord, StreamSurvey, may_have_removed
 from bridge.nats.subjects import agent_events_pattern, log_pattern
 from streams.store import NOTHING
 
@@ -46,8 +45,8 @@ async def survey(session: JetStream, log_id: str) -> StreamSurvey:
         if _sequence(before) == _sequence(last) and (first is None) == (last is None):
             return StreamSurvey(
                 found.created,
-                mirrored_record(first) if first is not None else None,
-                mirrored_record(last) if last is not None else None,
+                _mirrored_record(first),
+                _mirrored_record(last),
                 count,
                 may_have_removed(found.config, found.state),
             )
@@ -57,6 +56,18 @@ async def survey(session: JetStream, log_id: str) -> StreamSurvey:
         f"another publisher is publishing records of the log {log_id}",
         "check whether a copy of this home is in use elsewhere",
     )
+
+
+def _mirrored_record(found: StreamMessage | None) -> MirroredRecord | None:
+    if found is None:
+        return None
+    event, _, rebuild = h.read_message_id(found.headers)
+    return MirroredRecord(_position(found), event, found.headers.get(h.HASH, ""), rebuild)
+
+
+def _position(found: StreamMessage) -> int:
+    position = h.read_position(found.headers)
+    return NOTHING if position is None else position
 
 
 def _sequence(found: StreamMessage | None) -> int:
@@ -73,21 +84,31 @@ async def erase_records(session: JetStream, log_id: str, stream_id: str, *, belo
         offset = found.headers.get(h.OFFSET, "")
         if found.headers.get(h.FORM) != "forgotten" and (not offset.isdecimal() or int(offset) < below):
             sequences.append(found.sequence)
-            positions.append(position_of(found.headers))
+            positions.append(_position(found))
     await delete_messages(session, EVENTS, sequences, erase=True)
     return min(positions) if positions else None
 
 
-async def erase_l0(session: JetStream, event_ids: Collection[str], version: str, channel: str) -> int:
-    """Erase the L0 messages of events; return how many messages were erased."""
-    pattern = agent_events_pattern(channel, version)
-    stream = stream_of(pattern)
-    sequences = [
-        found.sequence
-        async for found in read_back(session, stream, subject=pattern)
-        if id_before_rebuild(found.headers).partition(":")[0] in event_ids
-    ]
-    return await delete_messages(session, stream, sequences, erase=True)
+async def erase_l0(session: JetStream, log_id: str, event_ids: Collection[str] | None = None) -> int:
+    """Remove a log's L0 messages, or erase those of some events; return how many were removed.
+
+    Raises:
+        NatsError: some L0 messages may still be there; it is safe to call this again.
+    """
+    mine = h.header_text(log_id)
+    try:
+        sequences = [
+            found.sequence
+            async for found in read_back(session, L0_EVENTS, subject=agent_events_pattern())
+            if (
+                found.headers.get(h.LOG) == mine
+                if event_ids is None
+                else h.read_message_id(found.headers).event in event_ids
+            )
+        ]
+    except NotFound:
+        return 0
+    return await delete_messages(session, L0_EVENTS, sequences, erase=event_ids is not None)
 
 
 async def cut(session: JetStream, log_id: str, *, after: int) -> int:
@@ -109,13 +130,13 @@ async def cut(session: JetStream, log_id: str, *, after: int) -> int:
 
 async def _first_beyond(session: JetStream, pattern: str, after: int) -> StreamMessage | None:
     last = await last_message(session, EVENTS, pattern)
-    if last is None or position_of(last.headers) <= after:
+    if last is None or _position(last) <= after:
         return None
     low, high, found = 1, last.sequence, last
     while low < high:
         middle = (low + high) // 2
         there = await next_message(session, EVENTS, pattern, from_sequence=middle)
-        if there is None or position_of(there.headers) > after:
+        if there is None or _position(there) > after:
             high = middle
             found = there or found
         else:

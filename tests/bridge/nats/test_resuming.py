@@ -6,19 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.nats.mirror.resuming import LogSurvey, MirroredRecord, Resume, StreamSurvey, may_have_removed, resume_plan
-from bridge.nats.mirror.state import MIRROR_VERSION, MirrorState
+from bridge.nats.mirror.resuming import (
+    MIRROR_VERSION,
+    LogSurvey,
+    MirroredRecord,
+    MirrorState,
+    Resume,
+    StreamSurvey,
+    may_have_removed,
+    resume_plan,
+)
 from streams.store import NOTHING, Snapshot
 from tests.bridge.nats.records import chained, event
 
 RECORDS = chained([event(n, "human.input", {"session": "ses_a", "text": str(n)}) for n in range(10)])
 
 
-def at(position: int, *, rebuild: int = 0, sequence: int | None = None) -> MirroredRecord:
+def at(position: int, *, rebuild: int = 0) -> MirroredRecord:
     record = RECORDS[position]
-    return MirroredRecord(
-        position, record.event.id, record.hash, rebuild, position + 1 if sequence is None else sequence
-    )
+    return MirroredRecord(position, record.event.id, record.hash, rebuild)
 
 
 def stream(begin: int, end: int, **more: object) -> StreamSurvey:
@@ -93,6 +99,14 @@ def test_a_stream_that_lost_its_end_goes_on_there_with_new_ids() -> None:
     assert (plan.after, plan.rebuild, plan.purge, plan.note) == (6, 2, False, "end_lost")
 
 
+def test_what_was_asked_for_or_erased_is_published_under_a_new_number() -> None:
+    plan = resume_plan(known(8, 1), stream(0, 6), log(6), is_asked=True, is_erased=True)
+    assert (plan.after, plan.rebuild, plan.purge, plan.note) == (NOTHING, 2, True, "asked")
+    for there, after in ((stream(0, 6), 6), (EMPTY, NOTHING)):
+        plan = resume_plan(known(after, 1), there, log(after), is_erased=True)
+        assert (plan.after, plan.rebuild, plan.purge, plan.note) == (after, 2, False, "forgotten")
+
+
 def test_limits_explain_what_they_can() -> None:
     for config, state, may in (
         ({}, {"bytes": 10, "messages": 10}, False),
@@ -117,5 +131,3 @@ def test_the_state_survives_its_snapshot() -> None:
     for garbage in (b"", b"{}", b"[]", snapshot.state[:-1], snapshot.state.replace(b'"rebuild":2', b'"rebuild":{}')):
         with pytest.raises(ValueError, match="valid"):
             MirrorState.of(Snapshot(MIRROR_VERSION, 1, garbage))
-    anew = loaded.restarted()
-    assert (anew.position, anew.rebuild, anew.forgotten) == (NOTHING, 3, {"ses_a": 3})

@@ -13,10 +13,10 @@ import pytest
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from bridge.nats.mirror.surveying import erase_l0
 from sidecar.cli.check import mirror
 from sidecar.cli.check.mirror import SHOWN
 from sidecar.home import Home, SidecarInfo
-from sidecar.mirror.rebuild import erase_meanings
 from streams.identity import system_identity
 from streams.log.log import Log
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server
@@ -163,7 +163,7 @@ def test_one_that_is_killed_at_any_step_is_run_again(copy: Copy) -> None:
     assert copy.rebuild().code == 0
     assert clean(copy)["streams"][0]["compared"] == whole
     # What was removed and never published again, by the steps of it.
-    copy.on_server(lambda session: erase_meanings(session, copy.log_id))
+    copy.on_server(lambda session: erase_l0(session, copy.log_id))
     code, found, _ = copy.verify()
     assert code == 1 and {each["stream"] for each in found} == {L0_EVENTS}
     assert copy.rebuild().code == 0

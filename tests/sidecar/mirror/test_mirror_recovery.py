@@ -15,8 +15,8 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from bridge.nats.mirror.state import MIRROR, MIRROR_VERSION, MirrorState
-from sidecar.mirror.rebuild import erase_meanings
+from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION, MirrorState
+from bridge.nats.mirror.surveying import erase_l0
 from tests.memory import MemoryStore
 from tests.mirrors import (
     LOG_ID,
@@ -150,7 +150,7 @@ async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
         used.append(set())
         sessions = Sessions(own.ask_options)
         task = task_module.MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS)
-        await erase_meanings(await sessions.get(), LOG_ID)
+        await erase_l0(await sessions.get(), LOG_ID)
         task.rebuild()
         task.start()
         await until(lambda task=task: task.status()["problem"], "it died")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.nats.mirror.state import MIRROR
+from bridge.nats.mirror.resuming import MIRROR
 from tests.memory import MemoryStore
 from tests.mirrors import (
     chain_hashes,

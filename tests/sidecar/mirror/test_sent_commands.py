@@ -14,7 +14,7 @@ from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, L0_
 from bridge.nats.l0.payloads import Wakeup
 from bridge.nats.l0.table import decode
 from bridge.nats.mirror.messages import UNSENT
-from bridge.nats.mirror.publish import DAY_MS
+from sidecar.mirror.ahead import DAY_MS
 from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
