@@ -8,13 +8,11 @@ it, because the mirror's task reads its progress from the stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.mirror.surveying import erase_l0
 from sidecar.mirror.task import MirrorTask
-from streams.store import StreamStore
 
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 30.0
@@ -34,24 +32,18 @@ class Rebuild:
     """One rebuild. ``run`` returns when the mirror has caught up with the log; ``progress`` returns the progress so
     far."""
 
-    def __init__(self, task: MirrorTask, sessions: Sessions, store: StreamStore, log_id: str) -> None:
-        self._task, self._sessions, self._store, self._log_id = task, sessions, store, log_id
+    def __init__(self, task: MirrorTask, sessions: Sessions, log_id: str) -> None:
+        self._task, self._sessions, self._log_id = task, sessions, log_id
         self._phase = "erasing"
-        self.erased = 0
 
     def progress(self) -> dict[str, Any]:
         """``phase`` (``erasing``, ``publishing``, ``done``), ``position`` and ``head``, ``rebuild``, ``problem``."""
         status = self._task.status()
-        position = -1 if self._phase == "erasing" else status["position"]
-        return {
-            "phase": self._phase,
-            "position": position,
-            "head": status["head"],
-            "rebuild": status["rebuild"],
-            "problem": status["problem"],
-        }
+        if self._phase == "erasing":
+            status["position"] = -1
+        return {"phase": self._phase, **{name: status[name] for name in ("position", "head", "rebuild", "problem")}}
 
-    async def run(self, report: Callable[[dict[str, Any]], None] = lambda progress: None) -> dict[str, Any]:
+    async def run(self) -> dict[str, Any]:
         """Rebuild; return the last progress. If cancelled, the mirror continues the rebuild, if there is a mirror.
 
         Raises:
@@ -61,32 +53,22 @@ class Rebuild:
         before = self._task.counts["republished"]
         await self._task.pause()
         try:
-            report(self.progress())
-            session = await self._sessions.get()
-            self.erased = await erase_l0(session, self._log_id)
+            await erase_l0(await self._sessions.get(), self._log_id)
             self._task.rebuild()
             self._phase = "publishing"
         finally:
             self._task.resume()
-        await self._until_done(before, report)
-        self._phase = "done"
-        return self.progress()
-
-    async def _until_done(self, before: int, report: Callable[[dict[str, Any]], None]) -> None:
         loop = asyncio.get_running_loop()
-        end = self._store.head
-        last, moved = None, loop.time()
+        end, last, moved = self._task.status()["head"], None, loop.time()
         while True:
             status = self._task.status()
-            begun = self._task.counts["republished"] > before
-            if begun and status["position"] >= end:
-                return
-            place = (begun, status["position"])
+            place = (self._task.counts["republished"] > before, status["position"])
+            if place >= (True, end):
+                self._phase = "done"
+                return self.progress()
             if place != last:
                 last, moved = place, loop.time()
-            patience = PATIENCE_SECONDS if status["problem"] else SILENT_SECONDS
-            if loop.time() - moved > patience:
+            if loop.time() - moved > (PATIENCE_SECONDS if status["problem"] else SILENT_SECONDS):
                 why = status["problem"] or "publishing stopped"
                 raise RebuildStopped(f"{why}, at record {status['position']} of {end}")
-            report(self.progress())
             await asyncio.sleep(LOOK_SECONDS)

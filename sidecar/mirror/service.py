@@ -311,7 +311,7 @@ class NatsService:
         if self._rebuilding is None or self._rebuilding.done():
             from sidecar.mirror.rebuild import Rebuild
 
-            self._rebuild = Rebuild(self.mirror, self.sessions, self._source.store, self._source.log_id)
+            self._rebuild = Rebuild(self.mirror, self.sessions, self._source.log_id)
             self._failed = ""
             self._rebuilding = asyncio.create_task(self._run_rebuild(self._rebuild))
         return self.rebuilding()

@@ -24,7 +24,6 @@ from bridge.nats.mirror.publish import (
     MAX_RUN,
     BegunRun,
     KnownL0,
-    RunStored,
     Vanished,
     begin_run,
     finish_run,
@@ -95,9 +94,7 @@ class MirrorTask:
         """
         if self._task is not None and self.status()["state"] == "publishing":
             self._caught_up.clear()
-            caught_up = asyncio.create_task(self._caught_up.wait())
-            await asyncio.wait((caught_up, self._task), timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED)
-            caught_up.cancel()
+            await _first(self._caught_up, tasks=(self._task,), seconds=drain_seconds)
         await self._stop(patient=False)
         await self._keep_last()
 
@@ -235,15 +232,13 @@ class MirrorTask:
         state = self._progress.state
         sequence = 0
         begun: BegunRun | None = None
-        folds: dict[int, bytes] = {}
-        """For each run after which a snapshot is due: the run's last position, and the dumped context projection."""
 
         async def begin() -> BegunRun:
             nonlocal unsure, known
             run = ahead.take()
             if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
                 # Dump the contexts now, because the next record changes them.
-                folds[run.position] = state.contexts.dump()
+                run.contexts = state.contexts.dump()
                 self._progress.kept = run.position
             if unsure <= 0:
                 known = None
@@ -272,13 +267,14 @@ class MirrorTask:
                 if not ahead.run.own:
                     return reading.result()
                 begun = await begin()
-            run, contexts = begun.run, folds.pop(begun.run.position, None)
+            run = begun.run
             self._publishing = True
             self._stop_at("before-publish")
             finishing = asyncio.create_task(finish_run(begun, self._log_id))
             try:
                 begun = None
-                if await self._is_ready_before(ahead, finishing):
+                await _first(ahead.ready, tasks=(finishing,))
+                if ahead.is_ready and not finishing.done():
                     begun = await begin()
                 stored = await finishing
                 self._stop_at("after-publish")
@@ -294,18 +290,9 @@ class MirrorTask:
             state.notes.update(run.notes)
             self.counts["published"] += stored.published
             self.counts["duplicates"] += stored.duplicates
-            if contexts is not None:
-                await self._store.put_snapshot(MIRROR, state.snapshot(contexts))
+            if run.contexts is not None:
+                await self._store.put_snapshot(MIRROR, state.snapshot(run.contexts))
             await self._progress.keep_cursor_if_due()
-
-    async def _is_ready_before(self, ahead: Ahead, finishing: asyncio.Task[RunStored]) -> bool:
-        """Wait until the next run is ready or this one has finished; true if the next run is ready first."""
-        ready = asyncio.create_task(ahead.ready.wait())
-        try:
-            await asyncio.wait((ready, finishing), return_when=asyncio.FIRST_COMPLETED)
-            return ready.done() and not finishing.done()
-        finally:
-            ready.cancel()
 
     async def _wait_for_news(
         self, ahead: Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
@@ -313,14 +300,7 @@ class MirrorTask:
         self._wake.clear()
         if self._ending or self._progress.has_work:
             return
-        news, wake = asyncio.create_task(ahead.ready.wait()), asyncio.create_task(self._wake.wait())
-        try:
-            await asyncio.wait(
-                (news, wake, reading, ended), timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            news.cancel()
-            wake.cancel()
+        await _first(ahead.ready, self._wake, tasks=(reading, ended), seconds=max(seconds, 0))
         if ended.done():
             raise _Again
 
@@ -334,3 +314,13 @@ class MirrorTask:
         if problem != self._problem:
             log.warning("the mirror is waiting: %s", problem)
         self._problem = problem
+
+
+async def _first(*events: asyncio.Event, tasks: tuple[asyncio.Task[Any], ...], seconds: float | None = None) -> None:
+    """Wait until an event is set, a task has ended, or the time is over."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait((*waiting, *tasks), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()

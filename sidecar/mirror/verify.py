@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Final
 
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
-from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, facts, read_back
+from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, count_messages, facts, read_back
 from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Family, Limits
 from bridge.nats.mirror.messages import Mirror, mirrored
@@ -36,7 +35,6 @@ NAMED: Final = 500
 
 SILENCE_SECONDS: Final = 5.0
 _YIELD_RECORDS: Final = 256
-_NS: Final = 1_000_000_000
 
 
 class Disturbed(Exception):
@@ -254,8 +252,10 @@ class _Side:
         end = there.last_sequence + 1 if first is None else first
         session = await self._sessions.get()
         now = await facts(session, self._name)
-        between = await count_from(session, self._name, now.first_sequence) - await count_from(session, self._name, end)
-        return between == max(end - now.first_sequence, 0)
+        begun, ended = [
+            await count_messages(session, self._name, from_sequence=sequence) for sequence in (now.first_sequence, end)
+        ]
+        return begun - ended == max(end - now.first_sequence, 0)
 
     async def close(self) -> None:
         await self._messages.aclose()
@@ -285,22 +285,3 @@ class _Side:
                 if not tries:
                     raise
                 await asyncio.sleep(0.5)
-
-
-async def count_from(session: JetStream, stream: str, sequence: int) -> int:
-    """Count the messages, on any subject, that a stream keeps at or after a sequence.
-
-    Raises:
-        NatsError: no answer came, or there is no such stream.
-    """
-    config = {
-        "ack_policy": "none",
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": max(sequence, 1),
-        "inactive_threshold": 5 * _NS,
-        "mem_storage": True,
-        "num_replicas": 1,
-    }
-    made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
-    await remove_consumer(session, stream, str(made["name"]))
-    return int(made.get("num_pending") or 0)

@@ -189,8 +189,8 @@ async def next_message(
         return None
 
 
-async def count_messages(session: JetStream, stream: str, subject: str) -> int:
-    """How many messages on a subject or pattern the stream holds.
+async def count_messages(session: JetStream, stream: str, subject: str = ">", *, from_sequence: int = 1) -> int:
+    """How many messages on a subject or pattern the stream holds, starting with ``from_sequence``.
 
     Raises:
         NotFound: there is no such stream.
@@ -198,7 +198,8 @@ async def count_messages(session: JetStream, stream: str, subject: str) -> int:
     """
     config = {
         "ack_policy": "none",
-        "deliver_policy": "all",
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": max(from_sequence, 1),
         "filter_subject": subject,
         "inactive_threshold": 5 * _NS,
         "mem_storage": True,

@@ -50,6 +50,9 @@ class Run:
     size: int = 0
     """Total size of the bodies, in bytes."""
 
+    contexts: bytes | None = None
+    """The dumped context projection after the last record, if a snapshot is due then."""
+
     @property
     def is_full(self) -> bool:
         return len(self.own) >= MAX_RUN or self.size >= MAX_RUN_BYTES
