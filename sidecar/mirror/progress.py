@@ -223,20 +223,21 @@ class Progress:
                 return False
             self.is_forgetting = True
             await erase_l0(session, self._log_id, await self._with_l0(due))
-            positions = []
+            erased = []
             for stream in sorted(due):
-                lowest = await erase_records(session, self._log_id, stream, below=due[stream])
-                positions += [] if lowest is None else [lowest]
+                first = await erase_records(session, self._log_id, stream, below=due[stream])
+                erased += [] if first is None else [first]
                 self._counts["erased"] += 1
-            if positions:
-                after = await cut(session, self._log_id, after=min(positions) - 1)
+            if erased:
+                position, sequence = min(erased)
+                after = await cut(session, self._log_id, after=position - 1, from_sequence=sequence)
                 known.position = min(known.position, after)
         except BaseException:
             self.erase |= wanted_now
             raise
         known.forgotten = {**known.forgotten, **due}
         self.state.forgotten = known.forgotten
-        return bool(positions)
+        return bool(erased)
 
     async def _with_l0(self, below: dict[str, int]) -> set[str]:
         """The ids of events that may have L0 messages, and whose offsets are below the given one of their stream."""

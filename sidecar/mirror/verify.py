@@ -24,7 +24,6 @@ from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION
 from bridge.nats.subjects import agent_events_pattern, log_pattern
 from streams.log.directory import Hints
 from streams.log.reader import LogReader
-from streams.retention import StreamRemoval
 from streams.store import NOTHING
 
 TRIES: Final = 3
@@ -133,23 +132,27 @@ class MirrorCheck:
         # Read the mirror's position before reading the streams and the log, so that both contain everything up to it.
         mirrored_to = await asyncio.to_thread(self._mirrored_to)
         session = await self._sessions.get()
-        sides = [
-            await _Side.open(self._sessions, session, EVENTS, "records", log_pattern(self._log_id)),
-            await _Side.open(self._sessions, session, L0_EVENTS, "meanings", agent_events_pattern()),
+        streams: list[tuple[str, Family, str]] = [
+            (EVENTS, "records", log_pattern(self._log_id)),
+            (L0_EVENTS, "meanings", agent_events_pattern()),
         ]
+        there = [await _facts(session, name) for name, _, _ in streams]
         removed = await self._reader.removed()
         head = self._reader.head
-        mirror = Mirror(self._log_id, session.server.max_payload)
-        for side in sides:
-            side.begin(mirror, head, removed, self._now_ms())
+        mirror, now_ms = Mirror(self._log_id, session.server.max_payload), self._now_ms()
+        sides = []
+        for (name, family, pattern), found in zip(streams, there, strict=True):
+            limits = Limits() if found is None else Limits.of(found.config, found.state, mirror.max_payload)
+            comparer = Comparer(name, family, mirror, head=head, removed=removed, limits=limits, now_ms=now_ms)
+            sides.append(_Side(self._sessions, name, pattern, found, comparer))
         self.summary.streams = [side.comparer.result for side in sides]
         try:
-            async for found in self._compare(sides, mirror, head):
-                yield found
+            async for difference in self._compare(sides, mirror, head):
+                yield difference
             for side in sides:
                 missing = side.comparer.finish(min(mirrored_to, head), front_is_whole=await side.front_is_whole())
-                async for found in self._named(side.comparer, list(missing)):
-                    yield found
+                async for difference in self._named(side.comparer, list(missing)):
+                    yield difference
         except NotFound:
             raise Disturbed("a stream of the copy was removed on the server") from None
         finally:
@@ -210,30 +213,14 @@ class MirrorCheck:
 class _Side:
     """One stream: its messages in order, across interruptions, up to the message that was the last one at the start."""
 
-    def __init__(self, sessions: Sessions, name: str, family: Family, pattern: str, there: StreamFacts | None) -> None:
-        self._sessions, self._name, self._family, self._pattern = sessions, name, family, pattern
-        self._there = there
+    def __init__(
+        self, sessions: Sessions, name: str, pattern: str, there: StreamFacts | None, comparer: Comparer
+    ) -> None:
+        self._sessions, self._name, self._pattern = sessions, name, pattern
+        self._there, self.comparer = there, comparer
         self._messages = self._read()
         self.ahead: StreamMessage | None = None
         """The message that ``next`` returns again until somebody takes it by setting this to ``None``."""
-        self.comparer: Comparer
-
-    @classmethod
-    async def open(cls, sessions: Sessions, session: JetStream, name: str, family: Family, pattern: str) -> _Side:
-        """Record the stream's current state. A missing stream counts as empty."""
-        try:
-            there = await facts(session, name)
-        except NotFound:
-            there = None
-        return cls(sessions, name, family, pattern, there)
-
-    def begin(self, mirror: Mirror, head: int, removed: dict[str, StreamRemoval], now_ms: int) -> None:
-        limits = Limits()
-        if self._there is not None:
-            limits = Limits.of(self._there.config, self._there.state, mirror.max_payload)
-        self.comparer = Comparer(
-            self._name, self._family, mirror, head=head, removed=removed, limits=limits, now_ms=now_ms
-        )
 
     async def next(self) -> StreamMessage | None:
         """Return the next message; ``None`` after the last one."""
@@ -285,3 +272,11 @@ class _Side:
                 if not tries:
                     raise
                 await asyncio.sleep(0.5)
+
+
+async def _facts(session: JetStream, name: str) -> StreamFacts | None:
+    """The stream's current state; ``None`` if there is no such stream, which counts as empty."""
+    try:
+        return await facts(session, name)
+    except NotFound:
+        return None

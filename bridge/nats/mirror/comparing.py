@@ -279,8 +279,9 @@ class Comparer:
         return self._family == "meanings" and message.headers.get(h.LOG) != h.header_text(self._mirror.log)
 
     def _mine(self, messages: tuple[Message, ...]) -> dict[str, Message]:
-        mine = messages[-1:] if self._family == "records" else messages[:-1]
-        return {h.read_message_id(message.headers).part: message for message in mine}
+        if self._family == "records":
+            return {"": messages[-1]}
+        return {h.read_message_id(message.headers).part: message for message in messages[:-1]}
 
     def _is_forgotten(self, record: Record) -> bool:
         gone = self._removed.get(record.event.stream_id)

@@ -74,10 +74,10 @@ def _sequence(found: StreamMessage | None) -> int:
     return 0 if found is None else found.sequence
 
 
-async def erase_records(session: JetStream, log_id: str, stream_id: str, *, below: int) -> int | None:
+async def erase_records(session: JetStream, log_id: str, stream_id: str, *, below: int) -> tuple[int, int] | None:
     """Erase the messages with payloads of a stream's records at offsets less than ``below``.
 
-    Returns the lowest position of the erased messages; ``None`` if there were none.
+    Returns the position and the sequence of the first of them; ``None`` if there were none.
     """
     sequences, positions = [], []
     async for found in read_back(session, EVENTS, subject=log_pattern(log_id, stream_id)):
@@ -86,7 +86,7 @@ async def erase_records(session: JetStream, log_id: str, stream_id: str, *, belo
             sequences.append(found.sequence)
             positions.append(_position(found))
     await delete_messages(session, EVENTS, sequences, erase=True)
-    return min(positions) if positions else None
+    return (min(positions), min(sequences)) if positions else None
 
 
 async def erase_l0(session: JetStream, log_id: str, event_ids: Collection[str] | None = None) -> int:
@@ -111,34 +111,15 @@ async def erase_l0(session: JetStream, log_id: str, event_ids: Collection[str] |
     return await delete_messages(session, L0_EVENTS, sequences, erase=event_ids is not None)
 
 
-async def cut(session: JetStream, log_id: str, *, after: int) -> int:
-    """Remove a log's messages after position ``after``, or all of them; return the position after which to resume."""
+async def cut(session: JetStream, log_id: str, *, after: int, from_sequence: int) -> int:
+    """Remove a log's messages after position ``after``, which begin at ``from_sequence``, or all of them; return the
+    position after which to resume."""
     pattern = log_pattern(log_id)
-    if after > NOTHING:
-        first = await _first_beyond(session, pattern, after)
-        if first is None:
-            return after
-        count = await count_messages(session, EVENTS, pattern)
-        there = read_back(session, EVENTS, subject=pattern, from_sequence=first.sequence)
-        sequences = [found.sequence async for found in there]
-        if 2 * len(sequences) <= count:
-            await delete_messages(session, EVENTS, sequences, erase=False)
-            return after
+    count = await count_messages(session, EVENTS, pattern)
+    there = read_back(session, EVENTS, subject=pattern, from_sequence=from_sequence)
+    sequences = [found.sequence async for found in there]
+    if after > NOTHING and 2 * len(sequences) <= count:
+        await delete_messages(session, EVENTS, sequences, erase=False)
+        return after
     await purge(session, EVENTS, subject=pattern)
     return NOTHING
-
-
-async def _first_beyond(session: JetStream, pattern: str, after: int) -> StreamMessage | None:
-    last = await last_message(session, EVENTS, pattern)
-    if last is None or _position(last) <= after:
-        return None
-    low, high, found = 1, last.sequence, last
-    while low < high:
-        middle = (low + high) // 2
-        there = await next_message(session, EVENTS, pattern, from_sequence=middle)
-        if there is None or _position(there) > after:
-            high = middle
-            found = there or found
-        else:
-            low = there.sequence + 1
-    return await next_message(session, EVENTS, pattern, from_sequence=low) or found
