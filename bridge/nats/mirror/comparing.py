@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import orjson
 
@@ -46,6 +46,9 @@ from bridge.nats.l0.context import RecordContext
 from bridge.nats.mirror.messages import Mirror, is_forgotten, mirrored
 from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
+
+if TYPE_CHECKING:
+    from bridge.nats.jetstream.streams import StreamMessage
 
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
 Family = Literal["records", "meanings"]
@@ -60,19 +63,6 @@ _PARTS: Final = ("", "l0", "l0:state")
 """Suffixes of message ids. The index of a suffix is the number of its bit in ``_wanted`` and ``_seen``. A test compares
 them with the table.
 """
-
-
-class KeptMessage(Protocol):
-    """A message of a stream; ``jetstream.streams.StreamMessage`` is one."""
-
-    @property
-    def subject(self) -> str: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    @property
-    def body(self) -> bytes: ...
 
 
 class Difference(NamedTuple):
@@ -193,13 +183,13 @@ class Comparer:
             flags |= 1 << _PARTS.index(part)
         self._wanted[record.position] = flags
 
-    def is_due(self, message: KeptMessage) -> bool:
+    def is_due(self, message: StreamMessage) -> bool:
         """Whether this message must be passed to ``take`` before the next record."""
         position = h.read_position(message.headers)
         last = self._current.record.position if self._current is not None else NOTHING
         return position is None or not last < position <= self._head or self._is_others(message)
 
-    def take(self, message: KeptMessage) -> Difference | None:
+    def take(self, message: StreamMessage) -> Difference | None:
         """Take the stream's next message; return how it differs from the log."""
         if self._is_others(message):
             return None
@@ -264,7 +254,7 @@ class Comparer:
 
     # --- inside ---
 
-    def _difference(self, kind: Kind, position: int, message: KeptMessage, text: str) -> Difference:
+    def _difference(self, kind: Kind, position: int, message: StreamMessage, text: str) -> Difference:
         self.result.differences[kind] += 1
         event = message.headers.get(h.MESSAGE_ID, "").partition(":")[0]
         return Difference(kind, self.result.stream, position, position, message.sequence, text, (event,))
@@ -274,7 +264,7 @@ class Comparer:
         text = "1 message is missing" if count == 1 else f"{count} messages are missing"
         return Difference("missing", self.result.stream, first, last, None, text)
 
-    def _is_others(self, message: KeptMessage) -> bool:
+    def _is_others(self, message: StreamMessage) -> bool:
         """Whether the message is from another home, which uses the same L0 subjects."""
         return self._family == "meanings" and message.headers.get(h.LOG) != h.header_text(self._mirror.log)
 
@@ -287,7 +277,7 @@ class Comparer:
         gone = self._removed.get(record.event.stream_id)
         return gone is not None and record.offset < gone.forgotten_to and is_forgotten(record.event)
 
-    def _of_no_record(self, position: int, message: KeptMessage) -> Difference | None:
+    def _of_no_record(self, position: int, message: StreamMessage) -> Difference | None:
         stream, offset = _stream_and_offset(message)
         if self._family == "meanings" and self._removed:
             pruned = any(gone.first_offset for gone in self._removed.values())
@@ -299,12 +289,12 @@ class Comparer:
             return None
         return self._difference("extra", position, message, "the log has no such record and did not prune one")
 
-    def _fitting(self, message: KeptMessage, current: _Current, part: str) -> Message | None:
+    def _fitting(self, message: StreamMessage, current: _Current, part: str) -> Message | None:
         """The message that the mirror would publish to a server with room for exactly this message's body."""
         made = mirrored(current.record, current.context, self._mirror, room=len(message.body))
         return self._mine(made.messages).get(part)
 
-    def _different(self, message: KeptMessage, current: _Current, part: str) -> list[str]:
+    def _different(self, message: StreamMessage, current: _Current, part: str) -> list[str]:
         expected = current.messages.get(part)
         if expected is None or message.body != expected.body:
             expected = self._fitting(message, current, part) or expected
@@ -354,7 +344,7 @@ def _about_record(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if not name.startswith("Nats-")}
 
 
-def _stream_and_offset(message: KeptMessage) -> tuple[str | None, int | None]:
+def _stream_and_offset(message: StreamMessage) -> tuple[str | None, int | None]:
     try:
         stream = orjson.loads(message.body)["stream_id"]
     except (ValueError, LookupError, TypeError):

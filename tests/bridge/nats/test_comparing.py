@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from bridge.nats.mirror.comparing import (
     Comparison,
     Difference,
     Family,
-    KeptMessage,
     Limits,
 )
 from bridge.nats.mirror.messages import Mirror, mirrored
@@ -30,14 +29,6 @@ from streams.store import NOTHING, Record
 from tests.bridge.nats.records import MIRROR, chained, event, mirror_all, recorded
 
 DAY_MS = 24 * 3_600_000
-
-
-@dataclass(frozen=True)
-class Kept:
-    subject: str
-    sequence: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 @dataclass
@@ -51,12 +42,12 @@ class Case:
     limits: Limits = field(default_factory=Limits)
     now_ms: int = 0
     head: int | None = None
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[StreamMessage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.kept = self.published(self.records)
 
-    def published(self, records: Sequence[Record], mirror: Mirror | None = None, first: int = 1) -> list[Kept]:
+    def published(self, records: Sequence[Record], mirror: Mirror | None = None, first: int = 1) -> list[StreamMessage]:
         made = mirror_all(records, mirror or self.mirror)
         mine = [m for each in made for m in (each.messages[-1:] if self.family == "records" else each.messages[:-1])]
         return [kept(message, number) for number, message in enumerate(mine, first)]
@@ -71,7 +62,7 @@ class Case:
         return found
 
     def _compare(
-        self, kept: Sequence[KeptMessage], mirrored_to: int, front_is_whole: bool
+        self, kept: Sequence[StreamMessage], mirrored_to: int, front_is_whole: bool
     ) -> tuple[list[Difference], Comparison, Comparer]:
         head = self.head if self.head is not None else self.records[-1].position if self.records else NOTHING
         comparer = Comparer(
@@ -97,12 +88,12 @@ class Case:
         return next(n for n, each in enumerate(self.kept) if each.headers[h.POSITION] == str(position))
 
 
-def kept(message: Message, sequence: int) -> Kept:
+def kept(message: Message, sequence: int) -> StreamMessage:
     # What the server and a publisher of batches add is nobody's fault.
-    return Kept(message.subject, sequence, {**message.headers, "Nats-Batch-Id": "b"}, message.body)
+    return StreamMessage(message.subject, sequence, {**message.headers, "Nats-Batch-Id": "b"}, message.body)
 
 
-def as_it_came(message: Kept) -> KeptMessage:
+def as_it_came(message: StreamMessage) -> StreamMessage:
     lines = "".join(f"{name}: {value}\r\n" for name, value in message.headers.items())
     return StreamMessage(
         message.subject, message.sequence, HeaderBlock(f"NATS/1.0\r\n{lines}\r\n".encode()), message.body
