@@ -17,6 +17,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
 from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION, MirrorState
 from bridge.nats.mirror.surveying import erase_l0
+from sidecar.mirror.rebuild import Rebuild
 from tests.memory import MemoryStore
 from tests.mirrors import (
     LOG_ID,
@@ -273,6 +274,12 @@ async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(own: RealServer
     assert status["rebuild"] == 0 and not any(note.startswith("resumed") for note in status["notes"])
     seen = await read_independently(own)
     assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
+    last = [record async for record in store.read_all()][-1]
+    await store.prune({last.event.stream_id: last.offset + 1}, at_ms=NOW_MS)
+    async with mirroring(store, own) as task:
+        done = await Rebuild(task, task._sessions, LOG_ID).run()
+    assert (done["phase"], done["position"], done["rebuild"]) == ("done", 44, 1)
+    assert len(await read_independently(own)) == len([record async for record in store.read_all()])
 
 
 # --- forgetting ---
