@@ -32,7 +32,6 @@ from sidecar.agents.inputs import (
     installed,
     log_input,
     owned,
-    scoped,
     stopped,
 )
 from sidecar.agents.metrics import Metrics, NoMetrics
@@ -312,8 +311,7 @@ class Engine:
             StreamError: the log cannot be written.
         """
         try:
-            given = command_input(self.name, command, self._identity, self._clean)
-            event = self._outbox.dead(given, reason, self._clean(about), scoped("message", self.name, key))
+            event = self._outbox.unhandled(command, reason, about, key)
         except InvalidEvent as error:
             raise InputRefused("invalid-command", str(error)) from None
         try:

@@ -310,6 +310,15 @@ class Outbox:
         stamped = self._stamp(cause, -1, DEAD_LETTER, payload, "dead")
         return StreamEvent.parse({**stamped.fields(), "idempotency_key": f"dead:{key or cause.key}"})
 
+    def unhandled(self, command: Command, reason: str, about: dict[str, Any], key: str) -> StreamEvent:
+        """The dead letter of a command; ``key`` identifies its message, and ``about`` is redacted.
+
+        Raises:
+            InvalidEvent: the command does not match the envelope.
+        """
+        given = command_input(self._agent, command, self._identity, self._clean)
+        return self.dead(given, reason, self._clean(about), scoped("message", self._agent, key))
+
     def _run_of(self, cause: Input) -> str:
         return cause.record.correlation_id or cause.record.id
 

@@ -20,7 +20,7 @@ from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
 from sidecar.agents.history import hinted
-from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, agent_stream, effects_stream
+from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, Outbox, agent_stream, effects_stream
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.owner import ALONE, Owner
@@ -83,7 +83,7 @@ class Runtime:
         owner: Owner = ALONE,
         stop: Stop = never,
     ) -> None:
-        self._store, self._identity, self.max_depth = store, identity, max_depth
+        self._store, self._identity, self._clean, self.max_depth = store, identity, clean, max_depth
         names = {agent.name for agent in agents}
         self.engines = {
             agent.name: Engine(
@@ -232,11 +232,13 @@ class Runtime:
         return coming[0] if coming else self.view.chains.get(correlation_id)
 
     async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
-        """Record a command as an agent's dead letter. Raises the same errors as ``Engine.bury``, and
-        ``UnknownAgent``."""
+        """Record a command as a dead letter of an agent, or of anything else that takes messages. Raises the same
+        errors as ``Engine.bury``."""
         engine = self.engines.get(agent)
         if engine is None:
-            raise UnknownAgent(agent)
+            outbox = Outbox(agent, self._identity, self._clean, DEFAULT_POLICY, self.engines.__contains__)
+            event = outbox.unhandled(command, reason, about, key)
+            return (await self._store.append([event], on_known="keep_first"))[0]
         return await engine.bury(command, reason, about, key=key)
 
     def owes(self) -> bool:
@@ -325,6 +327,11 @@ class Runtime:
             raise LookupError(letter_id)
         event = kept.event
         payload = event.payload
+        given: Any = payload.get("payload")
+        if not isinstance(given, dict) and "position" not in payload:
+            raise InputRefused(
+                "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
+            )
         engine = self.engines.get(letter.agent)
         if engine is None:
             raise UnknownAgent(letter.agent)
@@ -336,11 +343,6 @@ class Runtime:
                 )
             handled = await engine.again(found, f"redrive:{letter_id}")
         else:
-            given = payload.get("payload")
-            if not isinstance(given, dict):
-                raise InputRefused(
-                    "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
-                )
             handled = await engine.command(
                 Command(
                     f"redrive:{letter_id}",

@@ -123,7 +123,7 @@ class _AgentConsumer:
         # The subscription for commands is always open, so a wakeup has nothing to wake, and is only taken away. One
         # that is lost, late or doubled changes nothing.
         wakeups = f"cg.{escape(PROTOCOL_VERSION)}.*.*.cmd.agent.{name}.{WAKEUP}"
-        self._doorbell = bus.subscribe(f"{name}_doorbell", [wakeups], _heard)
+        self._doorbell = bus.subscribe(f"{name}_doorbell", [wakeups], self._heard)
 
     def start(self) -> None:
         """Take commands whenever this home owns the agent. What is being handled when it loses the agent is delivered
@@ -257,38 +257,52 @@ class _AgentConsumer:
     async def _bury(
         self, delivery: Delivery, command: Command | None, reason: str, code: str = Undecodable.code
     ) -> Outcome:
-        key = f"{delivery.stream}:{delivery.sequence}:{digest(delivery.body)}"
-        about: dict[str, Any] = {
-            "code": code,
-            "subject": delivery.subject,
-            "attempts": delivery.attempt,
-            "headers": dict(list(delivery.headers.items())[:MAX_HEADERS]),
-        }
-        while True:
-            try:
-                if command is not None:
-                    try:
-                        record = await self._runtime.bury(self._agent, command, reason, about, key=key)
-                        break
-                    except InputRefused:
-                        pass  # the command does not match the envelope, so only its text can be kept
-                as_text = about | _kept_body(delivery.body)
-                message = Command(f"message:{key}", UNDECODABLE, {})
-                record = await self._runtime.bury(self._agent, message, reason, as_text, key=key)
-                break
-            except StreamError:
-                await asyncio.sleep(PAUSE_SECONDS)
-        if not record.duplicate:
+        poison = await recorded(self._runtime, self._agent, delivery, reason, command, code)
+        if not poison.is_known:
             self._counts["dead"] += 1
-        return Poison(reason, {DEAD_LETTER: record.event.id}, is_known=record.duplicate)
+        return poison
+
+    async def _heard(self, delivery: Delivery) -> Outcome:
+        try:
+            Wakeup.decode(delivery.body)
+        except PayloadError as error:
+            return await self._bury(delivery, None, str(error))
+        return Done()
 
 
-async def _heard(delivery: Delivery) -> Outcome:
-    try:
-        Wakeup.decode(delivery.body)
-    except PayloadError as error:
-        return Poison(str(error))
-    return Done()
+async def recorded(
+    runtime: Runtime,
+    name: str,
+    delivery: Delivery,
+    reason: str,
+    command: Command | None = None,
+    code: str = Undecodable.code,
+) -> Poison:
+    """Record a message that ``name`` cannot handle as a dead letter, as soon as the log can be written.
+
+    ``command`` is the message, if it could be read. Otherwise the log keeps the beginning of its body.
+    """
+    key = f"{delivery.stream}:{delivery.sequence}:{digest(delivery.body)}"
+    about: dict[str, Any] = {
+        "code": code,
+        "subject": delivery.subject,
+        "attempts": delivery.attempt,
+        "headers": dict(list(delivery.headers.items())[:MAX_HEADERS]),
+    }
+    while True:
+        try:
+            if command is not None:
+                try:
+                    record = await runtime.bury(name, command, reason, about, key=key)
+                    break
+                except InputRefused:
+                    pass  # the command does not match the envelope, so only its text can be kept
+            message = Command(f"message:{key}", UNDECODABLE, {})
+            record = await runtime.bury(name, message, reason, about | _kept_body(delivery.body), key=key)
+            break
+        except StreamError:
+            await asyncio.sleep(PAUSE_SECONDS)
+    return Poison(reason, {DEAD_LETTER: record.event.id}, is_known=record.duplicate)
 
 
 def _kept_body(body: bytes) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from sidecar.config import NatsConfig, WorkerConfig
 from sidecar.home import Home
 from sidecar.mirror.settings import external_options, mirror_bytes, pull_settings
 from sidecar.private_files import HomeError, private_directory
+from streams.bus.contract import Delivery, Poison
 from streams.identity import Identity
 from streams.store import StreamStore
 
@@ -85,6 +86,7 @@ class NatsService:
         self._server: EmbeddedServer | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._bus: JetStreamEventBus | None = None
+        self._runtime: Runtime | None = None
         self.sessions: Sessions | None = None
         """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
 
@@ -118,7 +120,7 @@ class NatsService:
             self._server.start()
         self.sessions = Sessions(self._options)
         streams = wanted(max_bytes=mirror_bytes(self._config))
-        self._bus = JetStreamEventBus(self.sessions, pull_settings(self._config), streams)
+        self._bus = JetStreamEventBus(self.sessions, pull_settings(self._config), streams, record=self._record)
         self._keeping = asyncio.create_task(self._keep(self.sessions))
         if self._source is None:
             return
@@ -162,9 +164,20 @@ class NatsService:
         return self._calls.kinds(worker.tools)
 
     def attach(self, runtime: Runtime) -> None:
-        """Say whose effects the ``calls`` are, before the runtime starts."""
+        """Say whose effects the ``calls`` are, and who records dead letters, before the runtime starts."""
+        self._runtime = runtime
         if self._calls is not None:
             self._calls.view, self._calls.epoch = lambda: runtime.view, runtime.epoch
+
+    async def _record(self, durable: str, delivery: Delivery, poison: Poison) -> Poison:
+        """Record a message that is not an agent's as a dead letter. An agent's consumer records its own."""
+        from sidecar.mirror.commands import DEAD_LETTER, recorded
+
+        if self._runtime is None or DEAD_LETTER in poison.headers:
+            return poison
+        # The name of a stream may have dots, but no percent signs.
+        name = durable.removesuffix("_consumer").replace("%2E", ".").replace("%", "~")
+        return await recorded(self._runtime, name, delivery, poison.reason)
 
     def serve(
         self, tools: Mapping[str, EffectKind], worker: WorkerConfig, identity: Identity, answer: Answer

@@ -7,7 +7,7 @@ each durable name is a durable pull consumer of one stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from bridge.nats.headers import MESSAGE_ID
@@ -24,9 +24,15 @@ from streams.bus.contract import Delivery, Handler, Poison, dead_letter
 from streams.bus.subjects import DEAD_LETTERS, REST
 from streams.system.retry import Retry
 
+Record = Callable[[str, Delivery, Poison], Awaitable[Poison]]
+
 
 class JetStreamEventBus:
-    """``EventBus`` on a server's streams. The caller closes ``sessions``. ``stop`` is for tests."""
+    """``EventBus`` on a server's streams. The caller closes ``sessions``. ``stop`` is for tests.
+
+    ``record`` records a message that its durable name did not handle, before the bus stores the dead letter that
+    ``record`` returns.
+    """
 
     def __init__(
         self,
@@ -34,9 +40,10 @@ class JetStreamEventBus:
         settings: PullSettings | None = None,
         definitions: Iterable[StreamDefinition] | None = None,
         *,
+        record: Record | None = None,
         stop: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        self.sessions = sessions
+        self.sessions, self._record = sessions, record
         self._settings, self._stop = settings or PullSettings(), stop
         self._definitions = tuple(wanted() if definitions is None else definitions)
         self._ready: dict[str, JetStream] = {}
@@ -95,6 +102,8 @@ class JetStreamEventBus:
 
     async def _bury(self, durable: str, delivery: Delivery, poison: Poison) -> None:
         """Store a dead letter once. Without the body, if the server does not accept both together."""
+        if self._record is not None:
+            poison = await self._record(durable, delivery, poison)
         subject, headers = dead_letter(delivery, durable, poison)
         session = await self._session(subject)
         if poison.is_known:

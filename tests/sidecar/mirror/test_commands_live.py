@@ -25,6 +25,7 @@ from tests.sidecar.mirror.test_commands import consumers_of
 @pytest.fixture
 def nats_home(counter_home: Home) -> Path:
     with counter_home.config_path.open("a") as config:
+        config.write('ui_allowed = ["signal"]\ninternal_allowed = ["signal"]\n')
         config.write('[nats]\nmode = "embedded"\n[nats.pull]\nack_wait_seconds = 3\nnew = 1\n')
     return counter_home.path
 
@@ -65,6 +66,9 @@ def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(nats_home: P
         Message("cmd.default.demo.counter.add", {"Nats-Msg-Id": "2"}, reserved),
         Message("cmd.default.demo.counter.add", {}, b"{"),
         Message("cmd.default.demo.intents.intent.register", {}, b"{}"),
+        Message("cg.v1.default.public.cmd.sys.ui.action", {}, b"\xff"),
+        Message("cg.v1.default.public.cmd.sys.pmo.internal.signal", {}, b"\xff"),
+        Message("cg.v1.default.public.cmd.agent.counter.wakeup", {}, b"\xff"),
     ]
     asyncio.run(_send(nats_home, *messages))
     end = time.monotonic() + HANG_SECONDS
@@ -75,7 +79,20 @@ def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(nats_home: P
             break
         assert time.monotonic() < end, found["nats"]
     assert (consumer["consumer"], consumer["subjects"]) == ("counter_consumer", ["cmd.*.*.counter.>"])
-    assert (consumer["counts"]["handled"], consumer["counts"]["dead"]) == (2, 1)
+    assert consumer["counts"]["handled"] == 2
+    while len(letters := run(nats_home, "dlq", "list", "--json").objects()) < 4:
+        assert time.monotonic() < end, letters
+    assert {(each["subject"].partition(".cmd.")[2], each["code"]) for each in letters} == {
+        ("", "undecodable"),
+        ("sys.ui.action", "undecodable"),
+        ("sys.pmo.internal.signal", "undecodable"),
+        ("agent.counter.wakeup", "undecodable"),
+    }
+    assert {each["agent"] for each in letters} == {"counter", "ui_worker", "cmd.sys.pmo.internal.signal"}
+    others = [each["id"] for each in letters if each["agent"] != "counter"]
+    assert "[undecodable]" in run(nats_home, "dlq", "redrive", others[0]).err
+    assert run(nats_home, "dlq", "drop", *others).code == 0
+    assert {each["agent"] for each in run(nats_home, "dlq", "list", "--json").objects()} == {"counter"}
     while True:  # the mirror follows the log in its own time
         found = _status(nats_home)
         notes, lag = "\n".join(found["notes"]), found["nats"]["mirror"]["lag"]
