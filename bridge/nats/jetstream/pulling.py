@@ -275,15 +275,3 @@ class JetStreamSubscription:
             await asyncio.sleep(self._settings.ack_wait_s / 3)
             for message in list(self._working.values()):
                 await self._answer(message, b"+WPI")
-
-
-async def remove_consumer(session: JetStream, stream: str, name: str) -> None:
-    """Remove a durable consumer and its progress. Does nothing if the consumer does not exist.
-
-    Raises:
-        NatsUnavailable: no answer.
-    """
-    try:
-        await session.api(f"CONSUMER.DELETE.{stream}.{name}")
-    except NotFound:
-        return

@@ -22,7 +22,6 @@ import pytest
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.publishing import publish_all
-from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, L0_COMMANDS, wanted
 from bridge.nats.jetstream.streams import read_back
@@ -85,7 +84,8 @@ async def anew(sessions: Sessions) -> None:
     """Empty the server's streams, and remove the consumer of the home before."""
     session = await sessions.get()
     await keeping.ensure_streams(session, wanted())
-    await remove_consumer(session, COMMANDS, CONSUMER)
+    if CONSUMER in await consumers_of(session):
+        await session.api(f"CONSUMER.DELETE.{COMMANDS}.{CONSUMER}")
     await keeping.purge(session, COMMANDS, subject="cmd.>")
     await keeping.purge(session, L0_COMMANDS, subject="cg.>")
     await keeping.purge(session, DEAD, subject="dlq.>")

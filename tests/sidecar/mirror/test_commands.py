@@ -21,7 +21,6 @@ from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.options import PullSettings
-from bridge.nats.jetstream.pulling import remove_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from sidecar.agents.runtime import Runtime
@@ -232,7 +231,7 @@ class TestRestarts:
             server.start()
             await client.send(ADD, {"by": 1})
             await until(lambda: state(runtime)["total"] == 2, "after the restart")
-            await remove_consumer(await sessions.get(), COMMANDS, "counter_consumer")
+            await (await sessions.get()).api(f"CONSUMER.DELETE.{COMMANDS}.counter_consumer")
             await client.send(ADD, {"by": 1})
             await until(lambda: state(runtime)["total"] == 3, "after the consumer was removed")
             await empty(sessions)
@@ -495,7 +494,7 @@ class TestSettings:
         async with running(store, Counter) as runtime, consuming(runtime, sessions) as consumers:
             problem = await until(lambda: consumers.status()[0]["problem"], "the problem")
             assert "counter_consumer" in problem
-            await remove_consumer(session, COMMANDS, "greedy")
+            await session.api(f"CONSUMER.DELETE.{COMMANDS}.greedy")
             await client.send(ADD, {"by": 1})
             await empty(sessions)
             assert consumers.status()[0]["problem"] == ""
