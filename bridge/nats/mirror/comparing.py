@@ -203,22 +203,25 @@ class Comparer:
             return self._of_no_record(position, message)
         event, part, _ = h.read_message_id(message.headers)
         bit = 1 << _PARTS.index(part) if part in _PARTS else 0
+        is_wanted = self._wanted[position] & bit
         current = self._current if self._current and self._current.record.position == position else None
         if current is not None and event != current.record.event.id:
             return self._difference("extra", position, message, "it has the id of another event")
+        is_told = self._wanted[position] & _FORGOTTEN and message.headers.get(h.FORM) in ("whole", None)
+        told = "it has a payload that the log has forgotten"
+        if is_told and not is_wanted:
+            return self._difference("unforgotten", position, message, told)
         if self._seen[position] & bit:
             return self._difference("extra", position, message, "the record already has another message")
-        is_told = self._wanted[position] & _FORGOTTEN and message.headers.get(h.FORM) in ("whole", None)
         # A message that is not wanted now was published when the server had a larger size limit.
-        is_wanted = self._wanted[position] & bit or (current and bit and self._fitting(message, current, part))
-        if not is_told and not is_wanted:
+        if not is_wanted and not (current and bit and self._fitting(message, current, part)):
             return self._difference("extra", position, message, "the record has no such message")
         self._seen[position] |= bit
         if self.result.first_position is None:
             self.result.first_position, self.result.first_sequence = position, message.sequence
         is_late, self._latest = (position, bit) < self._latest, max((position, bit), self._latest)
         if is_told:
-            return self._difference("unforgotten", position, message, "it has a payload that the log has forgotten")
+            return self._difference("unforgotten", position, message, told)
         if current is None or is_late:
             return self._difference("order", position, message, "it comes after the message of a later record")
         self.result.compared += 1
