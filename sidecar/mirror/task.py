@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsError
-from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.jetstream.sessions import RECONNECT, Sessions
 from bridge.nats.jetstream.stream_plan import UNLIMITED, wanted
 from bridge.nats.jetstream.streams import StreamFacts, ensure_streams
 from bridge.nats.mirror.messages import Mirror
@@ -36,8 +36,6 @@ from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.mirror")
 
-FIRST_PAUSE_SECONDS: Final = 0.1
-LONGEST_PAUSE_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 60.0
 """How often the stream is checked even without a failure, because an administrator may have emptied it."""
 
@@ -165,7 +163,7 @@ class MirrorTask:
         await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        failures = 0
         await self._progress.load()
         while not self._is_ending():
             self._doing = "waiting"
@@ -188,9 +186,9 @@ class MirrorTask:
                 log.exception("the mirror failed")
                 self._note(f"{type(error).__name__}; see sidecar.log")
             has_moved = self._progress.state.position > before
-            pause = FIRST_PAUSE_SECONDS if has_moved else min(pause * 2, LONGEST_PAUSE_SECONDS)
+            failures = 1 if has_moved else failures + 1
             self._doing = "waiting"
-            await asyncio.sleep(pause)
+            await asyncio.sleep(RECONNECT.pause(failures))
 
     def _is_ending(self) -> bool:
         """Whether this task must end. The reason may be a cancellation that the client library swallowed."""
