@@ -15,7 +15,7 @@ What ``receive`` returns, each as a dictionary:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from streams.event import EVENT_TYPE, MAX_TYPE, StreamEvent
@@ -87,8 +87,11 @@ class Agent(Protocol):
             BadOutput: the agent returned a value that cannot be recorded.
         """
 
+    def follow(self, event: StreamEvent, outputs: Sequence[Output]) -> Sequence[Output]:
+        """Decide what else follows, once the ``outputs`` of ``receive`` are applied. Pure, like ``receive``."""
+
     def apply(self, event: StreamEvent) -> None:
-        """Fold one event that ``receive`` returned into the state. Only this method changes the state."""
+        """Fold one event that ``receive`` or ``follow`` returned into the state. Only this method changes the state."""
 
     def state(self) -> dict[str, Any]:
         """The whole state as JSON values, for its hash and for snapshots."""
@@ -193,6 +196,17 @@ def outputs_of(returned: Any) -> list[Output]:
     if len(outputs) > MAX_OUTPUTS:
         raise BadOutput(f"`receive` returned {len(outputs)} outputs; the limit is {MAX_OUTPUTS}")
     return outputs
+
+
+def decisions(agent: Agent, event: StreamEvent) -> Iterator[list[Output]]:
+    """What follows from an event, in two steps. The caller applies the outputs of a step before it asks for the next.
+
+    Raises:
+        BadOutput: see ``outputs_of``.
+    """
+    outputs = outputs_of(agent.receive(event))
+    yield outputs
+    yield outputs_of(agent.follow(event, outputs))
 
 
 def _type(text: str) -> str:

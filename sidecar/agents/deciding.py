@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-from sidecar.agents.agent import Agent, BadOutput, outputs_of
-from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, state_hash, with_state
+from sidecar.agents.agent import Agent, BadOutput, Output, decisions
+from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, state_hash, with_metadata
 from sidecar.agents.stops import Stop
 from sidecar.agents.turns import Turns
 from streams.bus.command import Refusal
-from streams.errors import Conflict, IdempotencyConflict, InvalidEvent
+from streams.errors import Conflict, IdempotencyConflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import Record, StreamStore
@@ -112,47 +112,61 @@ class Decider:
         if refusal is None and self._turns.is_stopped(given.event.correlation_id):
             refusal = Refusal("stopped", "the turn was stopped", given.depth)
         if refusal is not None:
-            return "refused", self._turns.mark(given, [given.record, self._outbox.refused(given, refusal)])
+            return "refused", self._turns.mark(given, given.group([self._outbox.refused(given, refusal)]))
+        events: list[StreamEvent] = []
+        what = "receive"
         try:
-            outputs = outputs_of(self._agent.receive(given.event))
-        except BadOutput as error:
-            raise AgentFailed(self._agent.name, str(error)) from None
-        except Exception as error:
-            log.warning("agent %s failed on %s: %s", self._agent.name, given.event.type, raised(error))
-            raise AgentFailed(self._agent.name, f"receive raised {raised(error)}") from error
-        self._stop("received")
-        if not outputs and given.position is not None and not self._turns.awaits(given.event):
-            return "nothing", []
-        events = [given.record]
-        try:
-            for number, output in enumerate(outputs):
-                if (refused := self._outbox.too_deep(given, number, output)) is not None:
-                    events.append(refused)
-                    continue
-                if output.effect is None:
-                    events.append(self._outbox.event(given, number, output))
-                    continue
-                effect = self._outbox.effect(given, number, output)
-                taken = {*in_batch, *(event.idempotency_key for event in events)}
-                visit = await self._visit(partial(self._outbox.visit_key, effect), taken)
-                effect = replace(effect, visit=visit)
-                key = self._outbox.visit_key(effect, visit)
-                events.append(self._outbox.requested(given, number, effect, key, output.cause))
-        except InvalidEvent as error:
-            raise AgentFailed(self._agent.name, str(error)) from None
-        if any(event.idempotency_key in self._removed for event in events):
-            return "duplicate", []
-        try:
-            for event in events[1:]:
-                self._agent.apply(event)
+            for outputs in decisions(self._agent, given.event):
+                if what == "receive":
+                    self._stop("received")
+                    if not outputs and given.position is not None and not self._turns.awaits(given.event):
+                        return "nothing", []
+                    if given.has_record and given.key in self._removed:
+                        return "duplicate", []
+                before = len(events)
+                await self._record(given, outputs, events, in_batch)
+                if any(event.idempotency_key in self._removed for event in events):
+                    await self._restore(batch)
+                    return "duplicate", []
+                what = "apply"
+                for event in events[before:]:
+                    self._agent.apply(event)
+                what = "follow"
             hash_ = state_hash(self._agent.state())
         except Exception as error:
-            log.warning("agent %s could not apply its output: %s", self._agent.name, raised(error))
-            await self._restore(batch)
-            raise AgentFailed(self._agent.name, f"apply raised {raised(error)}") from error
-        events = self._turns.mark(given, events)
-        events[-1] = with_state(events[-1], hash_)
+            if what != "receive":
+                await self._restore(batch)
+            if isinstance(error, BadOutput | InvalidEvent):
+                raise AgentFailed(self._agent.name, str(error)) from None
+            if isinstance(error, StreamError):
+                raise
+            log.warning("agent %s failed on %s in %s: %s", self._agent.name, given.event.type, what, raised(error))
+            raise AgentFailed(self._agent.name, f"{what} raised {raised(error)}") from error
+        events = self._turns.mark(given, given.group(events))
+        events[-1] = with_metadata(events[-1], state=hash_)
         return "done", events
+
+    async def _record(
+        self, given: Input, outputs: list[Output], events: list[StreamEvent], in_batch: dict[str, StreamEvent]
+    ) -> None:
+        """Add the events that record outputs to those of the same input.
+
+        Raises:
+            InvalidEvent: an output does not match the envelope.
+        """
+        for number, output in enumerate(outputs, len(events)):
+            if (refused := self._outbox.too_deep(given, number, output)) is not None:
+                events.append(refused)
+                continue
+            if output.effect is None:
+                events.append(self._outbox.event(given, number, output))
+                continue
+            effect = self._outbox.effect(given, number, output)
+            taken = {*in_batch, *(event.idempotency_key for event in events)}
+            visit = await self._visit(partial(self._outbox.visit_key, effect), taken)
+            effect = replace(effect, visit=visit)
+            key = self._outbox.visit_key(effect, visit)
+            events.append(self._outbox.requested(given, number, effect, key, output.cause))
 
     async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
         """The number of the next visit (see ``Effect``). Looks up few of the earlier visits, even in a long loop."""

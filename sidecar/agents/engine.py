@@ -48,8 +48,8 @@ log = logging.getLogger("sidecar.agents")
 MAX_GROUP: Final = 64
 """Maximum number of inputs in one batch."""
 
-MAX_EVENTS: Final = 400
-"""A batch with this many events accepts no more inputs; one input adds at most 101, and a batch holds 512."""
+MAX_EVENTS: Final = 300
+"""A batch with this many events accepts no more inputs; one input adds at most 201, and a batch holds 512."""
 
 MAX_WAITING: Final = 1024
 """Maximum number of waiting inputs; ``submit`` and ``offer`` wait for room."""
@@ -288,7 +288,9 @@ class Engine:
         """Hand in an event of the log, in log order. Waits for room. The returned future yields the outcome of the
         event."""
         self._from_log += 1
-        return await self._enqueue(log_input(self.name, record.event, record.position, self._identity))
+        has_record = self.agent.has_turns
+        given = log_input(self.name, record.event, record.position, self._identity, has_record=has_record)
+        return await self._enqueue(given)
 
     async def again(self, record: Record, key: str) -> Handled:
         """Handle an event of the log once more, under another key; returns when the results are durable.
@@ -434,10 +436,13 @@ class Engine:
             first = len(batch)
             result: Handled | Exception
             try:
-                outcome, events = await self._decider.decide(waiting.input, stored[at], in_batch, batch)
-                batch += events
-                in_batch |= {event.idempotency_key: event for event in events}
-                result = Handled(outcome)
+                if waiting.input.is_before(self.position):
+                    result = Handled("duplicate")  # another engine recorded it
+                else:
+                    outcome, events = await self._decider.decide(waiting.input, stored[at], in_batch, batch)
+                    batch += events
+                    in_batch |= {event.idempotency_key: event for event in events}
+                    result = Handled(outcome)
             except InputRefused as error:
                 result = error
             except AgentFailed as error:
@@ -492,7 +497,7 @@ class Engine:
                 self._history.handled += 1
                 self.last_error = ""
                 self._metrics.processed(self.name, asyncio.get_running_loop().time() - waiting.since)
-                self._metrics.emitted(self.name, max(end - first - 1, 0))
+                self._metrics.emitted(self.name, max(end - first - waiting.input.has_record, 0))
             if not waiting.future.done():
                 waiting.future.set_result(result._replace(records=tuple(records[first:end])))
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from sidecar.agents.agent import Agent
-from sidecar.agents.inputs import PLACED, agent_stream, is_applied
+from sidecar.agents.inputs import agent_stream, begins_group, handled_position, is_applied
 from sidecar.agents.turns import Turns
 from streams.errors import StreamError
 from streams.event import StreamEvent
@@ -87,16 +87,14 @@ class History:
         async for record in self._store.read(agent_stream(self._agent.name), from_offset=self.next):
             event = record.event
             self.next, self._last_own = record.offset + 1, record.position
-            role = event.metadata.get("role")
-            self.handled += role == "input"
+            self.handled += begins_group(event)
             try:
                 self.apply([event])
             except Exception as error:
                 log.exception("agent %s cannot apply its own history", self._agent.name)
                 said = f"apply raised {type(error).__name__} on its own event at offset {record.offset}"
                 raise HistoryBroken(said) from None
-            if role in PLACED and isinstance(event.payload.get("position"), int):
-                position = max(position, event.payload["position"])
+            position = max(position, handled_position(event))
         return position
 
     async def keep_snapshot(self, reached: int) -> None:

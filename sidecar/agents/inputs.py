@@ -1,8 +1,9 @@
 """The inputs of an agent, and the events that record each input with its results. Pure, except for the ids.
 
 An agent's stream ``agent/{name}`` holds groups. Each group begins with the input: the command itself, or
-``agent.received``, which points at an event of the log. The outputs that ``receive`` returned for the input follow. The
-last event of a group has, in ``metadata.state``, the hash of the agent's state after the group.
+``agent.received``, which points at an event of the log. The outputs for the input follow. An agent without turns has no
+``agent.received``: the first output has the position of that event in ``metadata.position``, and the event as its
+cause. The last event of a group has, in ``metadata.state``, the hash of the agent's state after the group.
 
 ``metadata`` of these events: ``role`` (``installed``, ``owned``, ``stopped``, ``input``, ``output``, ``command``,
 ``effect``, ``refused`` or ``dead``), ``depth``, what the chain keeps (``chains.INHERITED``), for a command ``to``,
@@ -25,6 +26,7 @@ from streams.bus.command import Command, Refusal
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
 from streams.identity import Identity
+from streams.store import NOTHING
 from streams.trace import made_trace, next_depth
 
 RECEIVED: Final = "agent.received"
@@ -68,6 +70,7 @@ class Input:
     in the agent's stream.
 
     ``key`` is the idempotency key of ``record``. ``position`` is the event's place in the log; ``None`` for a command.
+    Without ``has_record``, the group has no record of the input, and ``record`` is the event itself.
     """
 
     key: str
@@ -76,12 +79,23 @@ class Input:
     depth: int
     position: int | None = None
     refusal: Refusal | None = None
+    has_record: bool = True
 
     @cached_property
     def record(self) -> StreamEvent:
         """The first event of the input's group. Created on first use, because an agent ignores most events of the
         log."""
         return self.make()
+
+    def group(self, outputs: list[StreamEvent]) -> list[StreamEvent]:
+        """The group of the input with these outputs; without ``has_record``, there must be one."""
+        if self.has_record:
+            return [self.record, *outputs]
+        return [with_metadata(outputs[0], position=self.position), *outputs[1:]]
+
+    def is_before(self, position: int) -> bool:
+        """Whether an agent that has handled the log up to a position has handled this input, which has no record."""
+        return not self.has_record and self.position is not None and self.position <= position
 
 
 def agent_stream(agent: str) -> str:
@@ -134,7 +148,15 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
     return Input(key, event, lambda: event, command.depth, refusal=command.refusal)
 
 
-def log_input(agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str | None = None) -> Input:
+def log_input(
+    agent: str,
+    event: StreamEvent,
+    position: int,
+    identity: Identity,
+    *,
+    key: str | None = None,
+    has_record: bool = True,
+) -> Input:
     """Convert an event of the log to an input; the agent's stream only points to this event. ``key`` is used in place
     of the event's id.
     """
@@ -157,7 +179,7 @@ def log_input(agent: str, event: StreamEvent, position: int, identity: Identity,
             }
         )
 
-    return Input(key, event, record, depth_of(event), position)
+    return Input(key, event, record if has_record else lambda: event, depth_of(event), position, has_record=has_record)
 
 
 def installed(agent: str, position: int, identity: Identity) -> StreamEvent:
@@ -369,8 +391,18 @@ def state_hash(state: dict[str, Any]) -> str:
     return sha256(canonical(state)).hexdigest()
 
 
-def with_state(event: StreamEvent, hash_: str) -> StreamEvent:
-    """The last event of a group, with the hash of the state after the group."""
+def with_metadata(event: StreamEvent, **more: Any) -> StreamEvent:
     return StreamEvent.trusted(
-        {**event.fields(), "source": event.source.fields(), "metadata": {**event.metadata, "state": hash_}}
+        {**event.fields(), "source": event.source.fields(), "metadata": {**event.metadata, **more}}
     )
+
+
+def handled_position(event: StreamEvent) -> int:
+    """How far an agent had handled the log when it recorded this event; ``NOTHING`` if the event does not say."""
+    found = (event.payload if event.metadata.get("role") in PLACED else event.metadata).get("position")
+    return found if isinstance(found, int) else NOTHING
+
+
+def begins_group(event: StreamEvent) -> bool:
+    """Whether an event of an agent's stream is or has the input of its group."""
+    return event.metadata.get("role") == "input" or "position" in event.metadata

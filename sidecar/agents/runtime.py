@@ -131,6 +131,7 @@ class Runtime:
         self.view, _ = await resume(self._store, VIEW, VIEW_VERSION, RuntimeView.load, RuntimeView)
         self._kept = self.view.position
         self.effects.taken, self.effects.stopped = self.view.taken, self.view.stopped
+        self.effects.began = self._store.head
         for engine in self.engines.values():
             await engine.start()
         self._reading = asyncio.create_task(self._read())

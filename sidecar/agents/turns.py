@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Final, Literal
 
-from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED, STOPPED, Input
+from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED, STOPPED, Input, with_metadata
 from sidecar.agents.view import MAX_STOPPED
 from streams.event import StreamEvent
 
@@ -114,7 +114,4 @@ def _change(event: StreamEvent) -> int:
 
 
 def _with(event: StreamEvent, edges: list[Edge], epoch: int) -> StreamEvent:
-    if not edges:
-        return event
-    metadata = {**event.metadata, "turn": edges, "epoch": epoch}
-    return StreamEvent.trusted({**event.fields(), "source": event.source.fields(), "metadata": metadata})
+    return with_metadata(event, turn=edges, epoch=epoch) if edges else event

@@ -32,9 +32,11 @@ LATE_SECONDS: Final = 0.3
 
 
 class Repeatable:
-    """An ``EffectKind`` whose effect may simply be carried out again after an attempt that was cut off."""
+    """An ``EffectKind`` whose effect may simply be carried out again after an attempt that was cut off: it finds
+    what it did, or a repetition changes nothing that matters."""
 
     effect_class: EffectClass = "idempotent"
+    is_repeatable = True
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         return NotDone()
@@ -66,17 +68,6 @@ class Create(_Kind):
         except HostAbsent:
             return {"absent": True}
         return {"session": session}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        args = effect.args
-        if args.get("session"):
-            return NotDone()
-        try:
-            host, parent = self._hosts.new(args.get("parent")), args.get("parent")
-            found = await host.find(args["intent"], directory=args["directory"], parent=parent)
-        except HostAbsent:
-            return NotDone()
-        return NotDone() if found is None else Done({"session": found})
 
 
 class Prompt(_Kind):

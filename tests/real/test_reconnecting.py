@@ -79,7 +79,7 @@ def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
 
 
 def asked(durable: DurableStream, kind: str) -> bool:
-    events = [record["event"] for record in durable.lines("query", "--type", "effect.started")]
+    events = [record["event"] for record in durable.lines("query", "--type", "effect.requested")]
     return kind in [event["payload"]["kind"] for event in events]
 
 

@@ -14,9 +14,9 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from sidecar.agents.agent import Agent, Output, outputs_of
+from sidecar.agents.agent import Agent, Output, decisions
 from sidecar.agents.history import SNAPSHOT_VERSION
-from sidecar.agents.inputs import APPLIED, RECEIVED, agent_stream, state_hash
+from sidecar.agents.inputs import APPLIED, RECEIVED, agent_stream, begins_group, state_hash
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.projection import KeepsSnapshots
@@ -73,6 +73,11 @@ class _Group(NamedTuple):
     def last(self) -> Record:
         return self.rest[-1] if self.rest else self.input  # type: ignore[return-value]
 
+    @property
+    def begin(self) -> int:
+        """The offset of the first output."""
+        return self.rest[0].offset if self.rest else self.last.offset + 1
+
 
 async def replay(reader: Reader, agent: Agent, *, clean: Callable[[Any], Any] = lambda value: value) -> ReplayResult:
     """Replay an agent's stream from its beginning. ``clean`` must redact in the same way as the runtime.
@@ -92,13 +97,13 @@ async def replay(reader: Reader, agent: Agent, *, clean: Callable[[Any], Any] = 
 async def _groups(records: AsyncIterator[Record]) -> AsyncIterator[_Group]:
     group: _Group | None = None
     async for record in records:
-        role = record.event.metadata.get("role")
-        if group is not None and role not in ("input", "dead", "installed", "owned", "stopped"):
+        role, begins = record.event.metadata.get("role"), begins_group(record.event)
+        if group is not None and not begins and role not in ("dead", "installed", "owned", "stopped"):
             group.rest.append(record)
             continue
         if group is not None:
             yield group
-        group = _Group(record, []) if role == "input" else _Group(None, [record])
+        group = _Group(record if begins else None, [] if role == "input" else [record])
     if group is not None:
         yield group
 
@@ -136,29 +141,31 @@ class _Replay:
         event = await self._given(given)
         if event is None or any(_is_forgotten(one.event) for one in group.rest):
             return Difference(given.offset, "removed", "a record that the input needs was removed", "nothing")
+        done, where = 0, ""
         try:
-            outputs = [_plain(output, self._clean) for output in outputs_of(self._agent.receive(event))]
+            for outputs in decisions(self._agent, event):
+                step = group.rest[done : done + len(outputs)]
+                for number, output in enumerate(outputs):
+                    was = _recorded(step[number].event) if number < len(step) else None
+                    if not _is_same(was, now := _plain(output, self._clean)):
+                        return Difference(group.begin + done + number, "outputs", _shown(was), _shown(now))
+                where = " in apply"
+                for one in step:
+                    if one.event.metadata.get("role") in APPLIED:
+                        self._agent.apply(one.event)
+                done, where = done + len(step), ""
         except Exception as error:  # noqa: BLE001 - foreign code
-            return Difference(given.offset, "raised", "no error", type(error).__name__)
-        recorded = [_recorded(one.event) for one in group.rest]
-        for number in range(max(len(outputs), len(recorded))):
-            was = recorded[number] if number < len(recorded) else None
-            now = outputs[number] if number < len(outputs) else None
-            if not _is_same(was, now):
-                return Difference(given.offset + 1 + number, "outputs", _shown(was), _shown(now))
-        try:
-            for one in group.rest:
-                if one.event.metadata.get("role") in APPLIED:
-                    self._agent.apply(one.event)
-        except Exception as error:  # noqa: BLE001 - foreign code
-            return Difference(given.offset, "raised", "no error", f"{type(error).__name__} in apply")
-        self._outputs += len(outputs)
+            return Difference(given.offset, "raised", "no error", f"{type(error).__name__}{where}")
+        if done < len(group.rest):
+            was = _recorded(group.rest[done].event)
+            return Difference(group.begin + done, "outputs", _shown(was), _shown(None))
+        self._outputs += done
         return None
 
     async def _given(self, record: Record) -> StreamEvent | None:
         event = record.event
-        if event.type == RECEIVED and "position" in event.payload:
-            position = event.payload["position"]
+        place = event.metadata if "position" in event.metadata else event.payload if event.type == RECEIVED else {}
+        if (position := place.get("position")) is not None:
             async for found in self._reader.read_all(after=position - 1):
                 is_it = found.position == position and not _is_forgotten(found.event)
                 return found.event if is_it else None

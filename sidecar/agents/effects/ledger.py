@@ -1,7 +1,8 @@
 """The ledger of effects: the attempts and their results, as records of the log.
 
 Each attempt is ``effect.started``, written before anything is done, and then ``effect.completed``, ``effect.failed``,
-or, if nobody knows, ``effect.in_doubt``. The keys of these records are derived from run, idempotency key and attempt,
+or, if nobody knows, ``effect.in_doubt``. The first attempt of a repeatable effect has no ``effect.started``: its
+request says that it may have begun. The keys of these records are derived from run, idempotency key and attempt,
 so the last step of an effect is found with a few lookups, however long the log is.
 
 Several requests may share an idempotency key. The record that ends an attempt answers the request that made it. Each
@@ -97,20 +98,11 @@ class Ledger:
         self._store, self._identity, self._sleep = store, identity, sleep
 
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
-        """The last step of an effect; ``None`` if the effect was never started.
-
-        Finding this step takes four lookups, plus one for each attempt.
-        """
-        base, attempt, last = _base(run_id, idempotency_key), 0, None
-        while (found := await self._store.find(_key(base, attempt + 1, STARTED))) is not None:
-            attempt, last = attempt + 1, found
-        if last is None:
-            return None
-        for type_ in (COMPLETED, FAILED, IN_DOUBT):
-            found = await self._store.find(_key(base, attempt, type_))
-            if found is not None:
-                return _step(found, run_id, idempotency_key)
-        return _step(last, run_id, idempotency_key)
+        """The last step of an effect; ``None`` if no step is recorded."""
+        base, attempt, last = _base(run_id, idempotency_key), 1, None
+        while found := list(filter(None, await self._store.find_each([_key(base, attempt, t) for t in _LAST_FIRST]))):
+            attempt, last = attempt + 1, found[0]
+        return None if last is None else _step(last, run_id, idempotency_key)
 
     async def is_resolved(self, run_id: str, idempotency_key: str, attempt: int, mark: str) -> bool:
         """Whether the decision ``mark`` of a person ended the doubt about an attempt."""
@@ -234,6 +226,9 @@ _STATUS: Final[dict[str, StepStatus]] = {
     FAILED: "failed",
     IN_DOUBT: "in_doubt",
 }
+
+
+_LAST_FIRST: Final = (COMPLETED, FAILED, IN_DOUBT, STARTED)
 
 
 def _step(record: Record, run_id: str, key: str) -> StepRecord:

@@ -85,7 +85,8 @@ class EndsTurn(NamedTuple):
 
 class EffectKind(Protocol):
     """Executes effects of one kind. A kind that may need more time than the policy allows for one attempt has an
-    attribute ``longest_seconds``."""
+    attribute ``longest_seconds``. One with a true ``is_repeatable`` finds out by itself what was done before, so its
+    effects get a record of their first attempt only when it ends."""
 
     @property
     def effect_class(self) -> EffectClass:
@@ -129,6 +130,8 @@ class EffectRunner:
         self.taken: dict[str, int] = {}
         """Maps an agent to the position at which this home last took it from another home. Requests before that
         position are not carried out, because the other home may have done so."""
+        self.began = NOTHING
+        """The last position of the log when this process began. Requests up to there may have been begun before."""
         self.stopped: dict[str, str] = {}
         """Maps a stopped turn to its agent. No attempt of its effects begins any more."""
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
@@ -238,6 +241,10 @@ class EffectRunner:
             await self._without_kind(request, step)
             return
         attempts = max(self._policy.max_attempts(effect), 1)
+        if step is None and _is_repeatable(kind) and request.record.position <= self.began:
+            # Perhaps it never began, so a policy with one attempt allows another one.
+            attempt, attempts = 1, max(attempts, 2)
+            step = StepRecord(effect.run, request.key, attempt, "started", request.id)
         if step is not None and step.resolved:
             attempts = max(attempts, attempt + 1)  # a person wants another attempt, whatever the policy says
         if step is not None and step.status in ("started", "in_doubt"):
@@ -276,11 +283,13 @@ class EffectRunner:
         """Make one attempt. Return when to try again, in ms UTC, or ``None`` if nothing is left to do."""
         effect = request.effect
         async with self._turn(request.agent):
-            started = await self.ledger.started(request, attempt, kind.effect_class, attempts)
+            begun = request.record.event
+            if attempt > 1 or not _is_repeatable(kind):
+                begun = await self.ledger.started(request, attempt, kind.effect_class, attempts)
             self._stop("effect-started")
             try:
                 own = getattr(kind, "longest_seconds", 0.0)
-                with outbound(trace_headers(started)):
+                with outbound(trace_headers(begun)):
                     async with asyncio.timeout(max(self._policy.deadline_seconds(effect), own)):
                         result = await kind.run(effect, request.key)
             except asyncio.CancelledError:
@@ -375,3 +384,7 @@ class EffectRunner:
             piece = min(left, LONGEST_SLEEP)
             await self._sleep(piece)
             budget -= piece
+
+
+def _is_repeatable(kind: EffectKind) -> bool:
+    return bool(getattr(kind, "is_repeatable", False))

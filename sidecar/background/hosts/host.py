@@ -85,10 +85,6 @@ class Host(Protocol):
         """
         ...
 
-    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
-        """The session that carries an intent's id, or ``None``."""
-        ...
-
     async def prompt(
         self,
         session: str,

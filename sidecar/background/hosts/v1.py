@@ -97,10 +97,11 @@ class V1Host:
         agent: str | None = None,
         rights: Rights | None = None,
     ) -> str:
-        found = await self.find(intent, directory=directory, parent=parent)
-        if found is not None:
-            return found
         link = await self._phantoms(directory, intent)
+        listed = await _call(link, "session.list", {"query": {"directory": directory}})
+        for each in listed if isinstance(listed, list) else []:
+            if isinstance(each, dict) and (each.get("metadata") or {}).get("intent") == intent:
+                return str(each["id"])
         body: dict[str, Any] = {"title": title, "metadata": {"intent": intent}}
         if parent is not None:
             body["parentID"] = parent
@@ -119,14 +120,6 @@ class V1Host:
     @property
     def is_there(self) -> bool:
         return any(link.is_open and link.directory for link in self._links())
-
-    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
-        link = await self._phantoms(directory, intent)
-        listed = await _call(link, "session.list", {"query": {"directory": directory}})
-        for each in listed if isinstance(listed, list) else []:
-            if isinstance(each, dict) and (each.get("metadata") or {}).get("intent") == intent:
-                return str(each["id"])
-        return None
 
     async def prompt(
         self,

@@ -106,10 +106,6 @@ class V2Host:
         await requests.change(client, "POST", "/api/session", body)
         return session
 
-    async def find(self, intent: str, *, directory: str, parent: str | None) -> str | None:
-        session, client = session_id(intent), await self._client(parent or "")
-        return session if await requests.info(client, session) is not None else None
-
     async def prompt(
         self,
         session: str,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Reconciled, Unknown
+from sidecar.agents.effects.policy import Effect
 from sidecar.background.effects import Repeatable
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.messages import for_person
@@ -21,14 +20,12 @@ from sidecar.background.people.doubts import DECISIONS
 from sidecar.background.said import Said
 
 
-class Toast:
+class Toast(Repeatable):
     """``opencode.toast``: shows a toast in OpenCode. Result: ``{"shown": bool}``.
 
     ``keep`` gets each toast that the host cannot show, so that a terminal which reads them can. Nobody knows whether
     there is such a terminal, so these toasts do not count as shown.
     """
-
-    effect_class: EffectClass = "idempotent"
 
     def __init__(self, hosts: Hosts, keep: Callable[[dict[str, str]], None]) -> None:
         self._hosts, self._keep = hosts, keep
@@ -39,9 +36,6 @@ class Toast:
         if not shown:
             self._keep({"id": key, **toast})
         return {"shown": shown}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return Unknown("a toast leaves no trace that could be checked")
 
 
 class Answer(Repeatable):
@@ -76,10 +70,8 @@ class Resolve(Repeatable):
         return {"status": "answered" if await self._resolve(which, how, by=args["by"], mark=key) else "gone"}
 
 
-class Send:
+class Send(Repeatable):
     """``notify.send``: sends a message on a channel to a person. Result: ``{"channel": name}``."""
-
-    effect_class: EffectClass = "idempotent"
 
     def __init__(self, channels: Channels, link: Callable[[str], str | None] = lambda checkpoint: None) -> None:
         self._channels, self._link = channels, link
@@ -96,9 +88,6 @@ class Send:
             text = "\n".join([text, "", *(f"Answer {each}: {link}" for each, link in links.items())])
         await self._channels.send(args["channel"], args["title"], text)
         return {"channel": args["channel"]}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return Unknown("a channel cannot be asked whether the message arrived")
 
 
 class Look(Repeatable):

@@ -8,7 +8,7 @@ from typing import Any
 from sidecar.agents.effects.ledger import Ledger, StepRecord
 from sidecar.agents.effects.runner import EffectRunner
 from sidecar.agents.inputs import effects_stream
-from streams.store import Record, StreamStore
+from streams.store import NOTHING, Record, StreamStore
 from tests.sidecar.agents.kinds import AGENT, Clock, Crash, Policy, Work
 from tests.sidecar.agents.support import records
 
@@ -33,7 +33,14 @@ class Bench:
             while runner.is_busy:
                 await asyncio.sleep(0.001)
 
-    async def crash(self, kind: Work, asked: Record, at: str = "effect-started", policy: Any = Policy()) -> None:  # noqa: B008
+    async def crash(
+        self,
+        kind: Work,
+        asked: Record,
+        at: str = "effect-started",
+        policy: Any = Policy(),  # noqa: B008
+        began: int = NOTHING,
+    ) -> None:
         """A runner that dies during an attempt, and leaves it without an end."""
 
         def stop(point: str) -> None:
@@ -41,6 +48,7 @@ class Bench:
                 raise Crash
 
         runner = self.runner(kind, policy, stop=stop)
+        runner.began = began
         runner.offer(asked)
         await asyncio.gather(*runner._tasks.values(), return_exceptions=True)
 

@@ -27,6 +27,7 @@ class Work:
     def __init__(self, *script: Any, effect_class: EffectClass = "idempotent", found: Any = None) -> None:
         self.script, self.found = list(script), found
         self._class: EffectClass = effect_class
+        self.is_repeatable = False
         self.keys: list[str] = []
         self.asked = 0
 

@@ -112,6 +112,32 @@ class TestAttempts:
         assert await bench.answers() == {asked.event.id: [("failed", "unknown-kind")]}
 
 
+class TestRepeatable:
+    """Kinds whose request says that the first attempt may have begun."""
+
+    @pytest.mark.parametrize("attempts", [1, 3])
+    @pytest.mark.parametrize("at", ["effect-started", "effect-done", "effect-recorded"])
+    async def test_it_has_one_record_and_a_kill_loses_nothing(self, bench: Bench, at: str, attempts: int) -> None:
+        kind, policy = Work(), Policy(attempts=attempts)
+        kind.is_repeatable = True
+        asked = await request(bench.store, bench.identity)
+        await bench.crash(kind, asked, at=at, policy=policy)
+        next_ = bench.runner(kind, policy)
+        next_.began = bench.store.head
+        await bench.run(next_, asked)
+        ended = [("completed", 1)] if at == "effect-recorded" else [("failed", 1), ("started", 2), ("completed", 2)]
+        assert await bench.steps() == ended
+
+    async def test_attempts_are_counted_across_crashes(self, bench: Bench) -> None:
+        kind = Work()
+        kind.is_repeatable = True
+        asked = await request(bench.store, bench.identity)
+        for _ in range(10):
+            await bench.crash(kind, asked, at="effect-done", began=asked.position)
+        assert len(kind.keys) == 2, "the first one may have been made before"
+        assert await bench.answers() == {asked.event.id: [("failed", "attempts-exhausted")]}
+
+
 class TestBackOff:
     async def test_it_follows_the_policy(self, bench: Bench) -> None:
         kind = Work(OSError("down"), OSError("down"))
@@ -306,8 +332,8 @@ class Failing:
     def head(self) -> int:
         return self._store.head
 
-    async def find(self, key: str) -> Record | None:
-        return await self._store.find(key)
+    async def find_each(self, keys: Any) -> list[Record | None]:
+        return await self._store.find_each(keys)
 
     async def append(self, events: Any, **more: Any) -> list[Record]:
         self._appends += 1

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sidecar.agents.checks.replay import replay
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.loading import UserAgent
@@ -31,6 +32,10 @@ from tests.sidecar.agents.support import command, records, running, settled, sta
 
 class BeginsAnywhere(UserAgent):
     begins_anywhere = True
+
+
+class WithoutTurns(BeginsAnywhere):
+    has_turns = False
 
 
 class TestCommands:
@@ -130,6 +135,40 @@ class TestTheLog:
         await runtime.start()
         await settled(runtime, store)
         assert state(runtime, "watcher") == {"failed": 3}
+        await runtime.close()
+        await store.close()
+
+    async def test_an_agent_without_turns_records_only_what_follows_once(self, open_store: Any) -> None:
+        """Its log began when it recorded its inputs; then two engines run it, and both are killed."""
+        store = await open_store()
+        async with running(store, Watcher) as runtime:
+            await store.append(steps("error", "completed"))
+            await settled(runtime, store)
+        both = [Runtime(store, seeded_identity(n), [WithoutTurns("tests:Watcher", Watcher)]) for n in (8, 9)]
+        for runtime in both:
+            await runtime.start()
+        happened = await store.append(steps("", "", "error", "completed", "error")[2:])
+        for runtime in both:
+            await settled(runtime, store)
+            assert state(runtime, "watcher") == {"failed": 3}
+        for runtime in both:
+            for task in (runtime._reading, runtime.engines["watcher"]._task):
+                assert task is not None
+                task.cancel()
+        await store.close()
+
+        store = await open_store()
+        (again,) = [WithoutTurns("tests:Watcher", Watcher)]
+        runtime = Runtime(store, seeded_identity(10), [again])
+        await runtime.start()
+        await settled(runtime, store)
+        assert state(runtime, "watcher") == {"failed": 3} and runtime.status()[0]["handled"] == 3
+        own = [r.event for r in await records(store, agent_stream("watcher"))]
+        follows = ["watcher.failed", "add"]
+        assert [event.type for event in own] == ["agent.installed", "agent.received", *follows * 3]
+        causes = [happened[0].event.id, happened[2].event.id]
+        assert [event.causation_id for event in own[4:]] == [causes[0]] * 2 + [causes[1]] * 2
+        assert (await replay(store, again)).difference is None
         await runtime.close()
         await store.close()
 
