@@ -25,6 +25,9 @@ AGENT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 MAX_OUTPUTS: Final = 100
 """Maximum number of events that one call of ``receive`` may return."""
 
+MAX_FOLLOWED: Final = 100
+"""With more outputs than this, an event leads to no further step."""
+
 RESERVED: Final = (
     "agent.",
     "capture.",
@@ -88,7 +91,9 @@ class Agent(Protocol):
         """
 
     def follow(self, event: StreamEvent, outputs: Sequence[Output]) -> Sequence[Output]:
-        """Decide what else follows, once the ``outputs`` of ``receive`` are applied. Pure, like ``receive``."""
+        """Decide what else follows from an event, once its ``outputs`` so far are applied. Asked again until nothing
+        does. Pure, like ``receive``.
+        """
 
     def apply(self, event: StreamEvent) -> None:
         """Fold one event that ``receive`` or ``follow`` returned into the state. Only this method changes the state."""
@@ -199,14 +204,17 @@ def outputs_of(returned: Any) -> list[Output]:
 
 
 def decisions(agent: Agent, event: StreamEvent) -> Iterator[list[Output]]:
-    """What follows from an event, in two steps. The caller applies the outputs of a step before it asks for the next.
+    """What follows from an event, step by step. The caller applies the outputs of a step before it asks for the next.
 
     Raises:
         BadOutput: see ``outputs_of``.
     """
-    outputs = outputs_of(agent.receive(event))
-    yield outputs
-    yield outputs_of(agent.follow(event, outputs))
+    step = outputs_of(agent.receive(event))
+    yield step
+    outputs = list(step)
+    while len(outputs) <= MAX_FOLLOWED and (step := outputs_of(agent.follow(event, outputs))):
+        yield step
+        outputs += step
 
 
 def _type(text: str) -> str:

@@ -1,25 +1,29 @@
-"""The effects of the orchestration. Each effect is one act on a host, and has a reconciler that asks the host what has
-already happened.
+"""The effects on OpenCode. Each is one act on a host, which finds out what of it has already happened.
 
 Every message carries the key of its effect, and every session carries the id of its intent. So a host does nothing when
-the same request is repeated after a crash or a lost answer.
+the same request is repeated after a crash or a lost answer. Only a toast is then shown again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled
-from sidecar.background.hosts.host import Host, HostAbsent, Part
+from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.background.intents.notices import WAKE
 from sidecar.background.intents.watch import CHECKED
+from sidecar.background.people.alerts import TOAST
+from sidecar.background.people.checkpoints import ANSWER
 from sidecar.background.said import Said
+
+log = logging.getLogger("sidecar.background")
 
 KEPT_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
 """The pauses, in seconds, after the looks for a message in the session's history: some 10 seconds in all."""
@@ -47,37 +51,75 @@ class _Kind(Repeatable):
         self._hosts = hosts
 
 
+class Toast(_Kind):
+    """``opencode.toast``: shows a toast in OpenCode. Result: ``{"shown": bool}``.
+
+    ``keep`` gets each toast that the host cannot show, so that a terminal which reads them can. Nobody knows whether
+    there is such a terminal, so these toasts do not count as shown.
+    """
+
+    def __init__(self, hosts: Hosts, keep: Callable[[dict[str, str]], None]) -> None:
+        super().__init__(hosts)
+        self._keep = keep
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        return {"shown": await self.show(effect.args, key)}
+
+    async def show(self, given: Mapping[str, Any], key: str) -> bool:
+        """Show the ``title`` and ``text`` in a ``session``.
+
+        Raises:
+            HostError: the host cannot be asked.
+        """
+        toast = {name: str(given[name]) for name in ("session", "title", "text")}
+        shown = await self._hosts.of(toast["session"]).toast(**toast)
+        if not shown:
+            self._keep({"id": key, **toast})
+        return shown
+
+
 class Create(_Kind):
-    """``opencode.create``: creates a phantom session for an intent, or reaches the one that it continues. Result:
-    ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
+    """``opencode.create``: creates a phantom session for an intent, or reaches the one that it continues, and shows the
+    ``toast``. Result: ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
+
+    def __init__(self, hosts: Hosts, toast: Toast) -> None:
+        super().__init__(hosts)
+        self._toast = toast
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
         try:
-            if known := args.get("session"):
-                await self._hosts.of(known).holds(known, key, directory=args["directory"])
-                return {"session": known}
-            session = await self._hosts.new(args.get("parent")).create(
-                args["intent"],
-                title=args["title"],
-                directory=args["directory"],
-                parent=args.get("parent"),
-                agent=args.get("agent"),
-                rights=Rights.of(args["rights"]) if args.get("rights") else None,
-            )
+            if session := args.get("session"):
+                await self._hosts.of(session).holds(session, key, directory=args["directory"])
+            else:
+                session = await self._hosts.new(args.get("parent")).create(
+                    args["intent"],
+                    title=args["title"],
+                    directory=args["directory"],
+                    parent=args.get("parent"),
+                    agent=args.get("agent"),
+                    rights=Rights.of(args["rights"]) if args.get("rights") else None,
+                )
         except HostAbsent:
             return {"absent": True}
+        if toast := args.get("toast"):
+            try:
+                await self._toast.show(toast, key)
+            except HostError as error:
+                log.info("nobody was shown that %s started (%s)", args["intent"], error)
         return {"session": session}
 
 
-class Prompt(_Kind):
-    """``opencode.prompt``: sends a prompt to a phantom session. Result: ``held`` if the session already had the prompt,
-    or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
-    """
-
+class _Speaking(_Kind):
     def __init__(self, hosts: Hosts, said: Said) -> None:
         super().__init__(hosts)
         self._said = said
+
+
+class Prompt(_Speaking):
+    """``opencode.prompt``: sends a prompt to a phantom session. Result: ``held`` if the session already had the prompt,
+    or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
+    """
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
@@ -119,7 +161,7 @@ class Abort(_Kind):
         return {}
 
 
-class Wake(_Kind):
+class Wake(_Speaking):
     """``opencode.wake``: sends notices to a user's session, only while the session is idle, and only through the host
     of the session.
 
@@ -127,10 +169,6 @@ class Wake(_Kind):
     has the message. A busy session or an absent OpenCode is not a failure. The agent tries again when the session's
     turn ends, or when an OpenCode for the session is connected again.
     """
-
-    def __init__(self, hosts: Hosts, said: Said) -> None:
-        super().__init__(hosts)
-        self._said = said
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
         args = effect.args
@@ -172,6 +210,28 @@ class Check(_Kind):
         return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
 
 
-def effect_kinds(hosts: Hosts, said: Said) -> Mapping[str, EffectKind]:
-    one, other = Prompt(hosts, said), Wake(hosts, said)
-    return {CREATE: Create(hosts), PROMPT: one, ABORT: Abort(hosts), WAKE: other, CHECK: Check(hosts)}
+class Answer(_Speaking):
+    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``.
+
+    OpenCode refuses a second answer, and the captured events then show how the request was answered.
+    """
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        args = effect.args
+        answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
+        session = args["session"]
+        return {"status": await self._hosts.of(session).answer(session, args["request"], args["kind"], answer)}
+
+
+def effect_kinds(hosts: Hosts, said: Said, toasts: Callable[[dict[str, str]], None]) -> Mapping[str, EffectKind]:
+    """The kinds that act on a host; ``toasts`` gets each toast that no host can show."""
+    toast = Toast(hosts, toasts)
+    return {
+        CREATE: Create(hosts, toast),
+        PROMPT: Prompt(hosts, said),
+        ABORT: Abort(hosts),
+        CHECK: Check(hosts),
+        WAKE: Wake(hosts, said),
+        TOAST: toast,
+        ANSWER: Answer(hosts, said),
+    }

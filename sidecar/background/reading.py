@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.agents.letters import letters_of
 from sidecar.background.intents.intents import NAME
-from sidecar.background.intents.state import Intent, State
+from sidecar.background.intents.state import Intent, State, steps_of
 from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent, checkpoint_id
 from sidecar.background.people.consent import asked
@@ -52,7 +52,7 @@ async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
     """One intent, even if the agent's state has dropped it because many others have ended since."""
     state = State()
     async for event in _outputs(reader, NAME):
-        if event.payload.get("intent") == intent:
+        if intent in (event.payload.get("intent"), event.payload.get("node")):
             state.fold(event.type, event.payload)
     return state.intents.get(intent)
 
@@ -119,8 +119,9 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
     """
     rows: dict[str, dict[str, Any]] = {}
     async for event in _outputs(reader, NAME):
-        if event.type.startswith("notice.") and "notice" in event.payload:
-            _wake(rows, event)
+        for step, about in steps_of(event.type, event.payload):
+            if step.startswith("notice.") and "notice" in about:
+                _wake(rows, event, step, about)
     async for event in _outputs(reader, alerts.NAME):
         if event.type.startswith("alert."):
             _alert(rows, event)
@@ -162,12 +163,11 @@ def _row(kind: str, identifier: str, about: str, event: StreamEvent) -> dict[str
     return {**given, "text": event.payload["text"], "state": "queued", "queued": event.ts, "channels": []}
 
 
-def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
-    given = event.payload
-    if event.type == "notice.queued":
+def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent, step: str, given: Mapping[str, Any]) -> None:
+    if step == "notice.queued":
         rows[given["notice"]] = _row("wake", given["notice"], given.get("intent") or "", event)
     elif (row := rows.get(given["notice"])) is not None:
-        state = event.type.removeprefix("notice.")
+        state = step.removeprefix("notice.")
         row["state"] = "queued" if state == "held" else state
         row[state] = event.ts
 

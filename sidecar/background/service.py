@@ -19,7 +19,6 @@ from sidecar.agents.agent import Agent
 from sidecar.agents.deciding import AgentFailed, InputRefused
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
-from sidecar.background.effects import effect_kinds
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, intent_of_person
 from sidecar.background.hosts.borrowed import Borrowed
@@ -158,8 +157,7 @@ class DurableStream:
     def kinds(self) -> Mapping[str, EffectKind]:
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
         made, collected = Isolate(self.worktrees, self, setup), Collect(self.worktrees, self.hosts)
-        kinds = effect_kinds(self.hosts, self._said)
-        return {**kinds, ISOLATE: made, COLLECT: collected, **self.people.kinds}
+        return {ISOLATE: made, COLLECT: collected, **self.people.kinds}
 
     @property
     def data(self) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +145,23 @@ def cancel_from_the_list(screen: Terminal, durable: DurableStream) -> None:
     screen.wait_for("is being cancelled")
     wait_until(lambda: intents(durable)[-1]["state"] == "cancelled", "a cancelled intent")
     screen.wait_until(lambda lines: not any("in background" in line for line in lines), "no card")
+
+
+MOST_RECORDS = 24
+"""How many records the agents write for one piece of background work, from the call that asks to the parent's wake."""
+
+
+def assert_few_records(durable: DurableStream, intent: dict[str, Any]) -> None:
+    """The agents' records about an undisturbed intent, without its conversation, are few. Prints them by stream."""
+    known, found = {intent["id"], intent["session"], intent["parent"], f"ntc_{intent['id'][4:]}"}, Counter[str]()
+    for record in durable.lines("query"):
+        event = record["event"]
+        named = {event["causation_id"], *re.findall(r"\w+", json.dumps(event["payload"]))}
+        if event["stream_id"].startswith("agent/") and known & named:
+            known.add(event["id"])
+            found[f"{event['stream_id']} {event['type']}"] += 1
+    print(intent["id"], found.total(), *(f"{count:>3} {what}" for what, count in sorted(found.items())), sep="\n")
+    assert found.total() <= MOST_RECORDS
 
 
 def of_session(durable: DurableStream, session: str) -> list[dict[str, Any]]:

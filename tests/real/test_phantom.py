@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from sidecar.background.tools import TOOLS
-from tests.real.background import assert_one_chain, ended, intents, one, planted, spawn, spawns, with_plugin
+from tests.real.background import (
+    assert_few_records,
+    assert_one_chain,
+    ended,
+    intents,
+    one,
+    planted,
+    spawn,
+    spawns,
+    with_plugin,
+)
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -49,6 +59,8 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: Mod
     assert intent["parent"] == parent
     wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")
     assert_one_chain(durable, intent)
+    wait_until(lambda: wakes(durable, parent) == ["observed"], "receipt")
+    assert_few_records(durable, intent)
 
 
 def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpenCode, durable: DurableStream) -> None:

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 from sidecar.background.intents.intent_effects import CHECK, PROMPT
-from tests.real.background import assert_one_chain, ended, intents, one, only, planted, spawn, two_with_plugin
+from tests.real.background import (
+    assert_few_records,
+    assert_one_chain,
+    ended,
+    intents,
+    one,
+    only,
+    planted,
+    spawn,
+    two_with_plugin,
+)
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelServer
@@ -61,7 +71,8 @@ def settled(client: RealOpenCode2, durable: DurableStream, parent: str, session:
 
     wait_until(lambda: wakes() == ["observed"], "receipt")
     wait_until(
-        lambda: prompts(durable, "started", mine) == prompts(durable, "completed", mine), "the end of all that is sent"
+        lambda: prompts(durable, "requested", mine) == prompts(durable, "completed", mine),
+        "the end of all that is sent",
     )
     client.wait(parent)
     client.wait(session)
@@ -190,8 +201,10 @@ def test_a_fork_of_a_background_session_is_not_its_work(
     for verb in (("streams",), ("tree", fork), ("read", fork), ("log", fork)):
         assert f"fork of {session}" in durable.cli(*verb).replace("\\", ""), verb
     model.release("fork")
-    assert one(durable, "completed", parent)["result"] == "forty two"
+    done = one(durable, "completed", parent)
+    assert done["result"] == "forty two"
     settled(client, durable, parent, session)
+    assert_few_records(durable, done)
     for origin, text in ((parent, "started"), (session, "forty two")):
         (made,) = durable.lines("fork", origin, "--at", last_answer(durable, origin), "--prompt", "SAY:on", "--yes")
         wait_until(

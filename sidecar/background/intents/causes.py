@@ -47,21 +47,12 @@ def in_their_chains(state: State, event: StreamEvent, outputs: list[Output]) -> 
     """The outputs for an input. What another chain sets off, such as a tick or the end of other work, still belongs to
     the chain of its own intent or notice."""
     found: list[Output] = []
-    queued: dict[str, Cause | None] = {}
-    cause: Cause | None = None
     for output in outputs:
-        payload = output.payload
-        notice = payload.get("notice", "")
-        known: Intent | Notice | None = state.notices.get(notice)
+        payload = output.payload if output.effect != WAKE else output.payload["steps"][-1][1]
+        known: Intent | Notice | None = state.notices.get(payload.get("notice", ""))
         known = known or state.intents.get(payload.get("intent") or "") or state.intents.get(output.node)
-        if known is not None:
-            cause = Cause(known.cause, known.trace) if known.cause else None
-        elif output.effect != WAKE:  # the notices that a wake sends stand before it
-            cause = queued.get(notice)
-        if output.type == "notice.queued":
-            queued[notice] = cause
-        is_own = cause is None or is_one_trace(cause.traceparent, event.traceparent)
-        found.append(output if is_own else output._replace(cause=cause))
+        is_own = known is None or not known.cause or is_one_trace(known.trace, event.traceparent)
+        found.append(output if known is None or is_own else output._replace(cause=Cause(known.cause, known.trace)))
     return found
 
 

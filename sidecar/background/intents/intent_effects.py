@@ -10,7 +10,8 @@ from typing import Any, Final
 from sidecar.agents.agent import Output
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.watch import CHECK
-from sidecar.background.people.alerts import TOAST
+from sidecar.background.people.alerts import TOAST, glance
+from sidecar.background.people.teller import who
 
 __all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT", "TOAST"]
 
@@ -22,11 +23,14 @@ CONTINUE: Final = "The process that ran you ended in the middle of your work. Lo
 
 def isolate(intent: Intent) -> Output:
     args: dict[str, Any] = {"intent": intent.id, "directory": intent.directory}
-    return effect(ISOLATE, intent.id, args | ({"continues": intent.continues} if intent.continues else {}))
+    args |= {"continues": intent.continues} if intent.continues else {}
+    return effect(ISOLATE, intent.id, args, ["intent.starting", {"intent": intent.id}])
 
 
-def create(intent: Intent, directory: str) -> Output:
-    """The effect that creates the session of an intent in a directory, or finds the one that it continues."""
+def create(intent: Intent, directory: str, step: list[Any], *, is_child: bool) -> Output:
+    """The effect that creates the session of an intent in a directory, or finds the one that it continues. Then a toast
+    says so, unless background work asked for the intent (``is_child``).
+    """
     args = {
         "intent": intent.id,
         "title": intent.title,
@@ -38,7 +42,10 @@ def create(intent: Intent, directory: str) -> Output:
     }
     if intent.continues:
         args["session"] = intent.continues["session"]
-    return effect(CREATE, intent.id, args)
+    about = {"parent": intent.parent, "title": intent.title, "child": is_child}
+    if toast := glance(about, f"{who(intent.title, intent.directory)} started"):
+        args["toast"] = toast
+    return effect(CREATE, intent.id, args, step)
 
 
 def prompt(intent: Intent, session: str, text: str) -> Output:
@@ -65,12 +72,12 @@ def abort(intent: Intent, *, is_late: bool = False) -> Output:
     return effect(ABORT, intent.id, args | ({"late": True} if is_late else {}))
 
 
-def collect(intent: str, worktree: dict[str, Any], *, session: str | None, stop: bool) -> Output:
+def collect(intent: str, worktree: dict[str, Any], *steps: list[Any], session: str | None, stop: bool) -> Output:
     """The effect that saves the changes in a worktree and removes the worktree; with ``stop``, it first stops the
     session."""
     about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
     about |= {"folder": worktree.get("folder"), "name": PurePath(worktree["root"]).name}
-    return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about})
+    return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about}, *steps)
 
 
 def how_to_continue(intent: Intent) -> Output:
@@ -81,5 +88,6 @@ def how_to_continue(intent: Intent) -> Output:
     )
 
 
-def effect(kind: str, node: str, args: dict[str, Any]) -> Output:
-    return Output("effect.requested", args, effect=kind, node=node)
+def effect(kind: str, node: str, args: dict[str, Any], *steps: list[Any]) -> Output:
+    """The request of an effect, with the steps of intents and notices that it is; see ``state.steps_of``."""
+    return Output("effect.requested", args | ({"steps": list(steps)} if steps else {}), effect=kind, node=node)

@@ -9,6 +9,7 @@ An intent's events have its id as ``payload.intent``; a notice's events have its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.agents.agent import Output
@@ -44,7 +45,10 @@ MAX_RESUMES: Final = 5
 """How many times an intent whose OpenCode died is resumed before it fails."""
 
 MAX_STOPS: Final = 20
-"""Maximum number of intents that one input stops. The next tick, which follows at once, stops more."""
+"""Maximum number of intents that stop in one step."""
+
+MAX_STOPPED: Final = 60
+"""With more outputs than this, an input stops no more intents. The next tick, which follows at once, does."""
 
 
 class IntentAgent(OwnAgent[State]):
@@ -82,45 +86,32 @@ class IntentAgent(OwnAgent[State]):
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        return causes.in_their_chains(self.data, event, self._receive(event))
+        return causes.in_their_chains(self.data, event, self._decide(event))
 
-    def _receive(self, event: StreamEvent) -> list[Output]:
-        outputs = self._decide(event)
+    def follow(self, event: StreamEvent, outputs: Sequence[Output]) -> list[Output]:
         if event.type == "execution.step" and budgets.is_last(event):
-            return outputs  # the turn's end follows, and finished work is not stopped because of its cost
+            return []  # the turn's end follows, and finished work is not stopped because of its cost
         if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
-            return outputs
-        # Apply the outputs to a copy of the state, because the other decisions depend on them.
-        ahead = IntentAgent(self._limits)
-        ahead.load(self.state())
-        for output in outputs:
-            ahead.data.fold(output.type, output.payload)
-        return outputs + ahead._follow(outputs, event.ts)
+            return []
+        return causes.in_their_chains(self.data, event, self._follow(outputs, event.ts))
 
-    def _follow(self, outputs: list[Output], ts: int) -> list[Output]:
-        """Stop whatever must stop, deliver whatever was queued, and start whatever may start.
-
-        Each output is folded into the state of this copy of the agent.
-        """
-        more: list[Output] = []
-
-        def add(new: list[Output]) -> None:
-            more.extend(new)
-            for output in new:
-                self.data.fold(output.type, output.payload)
-
-        limits = self._limits
-        stopping = [(each, doom) for each in self.data.unfinished() if (doom := doomed(self.data, limits, each))]
-        for intent, doom in stopping[:MAX_STOPS]:
-            add(self._stop(intent, ts, doom))
-        add(budgets.warnings(self.data, limits))
-        for session in notices.to_deliver(self.data, [*outputs, *more]):
-            gathering = notices.gather(self.data, session, ts)
-            add(notices.deliver(self.data, session) if gathering is None else gathering)
-        for intent in [each for each in self.data.intents.values() if each.state == "queued" and not each.waits]:
-            if doomed(self.data, limits, intent) is None and not budgets.full(self.data, limits, intent):
-                add(self._start(intent))
-        return more
+    def _follow(self, outputs: Sequence[Output], ts: int) -> list[Output]:
+        """Stop what must stop, or else deliver what was queued, or else start what may start."""
+        data, limits = self.data, self._limits
+        if len(outputs) <= MAX_STOPPED:
+            stopping = [(each, doom) for each in data.unfinished() if (doom := doomed(data, limits, each))]
+            stopped = [output for each, doom in stopping[:MAX_STOPS] for output in self._stop(each, ts, doom)]
+            if first := stopped or budgets.warnings(data, limits):
+                return first
+        for session in notices.to_deliver(data, outputs):
+            gathering = notices.gather(data, session, ts)
+            if found := notices.deliver(data, session) if gathering is None else gathering:
+                return found
+        for intent in data.intents.values():
+            is_next = intent.state == "queued" and not intent.waits and doomed(data, limits, intent) is None
+            if is_next and not budgets.full(data, limits, intent):
+                return self._start(intent)
+        return []
 
     def _stop(self, intent: Intent, ts: int, doom: Doom) -> list[Output]:
         about = {"reason": doom.reason, "code": doom.code}
@@ -194,12 +185,14 @@ class IntentAgent(OwnAgent[State]):
         return [Output("intent.created", payload)]
 
     def _start(self, intent: Intent) -> list[Output]:
-        starting = Output("intent.starting", {"intent": intent.id})
-        if intent.worktree:
-            return [starting, asked.create(intent, intent.place)]
-        if intent.isolation == "worktree" or (intent.isolation == "auto" and intent.agent not in self._limits.readers):
-            return [starting, asked.isolate(intent)]
-        return [starting, asked.create(intent, intent.directory)]
+        isolates = intent.isolation == "worktree"
+        isolates |= intent.isolation == "auto" and intent.agent not in self._limits.readers
+        if isolates and not intent.worktree:
+            return [asked.isolate(intent)]
+        return [self._create(intent, intent.place, ["intent.starting", {"intent": intent.id}])]
+
+    def _create(self, intent: Intent, directory: str, step: list[Any]) -> Output:
+        return asked.create(intent, directory, step, is_child=intent.parent in self.data.sessions)
 
     def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
         """Handle the result of creating a worktree. If that failed, the intent edits the user's files, if it is allowed
@@ -213,8 +206,8 @@ class IntentAgent(OwnAgent[State]):
         if found.get("failed"):
             return self._end(intent, "intent.failed", ts, reason=found["failed"], code="setup-failed", setup=setup)
         worktree = {name: value for name, value in found.items() if name != "setup"}
-        isolated = Output("intent.isolated", {"intent": intent.id, "worktree": worktree, "setup": setup})
-        return [isolated, asked.create(intent, found.get("directory") or intent.directory)]
+        isolated = ["intent.isolated", {"intent": intent.id, "worktree": worktree, "setup": setup}]
+        return [self._create(intent, found.get("directory") or intent.directory, isolated)]
 
     def _cancel(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(event.payload.get("intent", ""))
@@ -277,8 +270,7 @@ class IntentAgent(OwnAgent[State]):
                 return [Output("intent.resumed", {"intent": intent.id, "ts": ts})]
             case "answered":
                 said = str(found.get("text") or "")[:MAX_RESULT]
-                answer = [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
-                return [*answer, *self._end(intent, "intent.completed", ts, result=said)]
+                return self._end(intent, "intent.completed", ts, result=said)
             case "failed":
                 return self._erred(intent, intent.session, intent.fault or found.get("text"), ts)
             case "aborted" | "stopped" as outcome:
@@ -350,7 +342,7 @@ class IntentAgent(OwnAgent[State]):
         session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
         if intent is None:
-            return notices.turn_ended(self.data, session)
+            return notices.turn_ended(self.data, session, str(event.payload.get("message")))
         if intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
             return []
         if intent.state == "cancelling":
@@ -450,8 +442,8 @@ class IntentAgent(OwnAgent[State]):
             return self._ended(intent, type_, ts, **about)
         ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
         stop = type_ != "intent.completed"
-        collect = asked.collect(intent.id, intent.worktree, session=intent.session, stop=stop)
-        return [Output("intent.finishing", ending), collect]
+        finishing = ["intent.finishing", ending]
+        return [asked.collect(intent.id, intent.worktree, finishing, session=intent.session, stop=stop)]
 
     def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
         if intent.state != "finishing":

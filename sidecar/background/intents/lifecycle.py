@@ -56,7 +56,12 @@ session is being prompted again. ``finishing``: the changes in the worktree are 
 forbade the intent."""
 
 NOTICE: Final[dict[str, dict[str, str]]] = {
-    "queued": {"notice.gathering": "queued", "notice.sending": "sending", "notice.returned": "returned"},
+    "queued": {
+        "notice.gathering": "queued",
+        "notice.sending": "sending",
+        "notice.returned": "returned",
+        "notice.observed": "observed",
+    },
     "sending": {
         "notice.sent": "sent",
         "notice.held": "queued",
@@ -72,6 +77,9 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
 ``notice.gathering``: other work of the same parent still runs, so the result waits a few seconds for more results.
 
 ``sent``: OpenCode accepted the message, but the history does not have the message yet.
+
+A ``queued`` notice can be ``observed``, too: what sent it is forgotten with the session of other work whose result was
+in the same message.
 
 ``returned``: a tool call of the parent returned the notice's content. Once OpenCode has saved that result, the notice
 is ``observed``.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sidecar.agents.agent import Output
+from sidecar.background.hosts import v2_ids
 from sidecar.background.intents.state import Notice, State
 from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from streams.event import StreamEvent
@@ -46,10 +48,10 @@ def deliver(state: State, session: str) -> list[Output]:
         return []
     key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
     # A message that was sent before keeps its key, so that it is recognised in the session's history.
-    outputs = [Output("notice.sending", {"notice": n.id, "key": n.key or key}) for n in waiting]
+    steps = [["notice.sending", {"notice": n.id, "key": n.key or key}] for n in waiting]
     texts = [{"key": n.key or key, "text": n.text, **({"said": n.said} if n.said else {})} for n in waiting]
-    args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
-    return [*outputs, Output("effect.requested", args, effect=WAKE, node=session)]
+    args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting), "steps": steps}
+    return [Output("effect.requested", args, effect=WAKE, node=session)]
 
 
 def gather(state: State, session: str, now: int) -> list[Output] | None:
@@ -68,7 +70,7 @@ def deliver_to(state: State, sessions: Any) -> list[Output]:
     return [output for session in sorted(waiting & set(sessions)) for output in deliver(state, session)]
 
 
-def to_deliver(state: State, said: list[Output]) -> list[str]:
+def to_deliver(state: State, said: Sequence[Output]) -> list[str]:
     """The sessions for which something may be sent after these outputs."""
     sessions = {o.payload["session"] for o in said if o.type == "notice.queued"}
     sessions |= {
@@ -79,10 +81,13 @@ def to_deliver(state: State, said: list[Output]) -> list[str]:
     return sorted(sessions)
 
 
-def turn_ended(state: State, session: str) -> list[Output]:
-    """React when a user's session has become idle."""
+def turn_ended(state: State, session: str, message: str) -> list[Output]:
+    """React when a user's session has become idle, after the turn that answers a message."""
     waiting = [n for n in state.notices.values() if n.session == session and n.state in ("queued", "sending")]
-    if any(n.state == "sending" for n in waiting):
+    sending = [n for n in waiting if n.state == "sending"]
+    if any(n.sent is None and v2_ids.message_id(n.key) == message for n in sending):
+        return []  # the session has just answered what is on its way, so it was idle
+    if sending:
         return [Output("notice.nudged", {"session": session})]
     return deliver(state, session) if waiting else []
 

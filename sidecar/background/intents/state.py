@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -230,6 +230,10 @@ class State:
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
         """Apply one event of the agent to the state."""
+        for step, about in steps_of(type_, payload):
+            self._fold(step, about)
+
+    def _fold(self, type_: str, payload: Mapping[str, Any]) -> None:
         if type_ in ("intent.created", "intent.refused"):
             self._add(type_, payload)
         elif type_ == "notice.queued":
@@ -296,6 +300,7 @@ class State:
         intent.state = after(INTENT, intent.state, type_)
         intent.reason = payload.get("reason", intent.reason)
         intent.code = payload.get("code", intent.code)
+        intent.result = str(payload.get("result") or intent.result)
         intent.changes = dict(payload.get("changes") or intent.changes)
         intent.setup = list(payload.get("setup") or intent.setup)
         intent.tokens += payload.get("tokens", 0)
@@ -393,6 +398,15 @@ class State:
             # A root that is itself an intent has ended and can start nothing more, so its spending no longer matters.
             if self.spent[root].closed or root.startswith("int_") or number < len(idle) - KEPT_ROOTS:
                 del self.spent[root]
+
+
+def steps_of(type_: str, payload: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The steps of intents and notices that an event of the agent is: types with their payloads. The request of an
+    effect says which steps go with it.
+    """
+    yield type_, payload
+    args = payload.get("args")
+    yield from args.get("steps", ()) if isinstance(args, dict) else ()
 
 
 def intent_of(payload: Mapping[str, Any]) -> Intent:

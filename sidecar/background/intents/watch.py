@@ -52,9 +52,9 @@ def due(state: State, now: int, check_ms: int) -> list[Intent]:
 
 def check(intent: Intent, ts: int) -> list[Output]:
     """The effect that checks an intent's session. The result includes what ``CHECKED`` names."""
-    args = {"session": intent.session, "directory": intent.place, **noted(intent)}
-    checked = Output("intent.checked", {"intent": intent.id, "ts": ts})
-    return [checked, Output("effect.requested", args, effect=CHECK, node=intent.id)]
+    args: dict[str, Any] = {"session": intent.session, "directory": intent.place, **noted(intent)}
+    args["steps"] = [["intent.checked", {"intent": intent.id, "ts": ts}]]
+    return [Output("effect.requested", args, effect=CHECK, node=intent.id)]
 
 
 def noted(intent: Intent) -> dict[str, Any]:

@@ -140,7 +140,6 @@ class AlertAgent(OwnAgent[State]):
     @property
     def events(self) -> tuple[str, ...]:
         return (
-            "intent.started",
             "intent.completed",
             "intent.failed",
             "budget.warning",
@@ -169,8 +168,6 @@ class AlertAgent(OwnAgent[State]):
                 return self._raise(given["alert"], given.get("session"), given["title"], given["text"], "", event.ts)
             case "alert.troubles":
                 return self._troubled(given["troubles"], event.ts)
-            case "intent.started":
-                return _glance(given, "started", f"{_worker(given)} started")
             case "intent.completed" | "intent.failed":
                 return self._intent_ended(event.type, given, event.ts)
             case "budget.warning":
@@ -255,17 +252,18 @@ class AlertAgent(OwnAgent[State]):
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
         reason = "" if type_ == "intent.completed" else str(given.get("reason") or "unknown")
         told = teller.ended(_worker(given), reason, given.get("gist") or "")
-        glance = _glance(given, "failed" if reason else "finished", told)
+        toast, how = glance(given, told), "failed" if reason else "finished"
+        shown = [Output("effect.requested", toast, effect=TOAST, node=f"{given['intent']} {how}")] if toast else []
         if "created" not in given or (given.get("child") and not self._config.children):
-            return glance
+            return shown
         parent = given.get("parent")
         is_short = type_ == "intent.completed" and ts - given["created"] < self._config.min_seconds * 1000
         if is_short or (parent is None and not self._stages):
-            return glance
+            return shown
         identifier, title = given["intent"], "OpenCode: background work"
         text = f"{cut_middle(told, MAX_TEXT - 50)[0]} ({identifier})"
         raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
-        return [*glance, *raised]
+        return [*shown, *raised]
 
     def _turn_began(self, given: dict[str, Any], ts: int) -> list[Output]:
         if not self._rings_turns or not given.get("message"):
@@ -469,15 +467,13 @@ def _asked(asked: Mapping[str, Sequence[int]], alert: Alert, now: int) -> dict[s
     return {channel: [*asked.get(channel, ()), now][-MOST_ALONE:] for channel in alert.stages[0]}
 
 
-def _glance(given: dict[str, Any], how: str, told: str) -> list[Output]:
+def glance(given: Mapping[str, Any], told: str) -> dict[str, str] | None:
     """A toast about background work that a person's session started, for anybody who is looking at that session right
-    now.
+    now; ``None`` if no such session did.
     """
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
-        return []
-    text = cut_middle(told, MAX_TEXT)[0]
-    args = {"session": given["parent"], "title": "OpenCode: background work", "text": text}
-    return [Output("effect.requested", args, effect=TOAST, node=f"{given['intent']} {how}")]
+        return None
+    return {"session": given["parent"], "title": "OpenCode: background work", "text": cut_middle(told, MAX_TEXT)[0]}
 
 
 def _seen(alerts: list[Alert], why: str, ts: int) -> list[Output]:

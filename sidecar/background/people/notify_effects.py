@@ -1,8 +1,7 @@
-"""The effects that notify a person or bring a person's answer to OpenCode.
+"""The effects that reach a person outside OpenCode, or carry out a person's decision.
 
-``opencode.toast`` and ``notify.send`` are at-least-once: nobody can ask a screen or a phone whether a message arrived,
-so after an interrupted attempt the message is sent again. ``opencode.answer`` takes effect once: OpenCode accepts the
-first answer to a request and refuses later ones.
+``notify.send`` is at-least-once: nobody can ask a phone whether a message arrived, so after an interrupted attempt the
+message is sent again.
 """
 
 from __future__ import annotations
@@ -12,46 +11,10 @@ from typing import Any
 
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.effects import Repeatable
-from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.messages import for_person
 from sidecar.background.people import teller
 from sidecar.background.people.channels import Channels
 from sidecar.background.people.doubts import DECISIONS
-from sidecar.background.said import Said
-
-
-class Toast(Repeatable):
-    """``opencode.toast``: shows a toast in OpenCode. Result: ``{"shown": bool}``.
-
-    ``keep`` gets each toast that the host cannot show, so that a terminal which reads them can. Nobody knows whether
-    there is such a terminal, so these toasts do not count as shown.
-    """
-
-    def __init__(self, hosts: Hosts, keep: Callable[[dict[str, str]], None]) -> None:
-        self._hosts, self._keep = hosts, keep
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        toast = {name: effect.args[name] for name in ("session", "title", "text")}
-        shown = await self._hosts.of(toast["session"]).toast(**toast)
-        if not shown:
-            self._keep({"id": key, **toast})
-        return {"shown": shown}
-
-
-class Answer(Repeatable):
-    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``.
-
-    OpenCode refuses a second answer, and the captured events then show how the request was answered.
-    """
-
-    def __init__(self, hosts: Hosts, said: Said) -> None:
-        self._hosts, self._said = hosts, said
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
-        answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
-        session = args["session"]
-        return {"status": await self._hosts.of(session).answer(session, args["request"], args["kind"], answer)}
 
 
 class Resolve(Repeatable):

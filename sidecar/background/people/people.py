@@ -17,6 +17,7 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.runner import EffectKind, Resolution
 from sidecar.agents.runtime import Runtime
+from sidecar.background.effects import effect_kinds
 from sidecar.background.gate import checkpoint_of_person
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.people import alerts, checkpoints, signals
@@ -34,7 +35,7 @@ from sidecar.background.people.checkpoints import (
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.background.people.doubts import DECISIONS, RESOLVE
-from sidecar.background.people.notify_effects import Answer, Look, Resolve, Send, Toast
+from sidecar.background.people.notify_effects import Look, Resolve, Send
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
 from sidecar.background.reading import read_checkpoints, waiting
@@ -112,10 +113,9 @@ class People:
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
         self.kinds: Mapping[str, EffectKind] = {
+            **effect_kinds(hosts, said, self.toasts.append),
             alerts.LOOK: Look(lambda: read_focus(home.path)),
-            alerts.TOAST: Toast(hosts, self.toasts.append),
             alerts.SEND: Send(self.channels, self.page.link),
-            checkpoints.ANSWER: Answer(hosts, said),
             RESOLVE: Resolve(self._resolve),
         }
         self._runtime: Runtime | None = None

@@ -34,7 +34,6 @@ def test_the_end_of_a_turn_is_only_a_reason_to_look(outcome: str) -> None:
     assert found(world, "busy") == [] and world.intent("a").state == "running"
     world.ends(intent, outcome)
     assert found(world, "answered", "forty two") == [
-        "intent.output",
         "intent.completed",
         "notice.queued",
         "notice.sending",

@@ -15,6 +15,7 @@ import pytest
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.agents.engine import InputRefused
+from sidecar.background.effects import effect_kinds
 from sidecar.background.hosts.host import HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule
 from sidecar.background.intents import state as intent_state
@@ -74,9 +75,6 @@ class Host:
         return self
 
     new = of
-
-    async def find(self, intent: str, **about: Any) -> str | None:
-        return None
 
     async def prompt(self, session: str, parts: Sequence[Part], **about: Any) -> bool:
         self.prompts += [(session, part.text, about) for part in parts]
@@ -140,7 +138,8 @@ async def orchestration(
         clean,
     )
     made.hosts = host  # type: ignore[assignment]
-    async with bench(store, [*made.agents, *agents(Watcher)], made.kinds, clock, clean=clean) as run:
+    kinds = {**made.kinds, **effect_kinds(made.hosts, made._said, made.people.toasts.append)}
+    async with bench(store, [*made.agents, *agents(Watcher)], kinds, clock, clean=clean) as run:
         made.attach(run.runtime)
         yield made, host, run
     await store.close()

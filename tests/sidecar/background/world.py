@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from sidecar.agents.agent import decisions
 from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.intents.notices import WAKE
-from sidecar.background.intents.state import Intent
+from sidecar.background.intents.state import Intent, steps_of
 from sidecar.config import PhantomConfig
 from streams.event import StreamEvent
 from tests.sidecar.agents.kinds import Clock
@@ -49,15 +50,17 @@ class World:
                 "metadata": metadata or {},
             }
         )
-        outputs = self.agent.receive(event)
-        assert outputs == self.agent.receive(event)
-        for output in outputs:
-            if output.effect:
-                self.effects.append((output.effect, output.node, dict(output.payload)))
-            else:
-                self.agent.data.fold(output.type, output.payload)
-        self.agent.load(self.agent.state())
-        found = [output.type for output in outputs if not output.effect]
+        assert self.agent.receive(event) == self.agent.receive(event)
+        found: list[str] = []
+        for outputs in decisions(self.agent, event):
+            for output in outputs:
+                args = {"args": output.payload}
+                if output.effect:
+                    self.effects.append((output.effect, output.node, dict(output.payload)))
+                for step, about in steps_of("", args) if output.effect else [(output.type, output.payload)]:
+                    self.agent.data.fold(step, about)
+                    found += [step] if step else []
+            self.agent.load(self.agent.state())
         self.types += found
         return found
 
