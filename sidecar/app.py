@@ -318,7 +318,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms, log_id)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
-    forks = Forks(home, durable.hosts, state, ingest, identity, durable.people.answerers, durable.project)
+    forks = Forks(home, durable.hosts, state, ingest, identity, durable.people.answerers, durable.works)
     forks.register(sidecar.requests)
     server = sidecar.server = LinkServer(
         sidecar,

@@ -35,6 +35,7 @@ from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.registering import RegisterArgs, differences
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
+from sidecar.background.intents.works import Works
 from sidecar.background.people.people import People
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
@@ -99,6 +100,7 @@ class DurableStream:
         agents_may_answer: bool = False,
     ) -> None:
         self.agent = IntentAgent(config)
+        self.works = Works(lambda: self.data, state)
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
         self.headless: Headless | Borrowed = (
@@ -127,22 +129,12 @@ class DurableStream:
             self._said,
             lambda: [link.pid for link in self.links()],
             agents_may_answer,
-            self._work_of,
+            self.works.asker,
         )
         self._card = CardFile(home.path)
         self._runtime: Runtime | None = None
         self.more_tools: Mapping[str, Any] = {}
         """Tools that the model gets beside ours, in the form of ``tools_json``."""
-
-    def _work_of(self, session: str) -> tuple[str, str] | None:
-        """The title and the project's directory of the background work whose session this is or was."""
-        intent = self.data.intents.get(self.data.sessions.get(session, ""))
-        return None if intent is None else (intent.title, intent.directory)
-
-    def project(self, session: str) -> str:
-        """The directory of a session's project; empty if it is not known. Background work has a worktree of its own."""
-        known = self._state.sessions.get(session)
-        return (self._work_of(session) or ("", (known.directory if known is not None else "") or ""))[1]
 
     @property
     def always_isolates(self) -> bool:
@@ -304,7 +296,7 @@ class DurableStream:
             "pid": link.pid if link is not None else None,
             "environment": environment,
             # A person continues the work, so nothing above it can stop it.
-            "above": self._above(given.parent) if before is None else [],
+            "above": list(self.works.above(given.parent)) if before is None else [],
             "root": self._root(given.parent) if before is None else before.root,
             "continues": continues(before) if before is not None else {},
         } | ({"said": said} if said else {})
@@ -331,18 +323,8 @@ class DurableStream:
 
     def _environment(self, work: str) -> str:
         """The environment of an intent, or of a phantom's session."""
-        intent = self.data.intents.get(self.data.sessions.get(work, work))
+        intent = self.works.intent(work) or self.data.intents.get(work)
         return intent.environment if intent is not None else ""
-
-    def _above(self, session: str | None) -> list[str]:
-        """A session and its ancestors, nearest first. The ancestors matter because a child session of a phantom may
-        start work, too."""
-        found: list[str] = []
-        while session is not None and session not in found:
-            found.append(session)
-            known = self._state.sessions.get(session)
-            session = known.parent if known is not None else None
-        return found
 
     def _root(self, session: str | None) -> str | None:
         known = self._state.sessions.get(session) if session is not None else None

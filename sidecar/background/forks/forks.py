@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +20,7 @@ from sidecar.background.effects import is_kept
 from sidecar.background.forks.cut import Cut, Ran, cut_at, kept, ran_at
 from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.intents.works import Works
 from sidecar.background.people.answerers import Answerers
 from sidecar.components import until
 from sidecar.home import Home
@@ -102,7 +102,7 @@ class _Plan(NamedTuple):
 
 
 class Forks:
-    """The request ``fork``. ``project`` returns the directory in which a session's fork belongs."""
+    """The request ``fork``."""
 
     def __init__(
         self,
@@ -112,10 +112,10 @@ class Forks:
         ingest: Ingest,
         identity: Identity,
         answerers: Answerers,
-        project: Callable[[str], str],
+        works: Works,
     ) -> None:
         self._home, self._hosts, self._state, self._ingest = home, hosts, state, ingest
-        self._identity, self._answerers, self._project = identity, answerers, project
+        self._identity, self._answerers, self._works = identity, answerers, works
 
     def register(self, requests: Requests) -> None:
         told = (
@@ -155,7 +155,8 @@ class Forks:
             raise _nothing_before(event)
         view, known = catalog.sessions[session], self._state.sessions.get(session)
         place = (known.directory if known is not None else None) or catalog.directory(view.stream)
-        directory = self._project(session) or place
+        # Background work has a worktree of its own; its fork belongs in the project.
+        directory = self._works.asker(session).directory or place
         messages = await self._hosts.of(session).message_ids(session, directory=directory) or []
         # OpenCode's own fork stays in the directory of its origin, which may be a worktree that is gone.
         count = kept(messages, cut) if await asyncio.to_thread(Path(place).is_dir) else None

@@ -21,6 +21,7 @@ from typing import Any, Final
 from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.intents.state import some_of
+from sidecar.background.intents.works import Asker, user
 from sidecar.background.messages import message, quoted
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import doubts
@@ -120,21 +121,14 @@ class Checkpoint:
 @dataclass(slots=True)
 class State:
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
-    phantoms: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Maps a session of background work to its intent and to the user's session above it."""
-    works: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Maps an intent to its title and its project's directory."""
 
 
 class CheckpointAgent(OwnAgent[State]):
     """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
-    too. ``place`` gives the title of the work that has ended in a session, if any, and the directory of the session's
-    project."""
+    too. ``asker`` says who asks in a session. That is recorded when something is asked."""
 
-    def __init__(
-        self, everywhere: bool = False, place: Callable[[str], tuple[str, str]] = lambda session: ("", "")
-    ) -> None:
-        self._everywhere, self._place = everywhere, place
+    def __init__(self, everywhere: bool = False, asker: Callable[[str], Asker] = user) -> None:
+        self._everywhere, self._asker = everywhere, asker
         super().__init__(NAME, State)
 
     @property
@@ -144,9 +138,7 @@ class CheckpointAgent(OwnAgent[State]):
             "human.input",
             "execution.step",
             "turn.ended",
-            "lifecycle.session.created",
             "lifecycle.session.ended",
-            "intent.started",
             "intent.completed",
             "intent.failed",
             "intent.cancelled",
@@ -186,14 +178,6 @@ class CheckpointAgent(OwnAgent[State]):
                 return [] if given.get("outcome") == "continued" else self._over(given, event.ts)
             case "lifecycle.session.ended":
                 return self._over(given, event.ts, whole=True)
-            case "lifecycle.session.created":
-                return self._child(given)
-            case "intent.started":
-                above = self.data.phantoms.get(str(given.get("parent")))
-                tell = above[1] if above is not None else given.get("parent")
-                watched = {"session": given["session"], "intent": given["intent"], "tell": tell}
-                watched |= {"work": given.get("title") or "", "directory": given.get("directory") or ""}
-                return [Output("checkpoint.watching", watched)]
             case "intent.completed" | "intent.failed" | "intent.cancelled":
                 return self._intent_ended(str(given.get("intent")), event.type, event.ts)
         return []
@@ -208,16 +192,9 @@ class CheckpointAgent(OwnAgent[State]):
             return [Output("checkpoint.waiting", waiting)] if _is_asker(known, given) else []
         if "text" not in given:  # the call waits for a checkpoint that has been forgotten since
             return []
-        opened = {**given, "kind": "ask", **self._asker(given["session"]), "ts": ts}
+        opened = {**given, "kind": "ask", **self._asker(given["session"])._asdict(), "ts": ts}
         waiting = {"checkpoint": given["checkpoint"], "turn": given.get("turn") or "", "ts": ts}
         return [Output("checkpoint.opened", opened), Output("checkpoint.waiting", waiting)]
-
-    def _asker(self, session: str) -> dict[str, Any]:
-        """Who asks, in the form that ``checkpoint.opened`` keeps."""
-        intent, tell = self.data.phantoms.get(session, (None, session))
-        known = self.data.works.get(intent or "", ("", ""))
-        work, directory = known if known[1] else self._place(tell or session)
-        return {"intent": intent, "tell": tell, "work": work, "directory": directory}
 
     def _typed(self, event: StreamEvent) -> list[Output]:
         """Handle a message that a person typed into a session whose call waits for an answer: the message is the
@@ -313,9 +290,10 @@ class CheckpointAgent(OwnAgent[State]):
         identifier = checkpoint_id(session, request)
         known = self.data.checkpoints.get(identifier)
         if given.get("state") == "asked":
-            if known is not None or not (self._everywhere or session in self.data.phantoms):
+            asker = self._asker(session)
+            if known is not None or not (self._everywhere or asker.intent is not None):
                 return []
-            about = {"checkpoint": identifier, **self._asker(session), "ts": ts}
+            about = {"checkpoint": identifier, **asker._asdict(), "ts": ts}
             return [Output("checkpoint.opened", {**asked(given), **about})]
         if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
             return []
@@ -360,7 +338,7 @@ class CheckpointAgent(OwnAgent[State]):
         return [Output("checkpoint.told", {"checkpoint": c.id}) for c in mine]
 
     def _intent_ended(self, intent: str, type_: str, ts: int) -> list[Output]:
-        """Handle the end of background work: forget its sessions and, if the work was stopped, withdraw its asks."""
+        """Handle the end of background work: if the work was stopped, withdraw its asks."""
         stopped = type_ != "intent.completed"
         outputs = [
             Output("checkpoint.withdrawn", {"checkpoint": c.id, "why": "the background work ended", "ts": ts})
@@ -371,16 +349,7 @@ class CheckpointAgent(OwnAgent[State]):
             untold = known.kind == "ask" and known.state in ("answered", "expired") and not known.told
             if known.intent == intent and untold and known.tell is not None:
                 outputs.append(_notify(known, known.tell, known.answer))
-        if any(of == intent for of, _ in self.data.phantoms.values()):
-            outputs.append(Output("checkpoint.unwatched", {"intent": intent}))
         return outputs
-
-    def _child(self, given: dict[str, Any]) -> list[Output]:
-        above = self.data.phantoms.get(str(given.get("parent")))
-        session = str(given.get("session"))
-        if above is None or session in self.data.phantoms:
-            return []
-        return [Output("checkpoint.watching", {"session": session, "intent": above[0], "tell": above[1]})]
 
     def _message(
         self, known: Checkpoint, answer: list[str], *, left: bool = False, expired: bool = False
@@ -394,7 +363,7 @@ class CheckpointAgent(OwnAgent[State]):
             return []
         if known.intent is None:
             return [_notify(known, known.session, answer, expired)]
-        if known.session in self.data.phantoms or known.tell is None:
+        if self._asker(known.session).intent is not None or known.tell is None:
             return []
         return [_notify(known, known.tell, answer, expired)]
 
@@ -402,15 +371,7 @@ class CheckpointAgent(OwnAgent[State]):
 
     def apply(self, event: StreamEvent) -> None:
         given = event.payload
-        if event.type == "checkpoint.watching":
-            self.data.phantoms[given["session"]] = (given["intent"], given.get("tell"))
-            if "work" in given:
-                self.data.works[given["intent"]] = (given["work"], given["directory"])
-        elif event.type == "checkpoint.unwatched":
-            kept = {s: of for s, of in self.data.phantoms.items() if of[0] != given["intent"]}
-            self.data.phantoms = kept
-            self.data.works.pop(given["intent"], None)
-        elif event.type == "checkpoint.opened":
+        if event.type == "checkpoint.opened":
             self.data.checkpoints[given["checkpoint"]] = opened_as(given)
             self._tidy()
         elif event.type.startswith("checkpoint.") and given.get("checkpoint") in self.data.checkpoints:

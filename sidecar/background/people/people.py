@@ -20,6 +20,7 @@ from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import effect_kinds
 from sidecar.background.gate import checkpoint_of_person
 from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.intents.works import Asker, user
 from sidecar.background.people import alerts, checkpoints, signals
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answer_page import AnswerPage
@@ -96,18 +97,13 @@ class People:
         said: Said,
         linked: Callable[[], Iterable[int]] = tuple,
         agents_may_answer: bool = False,
-        work_of: Callable[[str], tuple[str, str] | None] = lambda session: None,
+        asker: Callable[[str], Asker] = user,
     ) -> None:
         self._home, self._identity, self._said = home, identity, said
         self.answerers = Answerers(linked, agents_may_answer, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
-        self.checkpoints = CheckpointAgent(
-            everywhere=bool(self.channels.names),
-            # The worktree of background work, which OpenCode knows, has an id as its name.
-            place=lambda session: (
-                work_of(session) or ("", str(hosts.of(session).about(session).get("directory") or ""))
-            ),
-        )
+        self._asker = asker
+        self.checkpoints = CheckpointAgent(bool(self.channels.names), asker)
         self.signals = SignalAgent()
         self.alerts = AlertAgent(self.channels.stages, config)
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
@@ -190,7 +186,7 @@ class People:
         identifier = f"alr_{sha256(call.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
         payload = {
             "alert": identifier,
-            "session": self._above(session),
+            "session": self._asker(session).tell,
             "title": "OpenCode",
             "text": args.message,
         }
@@ -278,7 +274,7 @@ class People:
             age = max(self._identity.now_ms() - signal.raised, 0) // 1000
             return f"Signal {name} came {age} s ago. Payload:\n{signals.as_json(signal.payload)}"
         later = f"Signal {name} has not come yet. Call wait_for again to wait longer"
-        if session in self.checkpoints.data.phantoms:
+        if self._asker(session).intent is not None:
             return f"{later}, and do not end before."
         awaited = {"name": name, "session": session, "root": root}
         await self._command(signals.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
@@ -321,11 +317,6 @@ class People:
             self._waited[identifier] -= 1
             if not self._waited[identifier]:
                 del self._waited[identifier]
-
-    def _above(self, session: str) -> str | None:
-        """The user's session that shows what happens in ``session``."""
-        phantom = self.checkpoints.data.phantoms.get(session)
-        return phantom[1] if phantom is not None else session or None
 
     # --- requests ---
 

@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.intents import IntentAgent
+from sidecar.background.intents.works import Asker, user
 from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent, checkpoint_id
 from sidecar.background.people.teller import heading
 from sidecar.config import PhantomConfig
@@ -22,14 +23,20 @@ PHANTOM, CHILD, PARENT = "ses_phantom", "ses_child", "ses_parent"
 ASKED = checkpoint_id(CHILD, "per_1")
 
 
+class Checkpoints(CheckpointAgent):
+    """With background work in two sessions."""
+
+    def __init__(self) -> None:
+        self.at_work = {each: Asker("int_1", PARENT, "count things", "/home/ada/shop") for each in (PHANTOM, CHILD)}
+        super().__init__(asker=lambda session: self.at_work.get(session) or user(session))
+
+
 @asynccontextmanager
-async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, CheckpointAgent, IntentAgent]]:
+async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, Checkpoints, IntentAgent]]:
     """Background work with a child session; notices of the agent ``intents`` find no host."""
-    agent, intents = CheckpointAgent(), IntentAgent(PhantomConfig())
+    agent, intents = Checkpoints(), IntentAgent(PhantomConfig())
     kinds = {ANSWER: kind or Script({"status": "answered"}), "opencode.wake": Script({"status": "absent"})}
     async with bench(MemoryStore(), [agent, intents], kinds) as run:
-        await run.happened("intent.started", intent="int_1", session=PHANTOM, parent=PARENT)
-        await run.happened("lifecycle.session.created", session=CHILD, parent=PHANTOM)
         yield run, agent, intents
 
 
@@ -247,6 +254,7 @@ async def test_the_answer_for_background_work_that_ended_goes_to_the_session_abo
     async with asking() as (run, agent, intents):
         await ask(run, PHANTOM)
         await run.command(NAME, "checkpoint.later", checkpoints=["chk_1"])
+        agent.at_work.clear()
         await run.happened("intent.completed", intent="int_1")
         assert agent.data.checkpoints["chk_1"].state == "open"
         await answer(run, "chk_1", "yes")
@@ -255,10 +263,9 @@ async def test_the_answer_for_background_work_that_ended_goes_to_the_session_abo
 
 async def test_what_a_person_lets_ended_work_ask_names_the_work_and_its_project() -> None:
     """OpenCode only knows the worktree, whose name is an id."""
-    agent = CheckpointAgent(everywhere=True, place=lambda session: ("count things", "/home/ada/shop"))
+    ended = Asker(None, PHANTOM, "count things", "/home/ada/shop")
+    agent = CheckpointAgent(everywhere=True, asker=lambda session: ended)
     async with bench(MemoryStore(), [agent], {}) as run:
-        await run.happened("intent.started", intent="int_1", session=PHANTOM, parent=PARENT)
-        await run.happened("intent.completed", intent="int_1")
         await permission(run, PHANTOM, "asked")
         (known,) = agent.data.checkpoints.values()
         assert heading(known) == "count things in shop asks for permission"

@@ -14,6 +14,8 @@ from bridge.opencode.capture.state import CaptureState, SessionState
 from sidecar.background.forks.cut import Cut, cut_at, kept
 from sidecar.background.forks.forks import ForkArgs, Forks
 from sidecar.background.hosts.host import HostError, Part
+from sidecar.background.intents.state import State
+from sidecar.background.intents.works import Works
 from sidecar.background.people.answerers import Answerers
 from sidecar.home import Home
 from sidecar.read.select import open_reader
@@ -145,7 +147,7 @@ async def test_without_a_fork_of_the_host_a_new_session_gets_the_conversation_an
 
     ingest = SimpleNamespace(add=add, flushed=flushed)
     nobody = Answerers(tuple, False, str)
-    forks = Forks(Home(home), Only(host), state, ingest, seeded_identity(2), nobody, lambda _: "")  # type: ignore[arg-type]
+    forks = Forks(Home(home), Only(host), state, ingest, seeded_identity(2), nobody, Works(State, state))  # type: ignore[arg-type]
     args = ForkArgs(stream=answer.stream_id, event=answer.id, prompt="on")
     plan = await forks.fork(args.model_copy(update={"preview": True}))
     assert plan["messages"] == 2 and told == [] == host.said

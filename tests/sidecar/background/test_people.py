@@ -13,6 +13,7 @@ import pytest
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.inputs import agent_stream
 from sidecar.background.hosts.host import HostError
+from sidecar.background.intents.works import Asker
 from sidecar.background.people import answerers
 from sidecar.background.people.people import MOST_ASKS, AnswerArgs, People, SignalArgs
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
@@ -159,7 +160,7 @@ async def test_who_answered_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
 
 async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_that_waited(tmp_path: Path) -> None:
     async with people(tmp_path) as (made, _, run):
-        await run.happened("intent.started", stream="agent/intents", session="ses_bg", intent="int_1", parent="ses_1")
+        made._asker = lambda session: Asker("int_1" if session == "ses_bg" else None, "ses_1")
         for session in ("ses_1", "ses_2", "ses_1"):
             assert "as a message" in await made.wait_for_signal("go", session, session, 0)
         assert "do not end" in await made.wait_for_signal("go", "ses_bg", "ses_1", 0), (
