@@ -32,7 +32,7 @@ class Tormented:
     no multiple of 7; ``last`` is the type of the record that ends it.
     """
 
-    steps = 30
+    steps = 22
     last = "notice.observed"
 
     def __init__(self, durable: DurableStream, client: RealOpenCode) -> None:
