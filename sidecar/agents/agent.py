@@ -58,7 +58,11 @@ READY: Final = HealthStatus("READY")
 
 
 class Agent(Protocol):
-    """What the engine needs from an agent. ``loading.UserAgent`` wraps a user's agent."""
+    """What the engine needs from an agent. ``loading.UserAgent`` wraps a user's agent.
+
+    An agent may have a method ``follow``, which decides what else follows from an event, once its outputs so far are
+    applied. It gets the event and these outputs, is pure like ``receive``, and is asked again until nothing follows.
+    """
 
     @property
     def name(self) -> str:
@@ -90,13 +94,8 @@ class Agent(Protocol):
             BadOutput: the agent returned a value that cannot be recorded.
         """
 
-    def follow(self, event: StreamEvent, outputs: Sequence[Output]) -> Sequence[Output]:
-        """Decide what else follows from an event, once its ``outputs`` so far are applied. Asked again until nothing
-        does. Pure, like ``receive``.
-        """
-
     def apply(self, event: StreamEvent) -> None:
-        """Fold one event that ``receive`` or ``follow`` returned into the state. Only this method changes the state."""
+        """Fold one event that ``receive`` returned into the state. Only this method changes the state."""
 
     def state(self) -> dict[str, Any]:
         """The whole state as JSON values, for its hash and for snapshots."""
@@ -211,8 +210,8 @@ def decisions(agent: Agent, event: StreamEvent) -> Iterator[list[Output]]:
     """
     step = outputs_of(agent.receive(event))
     yield step
-    outputs = list(step)
-    while len(outputs) <= MAX_FOLLOWED and (step := outputs_of(agent.follow(event, outputs))):
+    outputs, follow = list(step), getattr(agent, "follow", lambda event, outputs: ())
+    while len(outputs) <= MAX_FOLLOWED and (step := outputs_of(follow(event, outputs))):
         yield step
         outputs += step
 

@@ -121,11 +121,9 @@ class Decider:
                     self._stop("received")
                     if not outputs and given.position is not None and not self._turns.awaits(given.event):
                         return "nothing", []
-                    if given.has_record and given.key in self._removed:
-                        return "duplicate", []
                 before = len(events)
                 await self._record(given, outputs, events, in_batch)
-                if any(event.idempotency_key in self._removed for event in events):
+                if not self._removed.isdisjoint((given.key, *(event.idempotency_key for event in events))):
                     await self._restore(batch)
                     return "duplicate", []
                 what = "apply"

@@ -103,9 +103,6 @@ class UserAgent:
     def receive(self, event: StreamEvent) -> list[Output]:
         return outputs_of(self._agent.receive(_plain(event)))
 
-    def follow(self, event: StreamEvent, outputs: Sequence[Output]) -> list[Output]:
-        return []
-
     def apply(self, event: StreamEvent) -> None:
         if hasattr(self._agent, "apply"):
             self._agent.apply(_plain(event))

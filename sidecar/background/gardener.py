@@ -11,6 +11,7 @@ Off by default: ``[gardener] enabled = true``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
@@ -27,7 +28,7 @@ TURNS: Final = 5
 """How many of a session's last turns count."""
 
 KEPT: Final = 200
-"""How many sessions the gardener remembers. The same limit applies to its own agents and their sessions."""
+"""How many sessions the gardener remembers."""
 
 ROOT: Final = "gardener"
 """The gardener's agents share a separate budget, as if one session had started them."""
@@ -56,8 +57,6 @@ class Watched:
 @dataclass(slots=True)
 class State:
     sessions: dict[str, Watched] = field(default_factory=dict)
-    own: list[str] = field(default_factory=list)
-    """The gardener's own intents, the intents that these intents started, and the sessions of all these intents."""
     corrected: list[int] = field(default_factory=list)
     """The times, in ms UTC, when the gardener started its last agents."""
 
@@ -66,8 +65,9 @@ class GardenerAgent(OwnAgent[State]):
     begins_anywhere = False
     """See ``Agent``. Sessions that failed before the gardener was switched on get no agent."""
 
-    def __init__(self, config: GardenerConfig) -> None:
-        self._config = config
+    def __init__(self, config: GardenerConfig, root_of: Callable[[str], str] = lambda session: "") -> None:
+        """``root_of`` returns the root of the background work that a session belongs to, or belonged to."""
+        self._config, self._root_of = config, root_of
         super().__init__(NAME, State)
 
     @property
@@ -78,23 +78,13 @@ class GardenerAgent(OwnAgent[State]):
             "execution.step",
             "agent.error",
             "turn.ended",
-            "intent.created",
-            "intent.started",
         )
 
     # --- deciding ---
 
     def receive(self, event: StreamEvent) -> list[Output]:
-        given, own = event.payload, self.data.own
-        session = str(given.get("session"))
-        match event.type:
-            case "intent.created" if given.get("parent") in own and given["intent"] not in own:
-                return [Output("gardener.own", {"id": given["intent"]})]
-            case "intent.started" if given.get("intent") in own:
-                return [Output("gardener.own", {"id": session})]
-            case "lifecycle.session.created" if given.get("parent") in own and session not in own:
-                return [Output("gardener.own", {"id": session})]
-        if session in own:
+        given, session = event.payload, str(event.payload.get("session"))
+        if self._root_of(session) == ROOT:
             return []
         match event.type:
             case "lifecycle.session.created" | "lifecycle.session.resumed":
@@ -142,10 +132,7 @@ class GardenerAgent(OwnAgent[State]):
 
     def apply(self, event: StreamEvent) -> None:
         given, data = event.payload, self.data
-        if event.type == "gardener.own":
-            data.own = [*data.own, given["id"]][-KEPT:]
-            data.sessions.pop(given["id"], None)
-        elif event.type == "gardener.watched":
+        if event.type == "gardener.watched":
             data.sessions[given["session"]] = Watched(given["directory"])
             while len(data.sessions) > KEPT:
                 del data.sessions[next(iter(data.sessions))]
@@ -158,5 +145,4 @@ class GardenerAgent(OwnAgent[State]):
             watched.is_corrected = watched.is_corrected and not given["calm"]
         elif event.type == "agent.correction":
             data.sessions[given["session"]].is_corrected = True
-            data.own = [*data.own, given["intent"]][-KEPT:]
             data.corrected = [*data.corrected, given["ts"]][-KEPT:]

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
-from sidecar.background.intents import state as intent_state
 from sidecar.background.intents.state import Intent
+from sidecar.background.intents.works import Works
 from sidecar.background.people import checkpoints
 from sidecar.background.people.checkpoints import Checkpoint
 
@@ -49,36 +48,16 @@ def _not_one(found: Sequence[T], noun: str, given: str, lists: str) -> str:
 class Caller:
     """The session whose model calls a tool. Everything that the model names is found through this class."""
 
-    def __init__(
-        self, session: str, state: CaptureState, intents: intent_state.State, asked: checkpoints.State
-    ) -> None:
+    def __init__(self, session: str, works: Works, asked: checkpoints.State) -> None:
         self.session = session
-        self._state, self._intents, self._asked = state, intents, asked
+        self._works, self._intents, self._asked = works, works.intents(), asked
 
     def owns(self, session: str | None) -> bool:
-        seen: set[str] = set()
-        while session and session not in seen:
-            if session == self.session:
-                return True
-            seen.add(session)
-            session = self._parent(session)
-        return False
+        return bool(session) and self.session in self._works.above(session)
 
     def root(self) -> str:
         """The session at the top of the caller's tree."""
-        seen, session = set[str](), self.session
-        while (above := self._parent(session)) and above not in seen:
-            seen.add(above)
-            session = above
-        return session
-
-    def _parent(self, session: str) -> str | None:
-        known = self._state.sessions.get(session)
-        if known is not None and known.parent is not None:
-            return known.parent
-        # What capture has not seen yet, or has forgotten, the intent may still know.
-        intent = self._intents.intents.get(self._intents.sessions.get(session, ""))
-        return intent.parent if intent is not None else None
+        return list(self._works.above(self.session))[-1]
 
     def started(self) -> list[Intent]:
         return [intent for intent in self._intents.intents.values() if self.session and intent.parent == self.session]

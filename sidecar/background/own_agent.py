@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from sidecar.agents.agent import READY, HealthStatus, Output
-from streams.event import StreamEvent
+from sidecar.agents.agent import READY, HealthStatus
 
 S = TypeVar("S")
 
@@ -30,9 +28,6 @@ class OwnAgent(Generic[S]):
         self.name = name
         self.data: S = kind()
         self._kind: Any = kind
-
-    def follow(self, event: StreamEvent, outputs: Sequence[Output]) -> list[Output]:
-        return []
 
     def health(self) -> HealthStatus:
         return READY

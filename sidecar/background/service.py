@@ -119,7 +119,7 @@ class DurableStream:
         )
         self.hosts = Hosts(one, V2Host(registrations, state, identity.now_ms))
         self.worktrees = Worktrees(home.path / "worktrees")
-        self._gardener = (GardenerAgent(gardener),) if gardener.enabled else ()
+        self._gardener = (GardenerAgent(gardener, self.works.root),) if gardener.enabled else ()
         self._said = Said(clean, home.read_token)
         self.people = People(
             home,
@@ -148,7 +148,8 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
-        made, collected = Isolate(self.worktrees, self, setup), Collect(self.worktrees, self.hosts)
+        made = Isolate(self.worktrees, self._variables, self._is_starting, setup)
+        collected = Collect(self.worktrees, self.hosts)
         return {ISOLATE: made, COLLECT: collected, **self.people.kinds}
 
     @property
@@ -210,13 +211,11 @@ class DurableStream:
         except (AgentFailed, InputRefused, StreamError) as error:
             log.error("%s was not handled: %s", type_, error)
 
-    # --- what making a worktree asks; see ``Asker`` ---
-
-    async def variables(self, intent: str) -> Mapping[str, str]:
+    async def _variables(self, intent: str) -> Mapping[str, str]:
         known: Intent = self.data.intents[intent]
-        return await self.hosts.variables(known.parent, known.directory, known.environment)
+        return await self.hosts.new(known.parent).variables(known.parent, known.directory, known.environment)
 
-    def is_wanted(self, intent: str) -> bool:
+    def _is_starting(self, intent: str) -> bool:
         return intent in self.data.intents and self.data.intents[intent].state == "starting"
 
     # --- observe, register_intent, resume ---
@@ -224,8 +223,8 @@ class DurableStream:
     async def observe(self, link: Any) -> None:
         """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
         sessions has stopped."""
-        environment = await self.hosts.environment(link)
-        sessions = await self.hosts.observe(link)
+        host = self.hosts.at(link)
+        environment, sessions = await host.know(link), host.waiting_for(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted((waiting | at_work) & set(sessions))
@@ -274,7 +273,8 @@ class DurableStream:
         if before is not None:
             environment = before.environment
         elif found is None:
-            environment = self.hosts.environment_of(given.parent, link.pid if link is not None else None)
+            pid = link.pid if link is not None else None
+            environment = self.hosts.of(given.parent or "").environment_of(given.parent, pid)
         if self._said.redacts([given.directory, given.agent, given.models]):
             reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
             raise InputRefused("redacted-argument", f"{reason}; see `[redact]` in config.toml")
@@ -332,7 +332,7 @@ class DurableStream:
 
     def of_caller(self, session: str) -> Caller:
         """What a session may name. This is the only way from an id that a model names to a thing."""
-        return Caller(session, self._state, self.data, self.people.checkpoints.data)
+        return Caller(session, self.works, self.people.checkpoints.data)
 
     def find(self, given: str) -> Intent:
         """The intent that a person names. For a model, see ``of_caller``."""

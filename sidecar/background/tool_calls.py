@@ -79,7 +79,7 @@ class ToolCalls:
             is_other = self._others is not None and name in self._others.tools
             checked = None if is_other else check(name, args)
             session = str(context.get("sessionID") or "")
-            if not await until(lambda: self._durable.hosts.knows(link, session), KNOWN_SECONDS):
+            if not await until(lambda: self._durable.hosts.at(link).knows(session), KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
             if not session:
                 raise RequestError("no-session", "this call names no session")

@@ -135,6 +135,7 @@ class Asking(Torment):
 class Cancelled(Torment):
     """A person cancels the intent while its model thinks."""
 
+    steps = 12
     last = "intent.cancelled"
     ends = ("cancelled",)
 

@@ -300,7 +300,12 @@ class V1Host:
     def about(self, session: str) -> dict[str, Any]:
         return about_session(self._state, session)
 
+    def knows(self, session: str) -> bool:
+        """Whether it is known which OpenCode the session of a tool call belongs to."""
+        return True
+
     async def know(self, link: Link) -> str:
+        """Remember the environment of the OpenCode that has just linked; return its name."""
         return await asyncio.to_thread(self._headless.know, link.pid)
 
     def environment_of(self, session: str | None, pid: int | None) -> str:
@@ -319,7 +324,13 @@ class V1Host:
             raise HostError("the environment of the OpenCode that asks is not known")
         return found
 
-    def variables(self, directory: str, environment: str) -> dict[str, str]:
+    async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+        """The variables with which the OpenCode that runs a phantom was started.
+
+        Raises:
+            HostAbsent: they are not known until an OpenCode that has them is open.
+            HostError: several OpenCodes could be meant.
+        """
         return self._headless.variables(directory, environment)
 
     def waiting_for(self, link: Link) -> list[str]:

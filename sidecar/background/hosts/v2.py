@@ -62,7 +62,15 @@ class V2Host:
         return is_phantom(session) or (known is not None and bool(known.host))
 
     def knows(self, session: str) -> bool:
+        """See ``V1Host``. The service makes tool calls as soon as it starts, but is heard of only a moment later."""
         return session in self._state.sessions
+
+    async def know(self, link: Any) -> str:
+        return ""
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        """See ``V1Host``. All work has the environment of the service."""
+        return ""
 
     # --- phantoms ---
 
@@ -284,8 +292,8 @@ class V2Host:
     def about(self, session: str) -> dict[str, Any]:
         return about_session(self._state, session)
 
-    def waiting_for(self, registration: str) -> list[str]:
-        place = place_of(Path(registration))
+    def waiting_for(self, link: Any) -> list[str]:
+        place = place_of(Path(link.identity.service))
         return [session for session, known in self._state.sessions.items() if known.host == place]
 
     # --- the service ---
@@ -300,8 +308,8 @@ class V2Host:
     async def _active(self, client: ServiceClient) -> dict[str, Any]:
         return mapping(mapping(await requests.get(client, requests.ACTIVE)).get("data"))
 
-    async def variables(self, session: str) -> dict[str, str]:
-        found = await asyncio.to_thread(read_process, (await self._registration(session)).pid)
+    async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+        found = await asyncio.to_thread(read_process, (await self._registration(parent or "")).pid)
         return found.environment or dict(os.environ)
 
     async def _client(self, session: str) -> ServiceClient:

@@ -31,11 +31,11 @@ class Works:
     """``intents`` returns the state of the agent ``intents``."""
 
     def __init__(self, intents: Callable[[], State], state: CaptureState) -> None:
-        self._intents, self._state = intents, state
+        self.intents, self._state = intents, state
 
     def intent(self, session: str | None) -> Intent | None:
         """The intent whose session this is or was."""
-        data = self._intents()
+        data = self.intents()
         return data.intents.get(data.sessions.get(session or "", ""))
 
     def above(self, session: str | None) -> Iterator[str]:
@@ -45,11 +45,21 @@ class Works:
         while session is not None and session not in seen:
             seen.add(session)
             yield session
-            known = self._state.sessions.get(session)
+            known, intent = self._state.sessions.get(session), self.intent(session)
             session = known.parent if known is not None else None
+            # What capture has not seen yet, or has forgotten, the intent may still know.
+            session = session or (intent.parent if intent is not None else None)
+
+    def _nearest(self, session: str) -> Intent | None:
+        return next(filter(None, map(self.intent, self.above(session))), None)
+
+    def root(self, session: str) -> str:
+        """The root of the background work that a session belongs to, or belonged to; empty if there is none."""
+        found = self._nearest(session)
+        return found.root if found is not None else ""
 
     def asker(self, session: str) -> Asker:
-        found = next(filter(None, map(self.intent, self.above(session))), None)
+        found = self._nearest(session)
         if found is not None and found.state not in ENDED:
             top = found
             while (above := self.intent(top.parent)) is not None:

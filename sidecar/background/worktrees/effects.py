@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.effects import Repeatable
@@ -27,27 +27,23 @@ MAKE_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.1
 
 
-class Asker(Protocol):
-    """What is known of work that is about to begin."""
-
-    async def variables(self, intent: str) -> Mapping[str, str]:
-        """The environment of the OpenCode that asked for an intent.
-
-        Raises:
-            HostAbsent: it is not known until an OpenCode that has it is open.
-        """
-        ...
-
-    def is_wanted(self, intent: str) -> bool: ...
-
-
 class Isolate(Repeatable):
     """``worktree.add``: creates a worktree, and makes it ready with the user's commands. Result: a ``Worktree``; with
     commands, also ``setup``, what they did. ``{}`` if there is no git repository; ``failed`` and ``setup`` if a command
-    failed; ``absent`` if the intent waits for an OpenCode."""
+    failed; ``absent`` if the intent waits for an OpenCode.
 
-    def __init__(self, worktrees: Worktrees, asker: Asker, setup: Setup) -> None:
-        self._worktrees, self._asker, self._setup = worktrees, asker, setup
+    ``variables`` returns the environment of the OpenCode that asked for an intent, or raises ``HostAbsent`` until one
+    that has it is open. ``is_wanted`` says whether an intent is still to begin.
+    """
+
+    def __init__(
+        self,
+        worktrees: Worktrees,
+        variables: Callable[[str], Awaitable[Mapping[str, str]]],
+        is_wanted: Callable[[str], bool],
+        setup: Setup,
+    ) -> None:
+        self._worktrees, self._variables, self._is_wanted, self._setup = worktrees, variables, is_wanted, setup
         self.longest_seconds = MAKE_SECONDS + (setup.seconds if setup.commands else 0.0)
 
     async def run(self, effect: Effect, key: str) -> dict[str, Any]:
@@ -58,13 +54,13 @@ class Isolate(Repeatable):
         if before is not None and await self._worktrees.kept(before):
             return dict(effect.args["continues"]["worktree"])
         try:
-            variables = await self._asker.variables(intent) if self._setup.commands else {}
+            variables = await self._variables(intent) if self._setup.commands else {}
         except HostAbsent:
             return {"absent": True}
         made = await self._worktrees.add(intent, effect.args["directory"], before)
         if made is None or not self._setup.commands:
             return {} if made is None else made._asdict()
-        ready = await self._setup.run(Path(made.root), made.top, variables, note, lambda: self._asker.is_wanted(intent))
+        ready = await self._setup.run(Path(made.root), made.top, variables, note, lambda: self._is_wanted(intent))
         if ready.failed:
             await self._worktrees.drop(made)
             return {"failed": ready.failed, "setup": ready.runs}

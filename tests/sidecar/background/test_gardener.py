@@ -25,7 +25,9 @@ class Garden:
     """A gardener alone, with what it returned."""
 
     def __init__(self, **config: Any) -> None:
-        self.agent = GardenerAgent(GardenerConfig(enabled=True, **config))
+        self.roots: dict[str, str] = {}
+        """The roots of background work, by its sessions."""
+        self.agent = GardenerAgent(GardenerConfig(enabled=True, **config), lambda session: self.roots.get(session, ""))
         self.returned = list[Output]()
         self._events = Clock().identity(1)
         self.now = 1_700_000_000_000
@@ -100,13 +102,13 @@ def test_a_day_has_its_limit() -> None:
     assert len(garden.started) == 3
 
 
-@given(st.lists(st.tuples(st.sampled_from(["turn", "child", "spawn", "boot"]), st.integers(0, 9), st.integers(0, 30))))
+@given(st.lists(st.tuples(st.sampled_from(["turn", "child", "boot"]), st.integers(0, 9), st.integers(0, 30))))
 def test_it_never_counts_its_own(moves: list[tuple[str, int, int]]) -> None:
     garden = Garden(per_day=1000, min_steps=1)
     garden.created("ses_user")
     garden.turn("ses_user", good=0, bad=20)
-    (first,) = garden.started
-    garden.happened("intent.started", intent=first["intent"], session="own_0")
+    assert [register["root"] for register in garden.started] == [ROOT]
+    garden.roots["own_0"] = ROOT
     own = ["own_0"]
     for what, which, bad in moves:
         session, new = own[which % len(own)], f"own_{len(own)}"
@@ -114,12 +116,9 @@ def test_it_never_counts_its_own(moves: list[tuple[str, int, int]]) -> None:
             garden.turn(session, good=0, bad=bad)
         elif what == "boot":
             garden.happened("lifecycle.session.resumed", session=session, directory="/d")
-        elif what == "child":
-            garden.created(new, parent=session)
-            own.append(new)
         else:
-            garden.happened("intent.created", intent=f"int_{new}", parent=session)
-            garden.happened("intent.started", intent=f"int_{new}", session=new)
+            garden.roots[new] = ROOT
+            garden.created(new, parent=session)
             own.append(new)
     assert len(garden.started) == 1
     assert set(garden.agent.data.sessions) == {"ses_user"}
@@ -141,8 +140,8 @@ def test_between_two_agents_for_a_session_its_rate_was_calm(turns: list[tuple[in
 async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> None:
     create, prompt = Script({"session": "ses_bg"}), Script({})
     config = GardenerConfig(enabled=True)
-    gardener = GardenerAgent(config)
-    async with bench(MemoryStore(), [gardener, IntentAgent(PhantomConfig())], {CREATE: create, PROMPT: prompt}) as run:
+    gardener, intents = GardenerAgent(config), IntentAgent(PhantomConfig())
+    async with bench(MemoryStore(), [gardener, intents], {CREATE: create, PROMPT: prompt}) as run:
         await run.happened("lifecycle.session.created", session="ses_1", directory="/d")
         for _ in range(12):
             await run.happened("execution.step", session="ses_1", kind="tool", status="error")
@@ -151,7 +150,7 @@ async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> 
         assert (args["parent"], args["directory"], args["agent"]) == ("ses_1", "/d", "plan")
         assert "agent.correction" in await run.types(NAME)
         await run.settled()
-        assert "ses_bg" in gardener.data.own
+        assert intents.data.intents[intents.data.sessions["ses_bg"]].root == ROOT
     again = GardenerAgent(config)
     again.load(gardener.state())
     assert again.state() == gardener.state()

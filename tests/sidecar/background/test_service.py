@@ -68,13 +68,13 @@ class Host:
     def environment_of(self, session: str | None, pid: int | None) -> str:
         return "env_1"
 
-    def knows(self, link: Any, session: str) -> bool:
+    def knows(self, session: str) -> bool:
         return True
 
     def of(self, session: str | None) -> Host:
         return self
 
-    new = of
+    new = at = of
 
     async def prompt(self, session: str, parts: Sequence[Part], **about: Any) -> bool:
         self.prompts += [(session, part.text, about) for part in parts]

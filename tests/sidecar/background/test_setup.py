@@ -66,7 +66,8 @@ ENVIRONMENT = {"PATH": os.environ["PATH"], "WHOSE": "ada"}
 
 
 def isolate(worktrees: Worktrees, *commands: str, asker: Asker | None = None, seconds: float = 60.0) -> Isolate:
-    return Isolate(worktrees, asker or Asker(ENVIRONMENT), Setup(commands, seconds))
+    asker = asker or Asker(ENVIRONMENT)
+    return Isolate(worktrees, asker.variables, asker.is_wanted, Setup(commands, seconds))
 
 
 async def ran(kind: Isolate, project: Path) -> dict[str, Any]:
