@@ -88,12 +88,13 @@ class Decider:
         """Keys of pruned records that were sent again: known, but no longer found."""
 
     async def decide(
-        self, given: Input, stored: Record | None, in_batch: dict[str, StreamEvent], batch: list[StreamEvent]
+        self, given: Input, stored: Record | None, in_batch: dict[str, StreamEvent], batch: list[StreamEvent], at: int
     ) -> tuple[Outcome, list[StreamEvent]]:
         """Decide about one input: its outcome and the events to record.
 
         ``stored`` is what the store has under the input's key. ``batch`` holds the events that were already decided on
-        in this batch, before this input; ``in_batch`` maps their idempotency keys to them.
+        in this batch, before this input; ``in_batch`` maps their idempotency keys to them. ``at`` is how far the agent
+        has handled the log: an input up to there that has no record is known, too.
 
         Raises:
             InputRefused, AgentFailed: see these classes. The agent's state is unchanged.
@@ -102,6 +103,8 @@ class Decider:
         if known is not None:
             if given.position is None and not _is_same(known, given.record):
                 raise InputRefused("key-conflict", "this key was already used for another command; use a new key")
+            return "duplicate", []
+        if not given.has_record and given.position is not None and given.position <= at:
             return "duplicate", []
         refusal = given.refusal
         if refusal is None and given.depth >= self._max_depth:

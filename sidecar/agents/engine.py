@@ -436,13 +436,10 @@ class Engine:
             first = len(batch)
             result: Handled | Exception
             try:
-                if waiting.input.is_before(self.position):
-                    result = Handled("duplicate")  # another engine recorded it
-                else:
-                    outcome, events = await self._decider.decide(waiting.input, stored[at], in_batch, batch)
-                    batch += events
-                    in_batch |= {event.idempotency_key: event for event in events}
-                    result = Handled(outcome)
+                outcome, events = await self._decider.decide(waiting.input, stored[at], in_batch, batch, self.position)
+                batch += events
+                in_batch |= {event.idempotency_key: event for event in events}
+                result = Handled(outcome)
             except InputRefused as error:
                 result = error
             except AgentFailed as error:

@@ -93,10 +93,6 @@ class Input:
             return [self.record, *outputs]
         return [with_metadata(outputs[0], position=self.position), *outputs[1:]]
 
-    def is_before(self, position: int) -> bool:
-        """Whether an agent that has handled the log up to a position has handled this input, which has no record."""
-        return not self.has_record and self.position is not None and self.position <= position
-
 
 def agent_stream(agent: str) -> str:
     return f"agent/{agent}"
@@ -149,13 +145,7 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
 
 
 def log_input(
-    agent: str,
-    event: StreamEvent,
-    position: int,
-    identity: Identity,
-    *,
-    key: str | None = None,
-    has_record: bool = True,
+    agent: str, event: StreamEvent, position: int, identity: Identity, *, key: str = "", has_record: bool = True
 ) -> Input:
     """Convert an event of the log to an input; the agent's stream only points to this event. ``key`` is used in place
     of the event's id.

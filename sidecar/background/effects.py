@@ -1,14 +1,16 @@
-"""The effects on OpenCode. Each is one act on a host, which finds out what of it has already happened.
+"""The effects of background work; for its worktrees, see ``worktrees/effects.py``. Most are one act on a host of
+OpenCode, which finds out what of it has already happened.
 
 Every message carries the key of its effect, and every session carries the id of its intent. So a host does nothing when
-the same request is repeated after a crash or a lost answer. Only a toast is then shown again.
+the same request is repeated after a crash or a lost answer. A toast is then shown again, and ``notify.send`` sends its
+message again: nobody can ask a screen or a phone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect, EffectClass
@@ -16,11 +18,14 @@ from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
-from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
-from sidecar.background.intents.notices import WAKE
+from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT, WAKE
 from sidecar.background.intents.watch import CHECKED
+from sidecar.background.messages import for_person
+from sidecar.background.people import teller
 from sidecar.background.people.alerts import TOAST
+from sidecar.background.people.channels import Channels
 from sidecar.background.people.checkpoints import ANSWER
+from sidecar.background.people.doubts import DECISIONS
 from sidecar.background.said import Said
 
 log = logging.getLogger("sidecar.background")
@@ -221,6 +226,52 @@ class Answer(_Speaking):
         answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
         session = args["session"]
         return {"status": await self._hosts.of(session).answer(session, args["request"], args["kind"], answer)}
+
+
+class Resolve(Repeatable):
+    """``effect.resolve``: carries out what a person decided about an effect in doubt. Result: as ``opencode.answer``.
+
+    The decision is in the log in one batch with this request, so it survives every process. The ledger knows each
+    decision by its mark, so it is carried out once.
+    """
+
+    def __init__(self, resolve: Callable[..., Awaitable[bool]]) -> None:
+        self._resolve = resolve
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        args = effect.args
+        which, how = {**args["effect"], "request": args["request"]}, DECISIONS[args["answer"][0]]
+        return {"status": "answered" if await self._resolve(which, how, by=args["by"], mark=key) else "gone"}
+
+
+class Send(Repeatable):
+    """``notify.send``: sends a message on a channel to a person. Result: ``{"channel": name}``."""
+
+    def __init__(self, channels: Channels, link: Callable[[str], str | None] = lambda checkpoint: None) -> None:
+        self._channels, self._link = channels, link
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        args = effect.args
+        given = args.get("checkpoints") or [args.get("checkpoint")]
+        links = {each: link for each in given if each and (link := self._link(each))}
+        one = next(iter(links.values())) if len(given) == 1 and links else None
+        text = for_person(args["text"], link=one)
+        if since := args.get("since"):
+            text = f"{text}\n\nWaiting {teller.since(since)}."
+        if len(given) > 1 and links:
+            text = "\n".join([text, "", *(f"Answer {each}: {link}" for each, link in links.items())])
+        await self._channels.send(args["channel"], args["title"], text)
+        return {"channel": args["channel"]}
+
+
+class Look(Repeatable):
+    """``opencode.look``: whether a terminal of OpenCode shows a session now. Result: ``{"looks": bool}``."""
+
+    def __init__(self, shown: Callable[[], Iterable[str]]) -> None:
+        self._shown = shown
+
+    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
+        return {"looks": effect.args["session"] in self._shown()}
 
 
 def effect_kinds(hosts: Hosts, said: Said, toasts: Callable[[dict[str, str]], None]) -> Mapping[str, EffectKind]:

@@ -293,7 +293,6 @@ class DurableStream:
             "max_tokens": given.tokens,
             "max_cost": given.cost,
             "isolation": given.isolation or self._config.isolation,
-            "pid": link.pid if link is not None else None,
             "environment": environment,
             # A person continues the work, so nothing above it can stop it.
             "above": list(self.works.above(given.parent)) if before is None else [],

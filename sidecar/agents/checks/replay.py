@@ -73,11 +73,6 @@ class _Group(NamedTuple):
     def last(self) -> Record:
         return self.rest[-1] if self.rest else self.input  # type: ignore[return-value]
 
-    @property
-    def begin(self) -> int:
-        """The offset of the first output."""
-        return self.rest[0].offset if self.rest else self.last.offset + 1
-
 
 async def replay(reader: Reader, agent: Agent, *, clean: Callable[[Any], Any] = lambda value: value) -> ReplayResult:
     """Replay an agent's stream from its beginning. ``clean`` must redact in the same way as the runtime.
@@ -141,14 +136,14 @@ class _Replay:
         event = await self._given(given)
         if event is None or any(_is_forgotten(one.event) for one in group.rest):
             return Difference(given.offset, "removed", "a record that the input needs was removed", "nothing")
-        done, where = 0, ""
+        done, where, first = 0, "", group.last.offset + 1 - len(group.rest)
         try:
             for outputs in decisions(self._agent, event):
                 step = group.rest[done : done + len(outputs)]
                 for number, output in enumerate(outputs):
                     was = _recorded(step[number].event) if number < len(step) else None
                     if not _is_same(was, now := _plain(output, self._clean)):
-                        return Difference(group.begin + done + number, "outputs", _shown(was), _shown(now))
+                        return Difference(first + done + number, "outputs", _shown(was), _shown(now))
                 where = " in apply"
                 for one in step:
                     if one.event.metadata.get("role") in APPLIED:
@@ -157,8 +152,7 @@ class _Replay:
         except Exception as error:  # noqa: BLE001 - foreign code
             return Difference(given.offset, "raised", "no error", f"{type(error).__name__}{where}")
         if done < len(group.rest):
-            was = _recorded(group.rest[done].event)
-            return Difference(group.begin + done, "outputs", _shown(was), _shown(None))
+            return Difference(first + done, "outputs", _shown(_recorded(group.rest[done].event)), _shown(None))
         self._outputs += done
         return None
 

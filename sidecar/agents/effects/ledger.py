@@ -33,6 +33,8 @@ COMPLETED: Final = "effect.completed"
 FAILED: Final = "effect.failed"
 IN_DOUBT: Final = "effect.in_doubt"
 
+_LAST_FIRST: Final = (COMPLETED, FAILED, IN_DOUBT, STARTED)
+
 MAX_RESULT: Final = 256 * 1024
 """Maximum size of a result in the log, in bytes. Of a longer result, the log keeps only the digest, size and
 beginning."""
@@ -226,9 +228,6 @@ _STATUS: Final[dict[str, StepStatus]] = {
     FAILED: "failed",
     IN_DOUBT: "in_doubt",
 }
-
-
-_LAST_FIRST: Final = (COMPLETED, FAILED, IN_DOUBT, STARTED)
 
 
 def _step(record: Record, run_id: str, key: str) -> StepRecord:

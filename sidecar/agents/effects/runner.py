@@ -130,6 +130,7 @@ class EffectRunner:
         self.taken: dict[str, int] = {}
         """Maps an agent to the position at which this home last took it from another home. Requests before that
         position are not carried out, because the other home may have done so."""
+        self._repeatable = {name for name, kind in kinds.items() if getattr(kind, "is_repeatable", False)}
         self.began = NOTHING
         """The last position of the log when this process began. Requests up to there may have been begun before."""
         self.stopped: dict[str, str] = {}
@@ -241,7 +242,7 @@ class EffectRunner:
             await self._without_kind(request, step)
             return
         attempts = max(self._policy.max_attempts(effect), 1)
-        if step is None and _is_repeatable(kind) and request.record.position <= self.began:
+        if step is None and effect.kind in self._repeatable and request.record.position <= self.began:
             # Perhaps it never began, so a policy with one attempt allows another one.
             attempt, attempts = 1, max(attempts, 2)
             step = StepRecord(effect.run, request.key, attempt, "started", request.id)
@@ -284,7 +285,7 @@ class EffectRunner:
         effect = request.effect
         async with self._turn(request.agent):
             begun = request.record.event
-            if attempt > 1 or not _is_repeatable(kind):
+            if attempt > 1 or effect.kind not in self._repeatable:
                 begun = await self.ledger.started(request, attempt, kind.effect_class, attempts)
             self._stop("effect-started")
             try:
@@ -384,7 +385,3 @@ class EffectRunner:
             piece = min(left, LONGEST_SLEEP)
             await self._sleep(piece)
             budget -= piece
-
-
-def _is_repeatable(kind: EffectKind) -> bool:
-    return bool(getattr(kind, "is_repeatable", False))

@@ -14,7 +14,7 @@ from bridge.opencode.capture.shapes import present
 from bridge.opencode.capture.state import SessionState
 from sidecar.agents.agent import Cause, Output
 from sidecar.background.hosts import v2_ids
-from sidecar.background.intents.notices import WAKE
+from sidecar.background.intents.intent_effects import WAKE
 from sidecar.background.intents.state import Intent, Notice, State
 from streams.event import StreamEvent
 from streams.trace import is_one_trace

@@ -1,5 +1,5 @@
-"""The effects that the agent ``intents`` asks for, with their arguments. ``effects.py`` and ``worktree_effects.py`` run
-them.
+"""The effects that the agent ``intents`` asks for, with their arguments. Pure. ``effects.py`` and
+``worktrees/effects.py`` run them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.intents.state import Intent
-from sidecar.background.intents.watch import CHECK
+from sidecar.background.intents.watch import noted
 from sidecar.background.people.alerts import TOAST, glance
 from sidecar.background.people.teller import who
 
-__all__ = ["ABORT", "CHECK", "COLLECT", "CONTINUE", "CREATE", "ISOLATE", "PROMPT", "TOAST"]
-
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
+CHECK, WAKE = "opencode.check", "opencode.wake"
 ISOLATE, COLLECT = "worktree.add", "worktree.collect"
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
@@ -37,7 +36,6 @@ def create(intent: Intent, directory: str, step: list[Any], *, is_child: bool) -
         "directory": directory,
         "parent": intent.parent,
         "agent": intent.agent,
-        "pid": intent.pid,
         "rights": intent.rights,
     }
     if intent.continues:
@@ -56,13 +54,18 @@ def prompt(intent: Intent, session: str, text: str) -> Output:
         "text": text,
         "agent": intent.agent,
         "model": model,
-        "pid": intent.pid,
         # A session that continues already has its prompt. If no OpenCode is open, wait for one instead of failing.
         "waits": text == CONTINUE,
     }
     if intent.said and text == intent.prompt:
         args["said"] = intent.said
     return effect(PROMPT, intent.id, args)
+
+
+def check(intent: Intent, ts: int) -> Output:
+    """The effect that checks an intent's session. The result includes what ``CHECKED`` names."""
+    args = {"session": intent.session, "directory": intent.place, **noted(intent)}
+    return effect(CHECK, intent.id, args, ["intent.checked", {"intent": intent.id, "ts": ts}])
 
 
 def abort(intent: Intent, *, is_late: bool = False) -> Output:

@@ -17,7 +17,7 @@ from sidecar.background.hosts import v2_ids
 from sidecar.background.intents import afterwards, budgets, causes, edits, notices, watch
 from sidecar.background.intents import intent_effects as asked
 from sidecar.background.intents.budgets import Doom, doomed, refusal
-from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, WAKE
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, State, intent_of
 from sidecar.background.intents.texts import cause_text, told
@@ -229,7 +229,7 @@ class IntentAgent(OwnAgent[State]):
             outputs += self._stop(intent, event.ts, doom)
         ended = {output.payload.get("intent") for output in outputs}
         for intent in watch.due(self.data, now, self._check_ms):
-            outputs += watch.check(intent, event.ts) if intent.id not in ended else []
+            outputs += [asked.check(intent, event.ts)] if intent.id not in ended else []
         return [*outputs, *notices.unseen(self.data, now), *notices.again(self.data, now)]
 
     def _resume(self, event: StreamEvent) -> list[Output]:
@@ -237,16 +237,14 @@ class IntentAgent(OwnAgent[State]):
         host."""
         active = [intent.id for intent in self.data.intents.values() if intent.state not in ENDED]
         outputs = [Output("resume", {"intents": active, "ts": event.ts})] if active else []
-        for intent in watch.checkable(self.data):
-            outputs += watch.check(intent, event.ts)
-        return outputs
+        return outputs + [asked.check(intent, event.ts) for intent in watch.checkable(self.data)]
 
     def _host_ready(self, event: StreamEvent) -> list[Output]:
         sessions = event.payload.get("sessions", ())
         outputs = notices.deliver_to(self.data, sessions)
         for intent in watch.checkable(self.data):
             if intent.session in sessions:
-                outputs += watch.check(intent, event.ts)
+                outputs.append(asked.check(intent, event.ts))
         for intent in self.data.unfinished():
             if intent.waits and intent.environment in event.payload.get("environments", ()):
                 outputs.append(Output("intent.hosted", {"intent": intent.id, "ts": event.ts}))
@@ -286,7 +284,7 @@ class IntentAgent(OwnAgent[State]):
     def _effect_ended(self, event: StreamEvent) -> list[Output]:
         kind, node, result = event.payload.get("kind"), event.payload.get("node", ""), event.payload.get("result")
         failed = event.type == "effect.failed"
-        if kind == notices.WAKE:
+        if kind == WAKE:
             return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
         intent = self.data.intents.get(node)
         if kind == PROMPT and intent is not None and intent.is_stopped:
@@ -333,7 +331,7 @@ class IntentAgent(OwnAgent[State]):
             # An earlier sidecar may have sent the prompt, and its turn may have ended since, so look at the session.
             is_old = isinstance(result, dict) and result.get("held")
             prompted = Output(type_, {"intent": intent.id, "ts": event.ts})
-            return [prompted, *(watch.check(intent, event.ts) if is_old else [])]
+            return [prompted, asked.check(intent, event.ts)] if is_old else [prompted]
         if kind == ABORT and intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
         return []
@@ -350,7 +348,7 @@ class IntentAgent(OwnAgent[State]):
         if outcome != "interrupted" and v2_ids.is_phantom(session):
             # Other turns of the session end, too, and a turn may leave subagents running, or go on after a refusal. The
             # service knows which turn answers the prompt, and whether the work is over.
-            return watch.check(intent, event.ts)
+            return [asked.check(intent, event.ts)]
         if outcome == "completed":
             return self._end(intent, "intent.completed", event.ts)
         if outcome == "interrupted":

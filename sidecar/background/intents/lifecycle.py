@@ -78,8 +78,7 @@ NOTICE: Final[dict[str, dict[str, str]]] = {
 
 ``sent``: OpenCode accepted the message, but the history does not have the message yet.
 
-A ``queued`` notice can be ``observed``, too: what sent it is forgotten with the session of other work whose result was
-in the same message.
+A ``queued`` notice can be ``observed``: what sent it may be forgotten with other work, whose result was sent with it.
 
 ``returned``: a tool call of the parent returned the notice's content. Once OpenCode has saved that result, the notice
 is ``observed``.

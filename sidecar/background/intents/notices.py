@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
+from sidecar.background.intents.intent_effects import WAKE, effect
 from sidecar.background.intents.state import Notice, State
 from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from streams.event import StreamEvent
-
-WAKE: Final = "opencode.wake"
 
 UNSEEN_MS: Final = 60_000
 """If a sent message has not been observed for this many ms, the message is looked for and, if it is missing, sent
@@ -48,10 +47,10 @@ def deliver(state: State, session: str) -> list[Output]:
         return []
     key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
     # A message that was sent before keeps its key, so that it is recognised in the session's history.
-    steps = [["notice.sending", {"notice": n.id, "key": n.key or key}] for n in waiting]
+    steps: list[list[Any]] = [["notice.sending", {"notice": n.id, "key": n.key or key}] for n in waiting]
     texts = [{"key": n.key or key, "text": n.text, **({"said": n.said} if n.said else {})} for n in waiting]
-    args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting), "steps": steps}
-    return [Output("effect.requested", args, effect=WAKE, node=session)]
+    args = {"session": session, "texts": texts, "wake": any(n.wake for n in waiting)}
+    return [effect(WAKE, session, args, *steps)]
 
 
 def gather(state: State, session: str, now: int) -> list[Output] | None:

@@ -91,8 +91,6 @@ class Intent:
     is_answered: bool = False
     """Whether the model call that ended last also ended its turn. Work that may be finished is not stopped because of
     its cost before it is known whether it is."""
-    pid: int | None = None
-    """The OpenCode process that asked for the work; the phantom gets the environment of this process."""
     said: str = ""
     """A keyed digest of the prompt, if redaction replaced words in it (see ``said.py``)."""
     environment: str = ""
@@ -416,7 +414,7 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
 
 
 _REGISTERED: Final = (
-    *("prompt", "title", "parent", "directory", "agent", "models", "wall_ms", "max_tokens", "max_cost", "pid"),
+    *("prompt", "title", "parent", "directory", "agent", "models", "wall_ms", "max_tokens", "max_cost"),
     *("rights", "environment", "said", "call", "turn", "depth", "starter", "isolation", "wake", "continues"),
 )
 

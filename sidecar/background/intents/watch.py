@@ -16,8 +16,6 @@ from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.state import Intent, State
 from streams.event import StreamEvent
 
-CHECK: Final = "opencode.check"
-
 CHECKED: Final = ("resumes", "models")
 """What a check notes about its intent, so that an outdated result is recognised."""
 
@@ -48,13 +46,6 @@ def checkable(state: State) -> list[Intent]:
 
 def due(state: State, now: int, check_ms: int) -> list[Intent]:
     return [i for i in checkable(state) if (i.checked or i.started or 0) + check_ms <= now]
-
-
-def check(intent: Intent, ts: int) -> list[Output]:
-    """The effect that checks an intent's session. The result includes what ``CHECKED`` names."""
-    args: dict[str, Any] = {"session": intent.session, "directory": intent.place, **noted(intent)}
-    args["steps"] = [["intent.checked", {"intent": intent.id, "ts": ts}]]
-    return [Output("effect.requested", args, effect=CHECK, node=intent.id)]
 
 
 def noted(intent: Intent) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Which sessions are background work: the one place that knows, from the agent ``intents`` and from what capture saw.
-Pure.
-"""
+"""The one place that knows which sessions are background work, from the agent ``intents`` and from capture. Pure."""
 
 from __future__ import annotations
 
@@ -50,23 +48,20 @@ class Works:
             # What capture has not seen yet, or has forgotten, the intent may still know.
             session = session or (intent.parent if intent is not None else None)
 
-    def _nearest(self, session: str) -> Intent | None:
-        return next(filter(None, map(self.intent, self.above(session))), None)
+    def _line(self, session: str) -> list[Intent]:
+        """The background work that a session belongs, or belonged, to, and the work above that, nearest first."""
+        return [intent for each in self.above(session) if (intent := self.intent(each)) is not None]
 
     def root(self, session: str) -> str:
-        """The root of the background work that a session belongs to, or belonged to; empty if there is none."""
-        found = self._nearest(session)
-        return found.root if found is not None else ""
+        """The root of the background work that a session belongs, or belonged, to; empty if there is none."""
+        return next((intent.root for intent in self._line(session)), "")
 
     def asker(self, session: str) -> Asker:
-        found = self._nearest(session)
-        if found is not None and found.state not in ENDED:
-            top = found
-            while (above := self.intent(top.parent)) is not None:
-                top = above
-            return Asker(found.id, top.parent, found.title, found.directory)
+        line = self._line(session)
+        if line and line[0].state not in ENDED:
+            return Asker(line[0].id, line[-1].parent, line[0].title, line[0].directory)
         # The worktree of background work, which OpenCode knows, has an id as its name.
-        own, known = self.intent(session), self._state.sessions.get(session)
-        if own is not None:
+        if (own := self.intent(session)) is not None:
             return Asker(None, session, own.title, own.directory)
+        known = self._state.sessions.get(session)
         return user(session)._replace(directory=(known.directory if known is not None else "") or "")

@@ -251,7 +251,8 @@ class AlertAgent(OwnAgent[State]):
 
     def _intent_ended(self, type_: str, given: dict[str, Any], ts: int) -> list[Output]:
         reason = "" if type_ == "intent.completed" else str(given.get("reason") or "unknown")
-        told = teller.ended(_worker(given), reason, given.get("gist") or "")
+        worker = teller.who(given.get("title") or "", given.get("directory") or "")
+        told = teller.ended(worker, reason, given.get("gist") or "")
         toast, how = glance(given, told), "failed" if reason else "finished"
         shown = [Output("effect.requested", toast, effect=TOAST, node=f"{given['intent']} {how}")] if toast else []
         if "created" not in given or (given.get("child") and not self._config.children):
@@ -454,10 +455,6 @@ class AlertAgent(OwnAgent[State]):
         ended = [a.id for a in self.data.alerts.values() if a.state == "seen" or (not a.stages and a.due is None)]
         for old in ended[: max(len(ended) - KEPT, 0)]:
             del self.data.alerts[old]
-
-
-def _worker(given: dict[str, Any]) -> str:
-    return teller.who(given.get("title") or "", given.get("directory") or "")
 
 
 def _asked(asked: Mapping[str, Sequence[int]], alert: Alert, now: int) -> dict[str, list[int]]:

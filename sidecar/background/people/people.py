@@ -17,7 +17,7 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
 from sidecar.agents.effects.runner import EffectKind, Resolution
 from sidecar.agents.runtime import Runtime
-from sidecar.background.effects import effect_kinds
+from sidecar.background.effects import Look, Resolve, Send, effect_kinds
 from sidecar.background.gate import checkpoint_of_person
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
@@ -36,7 +36,6 @@ from sidecar.background.people.checkpoints import (
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.background.people.doubts import DECISIONS, RESOLVE
-from sidecar.background.people.notify_effects import Look, Resolve, Send
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
 from sidecar.background.reading import read_checkpoints, waiting

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.effects import Send
 from sidecar.background.people import alerts
 from sidecar.background.people.alerts import LOOK, NAME, SEND, TOAST, AlertAgent
 from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
-from sidecar.background.people.notify_effects import Send
 from sidecar.notify_config import NotifyConfig
 from streams.bus.command import Command
 from streams.identity import seeded_identity

@@ -7,10 +7,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CREATE, ISOLATE, PROMPT
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CREATE, ISOLATE, PROMPT, WAKE
 from sidecar.background.intents.intents import MAX_STOPS
 from sidecar.background.intents.lifecycle import ACTIVE, ENDED
-from sidecar.background.intents.notices import WAKE
 from tests.sidecar.background.world import World
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.background.intents.notices import WAKE
+from sidecar.background.intents.intent_effects import WAKE
 from tests.sidecar.background.world import World, later
 
 

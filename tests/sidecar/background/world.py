@@ -6,9 +6,8 @@ from collections import Counter
 from typing import Any
 
 from sidecar.agents.agent import decisions
-from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
+from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT, WAKE
 from sidecar.background.intents.intents import IntentAgent
-from sidecar.background.intents.notices import WAKE
 from sidecar.background.intents.state import Intent, steps_of
 from sidecar.config import PhantomConfig
 from streams.event import StreamEvent
