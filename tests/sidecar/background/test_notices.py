@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.background.intents.intent_effects import WAKE
+from sidecar.background.intents.state import State
 from tests.sidecar.background.world import World, later
 
 
@@ -130,3 +131,11 @@ def test_one_message_at_a_time_is_on_its_way_to_a_session() -> None:
     works("c")
     assert states() == ["sent", "queued", "queued"], "and until the first is seen in the session"
     assert world.done[WAKE, "ses_user"] == 1 and WAKE not in [kind for kind, _, _ in world.effects]
+
+
+def test_a_message_that_was_seen_stays_seen_when_what_sent_it_is_forgotten() -> None:
+    """One message had the results of two sessions, and one of the sessions was forgotten."""
+    state = State()
+    state.fold("notice.queued", {"notice": "ntc_a", "session": "ses_user", "text": "done"})
+    state.fold("notice.observed", {"notice": "ntc_a"})
+    assert state.notices["ntc_a"].state == "observed"
