@@ -30,7 +30,7 @@ KILLS = size("ASKING_KILLS", 1)
 class Asking(Tormented):
     """One question after the other."""
 
-    steps = 16
+    steps = 13
     last = "checkpoint.told"
 
     def life(self, victim: str, mark: str) -> None:
