@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,9 +15,12 @@ from typing import Any, TypeVar
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from tests.sidecar.cli.helpers import command, environment, make_home
+from streams.event import StreamEvent
+from tests.sidecar.cli.helpers import append, command, environment, make_home
 from tools.install_chromium import find
 
+ROOT = "ses_dff0a5b68ffegK4yUQGH09hey7"
+TITLE = "Fix the failing login test"
 WAIT_MS = 30_000
 T = TypeVar("T")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
@@ -124,3 +128,8 @@ def page(context: object) -> Iterator[Page]:
     yield opened
     opened.close()
     assert faults == []
+
+
+def record(home: Path, events: list[StreamEvent]) -> None:
+    """Add events to a log, as a sidecar does."""
+    asyncio.run(append(home / "store", [events[first : first + 500] for first in range(0, len(events), 500)]))
