@@ -174,7 +174,8 @@ class Engine:
         return self._owner.holds(self.name)
 
     async def stop(self, turn: str, epoch: int, command: Command) -> bool:
-        """End an open turn; what it still leads to is refused. False if no turn of this epoch is open.
+        """End an open turn; what it still leads to is refused. True also if it was stopped before, false if no turn of
+        this epoch is open.
 
         Raises:
             NotOwner: another home owns the agent, or may own it.
@@ -184,14 +185,15 @@ class Engine:
             self._check_owner()
             if self._history.next < 0:
                 await self._restore()
-            if epoch != self._history.turns.epoch or not self._history.turns.is_open(turn):
-                return False
+            turns = self._history.turns
+            if epoch != turns.epoch or not turns.is_open(turn):
+                return epoch == turns.epoch and turns.is_stopped(turn)
             try:
                 event = stopped(self.name, turn, command, self._identity)
                 await self._store.append([event], on_known="keep_first")
             finally:
                 self._history.next = -1
-            self._history.turns.apply(event)
+            turns.apply(event)
             return True
 
     async def own(self, epoch: int, previous: str | None, has_inherited: bool) -> Record:

@@ -137,9 +137,11 @@ class Runtime:
         self._reading = asyncio.create_task(self._read())
 
     async def stop(self, agent: str, turn: str, epoch: int, command: Command) -> bool:
-        """End a turn of an agent: no attempt of its effects begins any more. False if no such turn is open.
+        """End a turn of an agent: no attempt of its effects begins any more, and its calls of other processes end.
+        False if no such turn is open or was stopped.
 
-        The end has the depth and the trace of the turn, whatever ``command`` has.
+        The end has the depth and the trace of the turn, whatever ``command`` has. After an error, stop the turn again:
+        what was left undone is done then.
 
         Raises:
             UnknownAgent: no agent has this name.
@@ -154,7 +156,7 @@ class Runtime:
             command = replace(command, depth=known.depth, traceparent=str(trace.child(command.key)))
         if not await engine.stop(turn, epoch, command):
             return False
-        self.effects.stopped[turn] = agent
+        await self.effects.end_turn(agent, turn)
         return True
 
     def epoch(self, agent: str) -> int:

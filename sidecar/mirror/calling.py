@@ -291,6 +291,9 @@ class RemoteKind:
     async def run(self, effect: Effect, key: str) -> Any:
         return await self._calls.call(self._name, self._tool, effect, key)
 
+    async def cancel(self, agent: str, turn: str) -> None:
+        await self._calls.cancel(agent, turn)
+
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         report = await self._calls.reported(effect, key)
         if report is None:

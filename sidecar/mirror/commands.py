@@ -237,12 +237,10 @@ class _AgentConsumer:
 
     async def _end_turn(self, command: Command) -> str:
         asked = StopTurn.parse(command.payload)
-        turn = asked.agent_turn_id
-        if asked.agent_id != self._agent or not await self._runtime.stop(self._agent, turn, asked.turn_epoch, command):
-            return "unknown-turn"
-        if self._calls is not None:
-            await self._calls.cancel(self._agent, turn)
-        return "accepted"
+        is_ours = asked.agent_id == self._agent and await self._runtime.stop(
+            self._agent, asked.agent_turn_id, asked.turn_epoch, command
+        )
+        return "accepted" if is_ours else "unknown-turn"
 
     async def _failed(self, delivery: Delivery, command: Command, reason: str) -> Outcome:
         if self._runtime.engines[self._agent].is_broken:

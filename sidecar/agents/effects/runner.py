@@ -85,8 +85,9 @@ class EndsTurn(NamedTuple):
 
 class EffectKind(Protocol):
     """Executes effects of one kind. A kind that may need more time than the policy allows for one attempt has an
-    attribute ``longest_seconds``. One with a true ``is_repeatable`` finds out by itself what was done before, so its
-    effects get a record of their first attempt only when it ends."""
+    attribute ``longest_seconds``. One that can end its effects early has a method ``cancel(agent, turn)``, which may be
+    called again. One with a true ``is_repeatable`` finds out by itself what was done before, so its effects get a
+    record of their first attempt only when it ends."""
 
     @property
     def effect_class(self) -> EffectClass:
@@ -162,6 +163,13 @@ class EffectRunner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def end_turn(self, agent: str, turn: str) -> None:
+        """Begin no more attempts for a stopped turn, and end what can be ended. Raises ``StreamError``."""
+        self.stopped[turn] = agent
+        for kind in self.kinds.values():
+            if (cancel := getattr(kind, "cancel", None)) is not None:
+                await cancel(agent, turn)
 
     async def resolve(
         self,
@@ -288,6 +296,10 @@ class EffectRunner:
             if attempt > 1 or effect.kind not in self._repeatable:
                 begun = await self.ledger.started(request, attempt, kind.effect_class, attempts)
             self._stop("effect-started")
+            if self.stopped.get(effect.run) == request.agent:  # since the last look, so nobody has ended this attempt
+                said = "the turn was stopped"
+                await self.ledger.failed(request, attempt, said, retry_at=None, error_code="stopped")
+                return None
             try:
                 own = getattr(kind, "longest_seconds", 0.0)
                 with outbound(trace_headers(begun)):

@@ -26,7 +26,7 @@ from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
-from sidecar.mirror import calling
+from sidecar.mirror import calling, commands
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
 from sidecar.mirror.serving import ServedTools
@@ -427,6 +427,50 @@ async def test_others_see_the_turn_and_stop_it(sessions: Sessions) -> None:
         ("evt.agent.counter.task", "canceled"),
         ("evt.agent.counter.state", "idle"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("cut", "is_written"),
+    [
+        ("agent.turn_stopped", False),
+        ("agent.turn_stopped", True),
+        ("tool.reported", False),
+        ("tool.reported", True),
+        ("", True),
+    ],
+)
+async def test_a_stop_that_comes_again_does_what_the_first_left_undone(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, cut: str, is_written: bool
+) -> None:
+    store, left = MemoryStore(), [cut]
+    append = store.append
+
+    async def unsteady(events: Any, **more: Any) -> Any:
+        is_cut = events[0].type in left
+        kept = await append(events, **more) if is_written or not is_cut else None
+        if is_cut:
+            left.clear()
+            raise StoreUnavailable("cut off")
+        return kept
+
+    monkeypatch.setattr(store, "append", unsteady)
+    monkeypatch.setattr(commands, "PAUSE_SECONDS", 0.001)
+    async with owner(sessions, store) as home:
+        await home.call()
+        payload, _ = await sent(sessions)
+        turn = payload["agent_turn_id"]
+        if cut:
+            stop = {"agent_id": "counter", "agent_turn_id": turn, "turn_epoch": 0}
+            await publish(await sessions.get(), Message("cmd._._.counter.inbox.stop", {}, orjson.dumps(stop)))
+        else:  # a request of a person, not a message
+            assert await home.runtime.stop("counter", turn, 0, command("stop", "inbox.stop"))
+        async with asyncio.timeout(10):
+            while not (ended := await home.of("effect.failed")) or home.runtime.owes():
+                await asyncio.sleep(0.01)
+        (kept,) = await home.of("tool.reported")
+        assert kept.event.payload["status"] == "canceled" and "canceled" in ended[0].event.payload["error"]
+        stops = [one for one in await records(store, "agent/counter") if one.event.type == "agent.turn_stopped"]
+        assert len(stops) == 1 and "unknown-turn" not in home.consumers.status()[0]["counts"]
 
 
 @pytest.mark.parametrize(("trusted", "said", "ends"), [(0, "suspend", 0), (1, "suspend", 1), (0, "terminate", 1)])
