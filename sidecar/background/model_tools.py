@@ -77,8 +77,19 @@ class ModelTools:
             for name, tool in self.tools.items()
         }
 
-    async def call(self, name: str, args: dict[str, Any], key: str, turn: str, *, actor: str, traceparent: str) -> str:
-        """Call a tool; return its result as text. ``key`` identifies the call, ``turn`` the message that led to it.
+    async def call(
+        self,
+        name: str,
+        args: dict[str, Any],
+        key: str,
+        turn: str,
+        *,
+        actor: str,
+        traceparent: str,
+        project: str | None = None,
+    ) -> str:
+        """Call a tool; return its result as text. ``key`` identifies the call, ``turn`` the message that led to it;
+        ``project`` is that of the session.
 
         Raises:
             BadToolCall: the arguments do not fit.
@@ -88,7 +99,10 @@ class ModelTools:
         assert self._runtime is not None
         given = _checked(name, self.tools[name], args)
         payload = {"tool": name, "args": given, "call": key}
-        command = Command(f"call:{key}", CALL, payload, actor=actor, correlation_id=turn, traceparent=traceparent)
+        place = {"project": project} if project else {}
+        command = Command(
+            f"call:{key}", CALL, payload, actor=actor, correlation_id=turn, traceparent=traceparent, metadata=place
+        )
         handled = await self._runtime.command(self._agent.name, command)
         asked = [record.event for record in handled.records if record.event.type == EFFECT_REQUESTED]
         if not asked:

@@ -114,6 +114,7 @@ class ToolCalls:
     async def _call_other(self, name: str, args: dict[str, Any], call: _Call, context: dict[str, Any]) -> str:
         assert self._others is not None
         root = self._durable.of_caller(call.session).root()
+        known = self._state.sessions.get(call.session)
         return await self._others.call(
             name,
             args,
@@ -121,6 +122,7 @@ class ToolCalls:
             call.turn or call.session,
             actor=str(context.get("agent") or "agent"),
             traceparent=traceparent(root, call.session),
+            project=known.project if known is not None else None,
         )
 
     async def _spawn(self, link: Any, call: _Call, args: SpawnArgs, context: dict[str, Any]) -> str:

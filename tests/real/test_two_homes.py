@@ -69,6 +69,10 @@ async def judge(made: World, script: str) -> None:
     assert len(begun) == len(list(made.done.iterdir())) == made.sent + 2
     (done,) = [record.event for record in log if is_end_of_call(record)]
     assert done.payload["result"] == {"words": 3}
+    # What follows from the session, here or in the other home, belongs to the session's project.
+    (project,) = {record.event.payload["project"] for record in log if "project" in record.event.payload}
+    chains = [record.event for record in after if record.event.correlation_id == prompts[0].correlation_id]
+    assert {event.metadata["project"] for event in (*prompts, *chains, done)} == {project}
     ended = Counter(record.event.payload["request"] for record in after if record.event.type == "effect.completed")
     assert len(ended) == ended.total() == made.sent + 1
     (owned,) = [record.event.payload for record in after if record.event.type == "agent.owned"]

@@ -1,8 +1,8 @@
 """Projection of the log onto sessions: the project, depth and turn number that the mirror adds to a record. Pure.
 
-A captured event names its session, not its project. The project is in the record that announced the session. An
-event of an agent names the project of its chain. Folding the log up
-to a record gives that record's context, and folding the log again gives the same context.
+The project of a captured event is in the record that announced its session, because not every version wrote it into
+each event. An event of an agent names the project of its chain. Folding the log up to a record gives that record's
+context, and folding the log again gives the same context.
 
 Apply a record before you ask for its context.
 """

@@ -186,7 +186,10 @@ class Emitter:
 
         The event gets the time of the item; without an item, it gets ``at_ms``, or the current time.
         """
+        payload = self.clean(payload)
         metadata = self.provenance(entry, type_) if entry is not None else {}
+        if (project := self._project(type_, payload)) is not None:
+            metadata["project"] = project  # everything that follows from the event has it, too
         if cause is None and type_ not in _ROOTS:
             self.counts["cause_unknown"] += 1
         event = self.identity.stamp(
@@ -200,7 +203,7 @@ class Emitter:
                 "actor": actor,
                 "source": {"agent": actor, "adapter": "opencode"},
                 "traceparent": trace,
-                "payload": self.clean(payload),
+                "payload": payload,
                 "metadata": metadata,
             }
         )
@@ -208,6 +211,12 @@ class Emitter:
             self.state.apply(event)
             self._out.events.append(event)
         return event
+
+    def _project(self, type_: str, payload: dict[str, Any]) -> str | None:
+        """The project of the session that an event is about; ``None`` if unknown."""
+        session = self.state.sessions.get(text(payload.get("session")) or "")
+        known = session.project if session is not None else None
+        return known or (text(payload.get("project")) if type_ in (CREATED, RESUMED) else None)
 
     def is_recorded(self, event: StreamEvent) -> bool:
         return False

@@ -25,7 +25,7 @@ from streams.lineage import CREATED, ENDED, FORKED, LINKED, RESUMED
 K = TypeVar("K")
 V = TypeVar("V")
 
-STATE_VERSION = 10
+STATE_VERSION = 11
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -101,6 +101,7 @@ class SessionState:
     trace: str = ""
     """The session's ``traceparent``, which never changes; empty if it follows from ``root``."""
     directory: str | None = None
+    project: str | None = None
     boots: Names = field(default_factory=set)
     born: bool = False
     """True if the session's creation is in the log. In that case, none of the session's earlier turns can be
@@ -294,6 +295,7 @@ class CaptureState:
             )
             self._is_busy(session)
         session.ended, session.title = False, payload.get("title") or session.title
+        session.project = session.project or payload.get("project")
         self._hosted(session, event)
         boot = event.metadata.get("boot")
         if isinstance(boot, str) and boot not in session.boots:

@@ -336,6 +336,18 @@ class TestWhatBecomesOfARun:
         player.wait()
         assert [e.payload["outcome"] for e in player.of("turn.ended")] == ["interrupted", "completed"]
 
+    def test_every_event_of_a_session_names_its_project(self) -> None:
+        named = Counter[bool]()
+        for name in names():
+            projects: dict[str, str | None] = {}
+            for event in play(name).events():
+                session = event.payload.get("session", "")
+                if "project" in event.payload:
+                    projects[session] = event.payload["project"]
+                assert event.metadata.get("project") == projects.get(session), (name, event.type)
+                named[session in projects] += 1
+        assert named[True] > 100 > named[False]
+
     def test_nothing_is_left_unread(self) -> None:
         for name in names():
             player = play(name)

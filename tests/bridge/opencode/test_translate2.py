@@ -71,6 +71,17 @@ def test_a_fork_names_its_origin_whatever_describes_it() -> None:
 
 
 @pytest.mark.parametrize("name", names())
+def test_every_event_of_a_session_names_its_project(name: str) -> None:
+    projects: dict[str, str | None] = {}
+    for event in play2(name).log.events.values():
+        session = event.payload.get("session", "")
+        if "project" in event.payload:
+            projects[session] = event.payload["project"]
+        assert event.metadata.get("project") == projects.get(session), event.type
+    assert projects
+
+
+@pytest.mark.parametrize("name", names())
 def test_every_event_has_a_cause_but_what_begins_a_chain(name: str) -> None:
     events = play2(name).log.events.values()
     known = {event.id for event in events}

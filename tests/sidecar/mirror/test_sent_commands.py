@@ -20,10 +20,11 @@ from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import StreamStore
 from streams.trace import is_one_trace, parse_traceparent
+from tests.bridge.opencode.playing import play
 from tests.memory import MemoryStore
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, mirroring, queued, read_independently
 from tests.nats_servers import RealServer, forgets_ids, until
-from tests.sidecar.agents.agents import Counter, Other
+from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.kinds import Work
 from tests.sidecar.agents.support import command, records, running, settled, state
 from tests.sidecar.mirror.test_commands import PARENT, Client, consuming, empty
@@ -54,6 +55,30 @@ async def told(store: StreamStore, count: int) -> list[StreamEvent]:
         await until(lambda: state(runtime, "other")["total"], "the agent beside it")
     found = [record.event for record in await records(store, "agent/counter")]
     return [event for event in found if event.metadata.get("route") == "bus"]
+
+
+class Teller(Watcher):
+    """Tells an agent of another home about failed steps."""
+
+    name = "teller"
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**each, "to": "far"} for each in super().receive(event) if "to" in each]
+
+
+async def test_a_command_that_follows_from_a_captured_step_goes_to_the_project_of_its_session(
+    server: RealServer, sessions: Sessions
+) -> None:
+    store, captured = MemoryStore(), play("tool_throws_read").events()
+    (project,) = {event.payload["project"] for event in captured if "project" in event.payload}
+    async with running(store, Teller) as runtime:
+        await store.append(captured)
+        await settled(runtime, store)
+    async with mirroring(store, server) as mirror:
+        await drained(mirror)
+        sent, rung = await queued(sessions), await queued(sessions, L0_COMMANDS)
+    assert {message.subject for message in sent} == {f"cmd.{project}._.far.add"}
+    assert {message.subject for message in rung} == {f"cg.v1.{project}.public.cmd.agent.far.wakeup"}
 
 
 class Far(Counter):

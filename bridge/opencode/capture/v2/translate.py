@@ -147,6 +147,7 @@ class HostTranslator(Gates):
             known=session.known,
             event_id=session.event_id,
             directory=session.directory,
+            project=session.project,
             boots={origin.boot_id},
             host=session.host,
             title=session.title,
