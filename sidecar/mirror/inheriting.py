@@ -2,7 +2,8 @@
 
 The records get other ids here, but keep their idempotency keys. So commands that the former owner handled are
 duplicates, its effects are known to the ledger, and the agent's state goes on from its state there. What the former
-owner recorded but did not mirror before it stopped is not known here.
+owner recorded but did not mirror before it stopped is not known here. What this home recorded itself, and what came
+back in the other home's log, is left as it is.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ async def inherit(session: JetStream, heir: Heir, agent: str, log_id: str) -> bo
         for stream in streams:
             batch: list[StreamEvent] = []
             async for message in read_back(session, EVENTS, subject=log_pattern(log_id, stream)):
-                event = _taken(_fields(message), own, heir, agent, log_id)
+                fields = _fields(message)
+                if fields.get("id") in own:
+                    continue  # recorded again, it would have the id of the record that is here
+                event = _taken(fields, own, heir, agent, log_id)
                 is_whole &= event is not None
                 if event is not None and event.type not in _HOME:
                     batch.append(event)
