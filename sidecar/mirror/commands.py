@@ -1,8 +1,9 @@
 """Takes commands from the bus, through one subscription for each agent of this home.
 
-A command is done once its results are durable in the log. A command that can never be handled becomes a dead letter: it
-is recorded in the log, and then the bus stores a copy and removes the command. Each step has a key, so nothing is
-repeated if the process is killed between two steps.
+A command is done once its results are durable in the log and, if another home may own the agent next, in the mirror:
+that home knows no more than the mirror, so what is not there must be delivered to it. A command that can never be
+handled becomes a dead letter: it is recorded in the log, and then the bus stores a copy and removes the command. Each
+step has a key, so nothing is repeated if the process is killed between two steps.
 
 An agent's failure counts as an attempt; after the last attempt, the command becomes a dead letter. While the log cannot
 be written, a command waits, because an outage must not turn commands into dead letters.
@@ -14,7 +15,7 @@ import asyncio
 import base64
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -50,6 +51,8 @@ CLOSE_SECONDS: Final = 5.0
 KEPT_BODY: Final = 64 * 1024
 """How much of an undecodable message the log keeps, in bytes."""
 
+Mirrored = Callable[[], Awaitable[None]]
+
 UNDECODABLE: Final = "command.undecodable"
 """The type of a dead letter that is not a command."""
 
@@ -64,7 +67,7 @@ class CommandConsumers:
     event loop.
 
     Only ``agents`` get commands; ``None`` means all of them. While this home does not own an agent (``owning``), no
-    commands are taken for it.
+    commands are taken for it. ``mirrored`` returns when all that is in the log is mirrored.
     """
 
     def __init__(
@@ -75,9 +78,10 @@ class CommandConsumers:
         agents: Sequence[str] | None = None,
         owning: Owning | None = None,
         calls: RemoteCalls | None = None,
+        mirrored: Mirrored | None = None,
     ) -> None:
         names = list(runtime.engines) if agents is None else agents
-        self._consumers = [_AgentConsumer(runtime, bus, name, owning, calls) for name in names]
+        self._consumers = [_AgentConsumer(runtime, bus, name, owning, calls, mirrored) for name in names]
 
     def start(self) -> None:
         """Start in the background."""
@@ -108,9 +112,16 @@ class CommandConsumers:
 
 class _AgentConsumer:
     def __init__(
-        self, runtime: Runtime, bus: EventBus, agent: str, owning: Owning | None, calls: RemoteCalls | None
+        self,
+        runtime: Runtime,
+        bus: EventBus,
+        agent: str,
+        owning: Owning | None,
+        calls: RemoteCalls | None,
+        mirrored: Mirrored | None,
     ) -> None:
         self._runtime, self._agent, self._owning, self._calls = runtime, agent, owning, calls
+        self._mirrored = mirrored
         self._retry = bus.retry
         self._counts: Counter[str] = Counter()
         self._early = 0
@@ -170,6 +181,14 @@ class _AgentConsumer:
     # --- one message ---
 
     async def _handle(self, delivery: Delivery) -> Outcome:
+        outcome = await self._outcome(delivery)
+        if self._owning is not None and self._mirrored is not None:
+            await self._mirrored()
+            if not self._owning.holds(self._agent):
+                return Again(PAUSE_SECONDS)  # the next owner may have read the mirror before that
+        return outcome
+
+    async def _outcome(self, delivery: Delivery) -> Outcome:
         if not self._runtime.is_known:
             self._early += 1
             try:

@@ -219,7 +219,10 @@ class NatsService:
             return None
         from sidecar.mirror.commands import CommandConsumers
 
-        self.commands = CommandConsumers(runtime, self._bus, agents=agents, owning=self._owning, calls=self._calls)
+        mirrored = self.mirror.until_mirrored if self.mirror is not None else None
+        self.commands = CommandConsumers(
+            runtime, self._bus, agents=agents, owning=self._owning, calls=self._calls, mirrored=mirrored
+        )
         self.commands.start()
         return self.commands
 
