@@ -125,10 +125,12 @@ class Wire:
     def __init__(self, server: RealServer) -> None:
         self._server, self._tasks, self.is_cut = server, set[asyncio.Task[None]](), False
         self._listening: asyncio.Server | None = None
+        self.port = 0
 
     async def open(self) -> str:
         self._listening = await asyncio.start_server(self._pass, "127.0.0.1", 0)
-        return f"nats://{TOKEN}@127.0.0.1:{self._listening.sockets[0].getsockname()[1]}"
+        self.port = self._listening.sockets[0].getsockname()[1]
+        return f"nats://{TOKEN}@127.0.0.1:{self.port}"
 
     def cut(self) -> None:
         self.is_cut = True
@@ -289,7 +291,7 @@ class World:
         stream = self.client.jetstream()
         for number in range(self.sent, self.sent + count):
             for copy in range(2):
-                await _surely(
+                await surely(
                     stream,
                     f"{number}-{copy}",
                     json.dumps({"payload": {"text": text(number)}, "idempotency_key": f"k{number}"}),
@@ -348,7 +350,7 @@ class World:
         wire.is_cut = False
 
 
-async def _surely(stream: JetStreamContext, identity: str, body: str) -> None:
+async def surely(stream: JetStreamContext, identity: str, body: str) -> None:
     async with asyncio.timeout(HANG_S):
         while True:
             with suppress(nats.errors.Error, OSError):

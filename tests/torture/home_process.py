@@ -1,0 +1,176 @@
+"""A home as a process that a test holds at a step: an agent with its lease, its commands, its calls and the mirror.
+
+Everything is the product's own, over a real server. At the step that ``armed`` names, the whole process stops, says
+so, and goes on when the test says so; a test may also kill it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bridge.nats.jetstream.options import ConnectOptions, PullSettings
+from bridge.nats.jetstream.sessions import Sessions
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.runtime import Runtime
+from sidecar.config import RemoteTool
+from sidecar.mirror import calling, inheriting, owning, serving
+from sidecar.mirror.calling import RemoteCalls
+from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.inheriting import Heir
+from sidecar.mirror.owning import Owning
+from sidecar.mirror.serving import ServedTools
+from sidecar.mirror.task import MirrorTask
+from streams.identity import system_identity
+from streams.log.log import Log
+from tests.sidecar.agents.kinds import Policy
+from tests.sidecar.agents.support import agents
+from tests.torture.many_homes import Tally
+
+SUBJECT: Final = "cmd.tool.words.count"
+TAKE_OVER_READ: Final = "take-over-read"
+STEPS: Final = (
+    "pulled",
+    "received",
+    "before-commit",
+    "after-commit",
+    "before-publish",
+    "after-publish",
+    "effect-started",
+    "call-published",
+    "report-published",
+    "effect-done",
+    "effect-recorded",
+    "before-ack",
+    "after-ack",
+    "lease-renewed",
+)
+"""The steps from a command to its effect's result, at an owner that also carries out calls."""
+
+SETTINGS: Final = PullSettings(
+    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, backoff_s=0.01, ack_wait_s=0.5, attempts=1000
+)
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.torture.home_process"])
+
+
+@dataclass
+class Held:
+    """Where a test holds this process."""
+
+    armed: Any
+    """An array of bytes that the test shares: the name of a step."""
+    wire: Connection
+
+    def stop(self, at: str) -> None:
+        if self.armed.value == at.encode():
+            self.armed.value = b""
+            self.wire.send(at)
+            self.wire.recv()
+
+    def after(self, module: Any, step: str, part: str) -> None:
+        """Hold the process after the module has published to a subject with this part."""
+        publish = module.publish
+
+        async def published(session: Any, message: Any, *more: Any) -> Any:
+            stored = await publish(session, message, *more)
+            if part in message.subject:
+                self.stop(step)
+            return stored
+
+        module.publish = published
+
+
+@dataclass
+class Count:
+    """The tool, which does each key once."""
+
+    done: Path
+    effect_class = "idempotent"
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        (self.done / key.replace(":", "-")).touch()
+        return {"words": len(effect.args["text"].split())}
+
+    async def reconcile(self, effect: Effect, key: str) -> Any:
+        raise AssertionError
+
+
+class Given(NamedTuple):
+    """What a home is, and what it may do. ``done`` has a file for each key that the tool did."""
+
+    path: Path
+    options: ConnectOptions
+    lease_s: float
+    take_over: bool
+    serves: bool
+    done: Path
+
+
+def run(home: Given, armed: Any, wire: Connection) -> None:
+    """Work until killed."""
+    logging.getLogger("sidecar").setLevel(logging.CRITICAL)  # what a test does to the process is worth no warning
+    asyncio.run(_run(home, Held(armed, wire)))
+
+
+async def _run(home: Given, held: Held) -> None:
+    async def given() -> ConnectOptions:
+        return home.options
+
+    read_back = inheriting.read_back
+
+    async def slowly(*args: Any, **more: Any) -> AsyncIterator[Any]:
+        async for message in read_back(*args, **more):
+            held.stop(TAKE_OVER_READ)
+            yield message
+
+    inheriting.read_back = slowly
+    held.after(calling, "call-published", SUBJECT)
+    held.after(serving, "report-published", ".inbox.tool_result")
+    held.after(owning, "lease-renewed", "")
+    identity, sessions = system_identity(), Sessions(given)
+    store = await Log.open(home.path, identity)
+    log_id = store.manifest.log_id
+    leases = Owning(
+        ["tally"], log_id, identity.ulid(), identity.now_ms, lease_seconds=home.lease_s, take_over=home.take_over
+    )
+    calls = RemoteCalls(lambda: sessions, store, identity, log_id, lambda value: value)
+    runtime = Runtime(
+        store,
+        identity,
+        agents(Tally),
+        kinds=calls.kinds({"count": RemoteTool(target_subject=SUBJECT)}),
+        policy=Policy(attempts=1000),
+        owner=leases,
+        stop=held.stop,
+    )
+    calls.view, calls.epoch = lambda: runtime.view, runtime.epoch
+
+    async def own(agent: str, epoch: int, previous: str | None) -> None:
+        heir = Heir(store, log_id, identity)
+        knows = previous is not None and await inheriting.inherit(await sessions.get(), heir, agent, previous)
+        await runtime.own(agent, epoch, previous, knows)
+
+    await runtime.start()
+    tools = {SUBJECT: Count(home.done)} if home.serves else {}
+    served = ServedTools(sessions, tools, SETTINGS, identity.now_ms, lambda value: value)
+    mirror = MirrorTask(store, log_id, sessions, identity.now_ms, stop=held.stop)
+    mirror.start()
+    CommandConsumers(
+        runtime,
+        sessions,
+        SETTINGS,
+        owning=leases,
+        calls=calls,
+        mirrored=mirror.until_mirrored,
+        stop=held.stop,
+    ).start()
+    leases.start(sessions, own, runtime.resume)
+    await asyncio.gather(served.run(), asyncio.Event().wait())
