@@ -2,8 +2,8 @@
 
 The records get other ids here, but keep their idempotency keys. So commands that the former owner handled are
 duplicates, its effects are known to the ledger, and the agent's state goes on from its state there. What the former
-owner recorded but did not mirror before it stopped is not known here. What this home recorded itself, and what came
-back in the other home's log, is left as it is.
+owner recorded but did not mirror before it stopped is not known here. What this home has recorded itself stays as it
+is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.stream_plan import EVENTS
 from bridge.nats.jetstream.streams import StreamMessage, read_back
 from bridge.nats.subjects import log_pattern
-from sidecar.agents.inputs import INSTALLED, OWNED, RECEIVED, agent_stream, effects_stream, scoped
+from sidecar.agents.inputs import APPLIED, INSTALLED, OWNED, RECEIVED, agent_stream, effects_stream, scoped
 from streams.errors import InvalidEvent
 from streams.event import ULID_TEXT, StreamEvent
 from streams.identity import Identity, derived_ulid
@@ -29,6 +29,10 @@ BATCH: Final = 256
 
 _HOME: Final = frozenset({INSTALLED, OWNED})
 """Types that say something about a home, not about the agent's work."""
+
+_FOLLOWS: Final = APPLIED | {"refused"}
+"""The roles of records that follow from the input before them. If this home handled that input, too, what it decided
+stays, and the other decision is left out."""
 
 
 class Heir(NamedTuple):
@@ -49,7 +53,7 @@ async def inherit(session: JetStream, heir: Heir, agent: str, log_id: str) -> bo
         StreamError: the log cannot be written.
     """
     streams = (agent_stream(agent), effects_stream(agent))
-    own: dict[str, str] = {}
+    known: dict[str, str] = {}
     is_whole = True
     try:
         for stream in streams:
@@ -57,20 +61,25 @@ async def inherit(session: JetStream, heir: Heir, agent: str, log_id: str) -> bo
             async for message in read_back(session, EVENTS, subject=log_pattern(log_id, stream)):
                 is_whole &= message.headers.get(h.OFFSET) == str(expected)
                 expected += 1
-                origin = _fields(message).get("metadata", {}).get("origin", {})
-                if origin.get("log") == heir.log_id:  # this home's own record, which came back
-                    own[_fields(message)["id"]] = origin["id"]
+                fields = _fields(message)
+                if (here := await _known(fields, heir)) is not None:
+                    known[fields["id"]] = here
             is_whole &= expected > 0 or stream != streams[0]
         for stream in streams:
             batch: list[StreamEvent] = []
+            is_repeated = False
             async for message in read_back(session, EVENTS, subject=log_pattern(log_id, stream)):
                 fields = _fields(message)
-                if fields.get("id") in own:
-                    continue  # recorded again, it would have the id of the record that is here
-                event = _taken(fields, own, heir, agent, log_id)
+                event = _taken(fields, known, heir, agent, log_id)
                 is_whole &= event is not None
-                if event is not None and event.type not in _HOME:
-                    batch.append(event)
+                if event is None or event.type in _HOME:
+                    continue
+                if event.metadata.get("role") == "input":
+                    found = await heir.store.find(event.idempotency_key)
+                    is_repeated = found is not None and _origin(found.event.metadata).get("log") != log_id
+                if fields["id"] in known or (is_repeated and event.metadata.get("role") in _FOLLOWS):
+                    continue
+                batch.append(event)
                 if len(batch) == BATCH:
                     await heir.store.append(batch, on_known="keep_first")
                     batch = []
@@ -81,6 +90,22 @@ async def inherit(session: JetStream, heir: Heir, agent: str, log_id: str) -> bo
     return is_whole
 
 
+async def _known(fields: dict[str, Any], heir: Heir) -> str | None:
+    """The id of the heir's own record that this one repeats, if it has one: the record came back from there, or both
+    homes did the same. The other log's records point at it by another id."""
+    origin = _origin(fields.get("metadata", {}))
+    if origin.get("log") == heir.log_id:
+        return str(origin["id"])
+    record = await heir.store.find(str(fields.get("idempotency_key")))
+    return record.event.id if record is not None else None
+
+
+def _origin(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Where a record that was taken over comes from: ``log`` and ``id``; empty for any other record."""
+    found = metadata.get("origin")
+    return found if isinstance(found, dict) else {}
+
+
 def _fields(message: StreamMessage) -> dict[str, Any]:
     try:
         found = orjson.loads(message.body)
@@ -89,14 +114,14 @@ def _fields(message: StreamMessage) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _taken(fields: dict[str, Any], own: dict[str, str], heir: Heir, agent: str, log_id: str) -> StreamEvent | None:
+def _taken(fields: dict[str, Any], known: dict[str, str], heir: Heir, agent: str, log_id: str) -> StreamEvent | None:
     """A record as the heir records it; ``None`` if the mirror does not hold the whole of it."""
 
     def here(identity: Any) -> Any:
         """The id that a record of the other log has here; the same each time it is taken over."""
         if not isinstance(identity, str) or ULID_TEXT.fullmatch(identity) is None:
             return identity
-        return own.get(identity) or derived_ulid(identity, f"{heir.log_id}:{identity}")
+        return known.get(identity) or derived_ulid(identity, f"{heir.log_id}:{identity}")
 
     try:
         payload, key = {**fields["payload"]}, fields["idempotency_key"]

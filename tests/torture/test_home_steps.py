@@ -212,6 +212,7 @@ async def test_each_fault_while_a_home_reads_what_it_takes_over_costs_and_double
 
 
 async def test_an_owner_that_sleeps_at_a_step_while_another_home_takes_its_agent_costs_nothing(tmp_path: Path) -> None:
+    """Both homes may have the result of an effect that was under way; its agent may then get the result from each."""
     async with world(tmp_path, take_over=True) as made:
         for step in OWN_STEPS:
             owner, heir = await made.send_and_hold(step)

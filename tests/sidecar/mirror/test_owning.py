@@ -31,9 +31,9 @@ from sidecar.mirror.inheriting import Heir, inherit
 from sidecar.mirror.owning import Owning
 from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
-from streams.identity import seeded_identity
+from streams.identity import Identity, seeded_identity
 from tests.memory import MemoryStore
-from tests.nats_servers import TOKEN, RealServer
+from tests.nats_servers import TOKEN, RealServer, forgets_ids
 from tests.sidecar.agents.agents import Counter, Watcher
 from tests.sidecar.agents.kinds import Work
 from tests.sidecar.agents.support import agents, command, records, state
@@ -54,6 +54,11 @@ class Here:
     runtime: Runtime = field(init=False)
     owning: Owning = field(init=False)
     consumers: CommandConsumers = field(init=False)
+    identity: Identity = field(init=False)
+    """It lives as long as the home: no two of its records have the same id."""
+
+    def __post_init__(self) -> None:
+        self.identity = seeded_identity(sum(self.name.encode()))
 
     @property
     def epoch(self) -> int | None:
@@ -74,7 +79,7 @@ async def living(server: RealServer, home: Here, *makes: Callable[[], Any], **mo
     )
     runtime = home.runtime = Runtime(
         home.store,
-        seeded_identity(hash(home.name) % 1000),
+        home.identity,
         agents(*makes or (Counter,)),
         kinds={"work": home.work},
         owner=leases,
@@ -84,7 +89,7 @@ async def living(server: RealServer, home: Here, *makes: Callable[[], Any], **mo
     home.consumers.start()
 
     async def own(agent: str, epoch: int, previous: str | None) -> None:
-        heir = Heir(home.store, home.name, seeded_identity(1))
+        heir = Heir(home.store, home.name, home.identity)
         knows = previous is not None and await inherit(await sessions.get(), heir, agent, previous)
         await runtime.own(agent, epoch, previous, knows)
 
@@ -298,6 +303,32 @@ async def test_a_home_that_takes_an_agent_goes_on_from_what_the_former_owner_did
     assert [each["inherited"] for each in await owned(homes[1])] == [True, True]
     hashes = [state_hash(state(home.runtime)) for home in homes]
     assert hashes[0] != hashes[1]  # the second did one more
+
+
+async def test_what_both_homes_did_counts_once_when_the_first_has_the_agent_again(
+    server: RealServer, sessions: Sessions
+) -> None:
+    """The first home mirrored nothing of its work, so the second did it, too, under the same keys."""
+    first, second = Here("log-a"), Here("log-b")
+    for home in (first, second):
+        async with living(server, home, take_over=True):
+            await until(partial(home.owning.holds, "counter"))
+            await send(sessions, ADD, range(1), {"by": 2})
+            await send(sessions, CALL, range(1), {"kind": "work"})
+            await emptied(sessions)
+            await until(lambda home=home: state(home.runtime)["results"])
+            await forgets_ids(await sessions.get(), COMMANDS)  # so the same ids are new again
+    mirror = MirrorTask(second.store, second.name, sessions, lambda: 1)
+    mirror.start()
+    await mirror.until_mirrored()
+    await mirror.close()
+    async with living(server, first, take_over=True):
+        await until(lambda: first.owning.holds("counter"))
+        await first.runtime.command("counter", command("last"))
+        assert (state(first.runtime)["total"], len(state(first.runtime)["results"])) == (3, 1)
+    assert first.work.keys == second.work.keys and (await owned(first))[-1]["inherited"]
+    ids = [record.event.id async for record in first.store.read_all()]
+    assert len(set(ids)) == len(ids)
 
 
 async def test_a_restarted_home_keeps_its_epoch(server: RealServer, sessions: Sessions) -> None:
