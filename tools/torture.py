@@ -102,7 +102,7 @@ PLAN = (
     Part(
         "many-homes",
         "homes with one agent, their workers and their server tormented",
-        (f"{TORTURE}/test_many_homes.py",),
+        (f"{TORTURE}/test_many_homes.py", f"{TORTURE}/test_home_steps.py"),
         5,
         {"HOME_FAULTS": 60},
     ),

@@ -234,7 +234,7 @@ async def judge(made: World, *, faults: int) -> list[Record]:
     records = await (await made.owner()).records()
     inputs = handled(records)
     lost, doubled = made.sent - len(inputs), inputs.total() - len(inputs)
-    note("home-steps", kills=faults, inputs=made.sent, lost=lost, doubled=doubled)
+    note("many-homes", kills=faults, inputs=made.sent, lost=lost, doubled=doubled)
     assert (lost, doubled) == (0, 0)
     assert len(list(made.done.iterdir())) == made.sent
     taken = [record.event.payload for record in records if record.event.type == "agent.owned"]
