@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.l0.calls import REPORT
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
-from sidecar.mirror import calling, inheriting, owning, serving
+from sidecar.mirror import inheriting, owning
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
 from sidecar.mirror.inheriting import Heir
@@ -29,6 +31,7 @@ from sidecar.mirror.serving import ServedTools
 from sidecar.mirror.task import MirrorTask
 from streams.identity import system_identity
 from streams.log.log import Log
+from streams.system.retry import Retry
 from tests.sidecar.agents.kinds import Policy
 from tests.sidecar.agents.support import agents
 from tests.torture.many_homes import Tally
@@ -54,7 +57,7 @@ STEPS: Final = (
 """The steps from a command to its effect's result, at an owner that also carries out calls."""
 
 SETTINGS: Final = PullSettings(
-    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, backoff_s=0.01, ack_wait_s=0.5, attempts=1000
+    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, ack_wait_s=0.5, retry=Retry(0.01, 1.0, attempts=1000)
 )
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -75,17 +78,21 @@ class Held:
             self.wire.send(at)
             self.wire.recv()
 
-    def after(self, module: Any, step: str, part: str) -> None:
-        """Hold the process after the module has published to a subject with this part."""
-        publish = module.publish
 
-        async def published(session: Any, message: Any, *more: Any) -> Any:
-            stored = await publish(session, message, *more)
-            if part in message.subject:
-                self.stop(step)
-            return stored
+class HeldBus(JetStreamEventBus):
+    """The bus, where the process is held after a call or a report was published."""
 
-        module.publish = published
+    def __init__(self, sessions: Sessions, held: Held) -> None:
+        super().__init__(sessions, SETTINGS, stop=held.stop)
+        self._held = held
+
+    async def publish(self, subject: str, headers: Mapping[str, str], body: bytes) -> int:
+        stored = await super().publish(subject, headers, body)
+        if subject.endswith(SUBJECT):
+            self._held.stop("call-published")
+        elif subject.endswith(REPORT):
+            self._held.stop("report-published")
+        return stored
 
 
 @dataclass
@@ -124,24 +131,27 @@ async def _run(home: Given, held: Held) -> None:
     async def given() -> ConnectOptions:
         return home.options
 
-    read_back = inheriting.read_back
+    read_back, publish = inheriting.read_back, owning.publish
 
     async def slowly(*args: Any, **more: Any) -> AsyncIterator[Any]:
         async for message in read_back(*args, **more):
             held.stop(TAKE_OVER_READ)
             yield message
 
-    inheriting.read_back = slowly
-    held.after(calling, "call-published", SUBJECT)
-    held.after(serving, "report-published", ".inbox.tool_result")
-    held.after(owning, "lease-renewed", "")
+    async def renewed(*args: Any) -> Any:
+        stored = await publish(*args)
+        held.stop("lease-renewed")
+        return stored
+
+    inheriting.read_back, owning.publish = slowly, renewed
     identity, sessions = system_identity(), Sessions(given)
+    bus = HeldBus(sessions, held)
     store = await Log.open(home.path, identity)
     log_id = store.manifest.log_id
     leases = Owning(
         ["tally"], log_id, identity.ulid(), identity.now_ms, lease_seconds=home.lease_s, take_over=home.take_over
     )
-    calls = RemoteCalls(lambda: sessions, store, identity, log_id, lambda value: value)
+    calls = RemoteCalls(lambda: bus, store, identity, log_id, lambda value: value)
     runtime = Runtime(
         store,
         identity,
@@ -160,17 +170,9 @@ async def _run(home: Given, held: Held) -> None:
 
     await runtime.start()
     tools = {SUBJECT: Count(home.done)} if home.serves else {}
-    served = ServedTools(sessions, tools, SETTINGS, identity.now_ms, lambda value: value)
+    served = ServedTools(bus, tools, identity.now_ms, lambda value: value)
     mirror = MirrorTask(store, log_id, sessions, identity.now_ms, stop=held.stop)
     mirror.start()
-    CommandConsumers(
-        runtime,
-        sessions,
-        SETTINGS,
-        owning=leases,
-        calls=calls,
-        mirrored=mirror.until_mirrored,
-        stop=held.stop,
-    ).start()
+    CommandConsumers(runtime, bus, owning=leases, calls=calls, mirrored=mirror.until_mirrored).start()
     leases.start(sessions, own, runtime.resume)
     await asyncio.gather(served.run(), asyncio.Event().wait())
