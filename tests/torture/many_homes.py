@@ -288,15 +288,15 @@ class World:
 
     async def send(self, count: int) -> None:
         """Send new commands, each of them twice."""
-        stream = self.client.jetstream()
-        for number in range(self.sent, self.sent + count):
+        stream, first = self.client.jetstream(), self.sent
+        self.sent += count
+        for number in range(first, first + count):
             for copy in range(2):
                 await surely(
                     stream,
                     f"{number}-{copy}",
                     json.dumps({"payload": {"text": text(number)}, "idempotency_key": f"k{number}"}),
                 )
-        self.sent += count
 
     def open_calls(self) -> dict[str, str]:
         """The calls that a worker has begun and not ended: its name by their key."""
@@ -321,6 +321,8 @@ class World:
         os.kill(self.homes[0].one.pid, signal.SIGCONT)
 
     async def worker_killed(self) -> None:
+        self.held.touch()
+        await self.send(1)  # what was sent before may be done, and a worker dies in a call
         async with asyncio.timeout(HANG_S):
             while not (who := set(self.open_calls().values())):
                 await asyncio.sleep(0.002)
@@ -333,6 +335,7 @@ class World:
             if worker.one.home.path.name == name:
                 worker.one.kill()
                 await worker.start()
+        self.held.unlink()
 
     async def server_restarted(self) -> None:
         await asyncio.to_thread(self.server.kill)
