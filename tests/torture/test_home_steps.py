@@ -153,6 +153,10 @@ class World:
         """Whether the owner has a result for each command."""
         return await self.is_done(await self.owner())
 
+    async def is_acknowledged(self) -> bool:
+        """Whether no command and no report waits."""
+        return not (await self._client.jetstream().stream_info("MESHFORGE_COMMANDS")).state.messages
+
     async def owner(self) -> Home:
         a, b = self.homes
         return a if await last_epoch(a) > await last_epoch(b) else b
@@ -231,6 +235,7 @@ async def test_an_owner_that_sleeps_at_a_step_while_another_home_takes_its_agent
 async def judge(made: World, *, faults: int) -> list[Record]:
     """Each command handled once, one key for each effect, the state of a quiet home. Returns what the owner did."""
     await until(made.is_settled)
+    await until(made.is_acknowledged)
     records = await (await made.owner()).records()
     inputs = handled(records)
     lost, doubled = made.sent - len(inputs), inputs.total() - len(inputs)
