@@ -1,4 +1,8 @@
-"""Defines a valid event. Only writers import this module; readers trust what was validated when it was written."""
+"""Defines a valid event, and explains what is wrong with an invalid one.
+
+``StreamEvent.parse`` has the same rules in a quicker form, and asks this module about what it refuses. Readers trust
+what was validated when it was written.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,11 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, TypeAdapte
 from typing_extensions import TypedDict
 
 from streams.errors import InvalidEvent
-from streams.event import EVENT_TYPE, MAX_KEY, MAX_STREAM_ID, MAX_TYPE, STREAM_ID, ULID_TEXT
+from streams.event import EVENT_TYPE, MAX_KEY, MAX_STREAM_ID, MAX_TYPE, STREAM_ID, ULID_TEXT, is_key
 
 
-def _is_key(value: str) -> str:
-    scope, colon, key = value.partition(":")
-    if not (scope and colon and key) or len(value) > MAX_KEY or not value.isprintable():
+def _key(value: str) -> str:
+    if not is_key(value):
         raise ValueError(f"must be printable text of the form `scope:key`, with at most {MAX_KEY} characters")
     return value
 
@@ -40,7 +43,7 @@ class _Event(TypedDict):
     causation_id: NotRequired[str | None]
     correlation_id: NotRequired[str | None]
     id: Annotated[str, Field(pattern=_whole(ULID_TEXT.pattern))]
-    idempotency_key: Annotated[str, AfterValidator(_is_key)]
+    idempotency_key: Annotated[str, AfterValidator(_key)]
     metadata: NotRequired[dict[str, Any]]
     payload: NotRequired[dict[str, Any]]
     schema_version: NotRequired[Annotated[int, Field(ge=1)]]

@@ -9,6 +9,9 @@ pins them. A record's hash is::
 where ``previous`` is the stream's previous hash (32 raw bytes, zeros at
 first) and ``hex`` the digest of the canonical payload. So a digest can
 later replace the payload without breaking the chain.
+
+What is stored is hashed as it is stored, and never written again first: JSON leaves open how a float's exponent is
+written, and the libraries that write it have changed their form (``1e20`` and ``1e+20``).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 
 from streams.event import StreamEvent
@@ -35,6 +39,8 @@ message.
 """
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST_PAYLOAD = re.compile(rb'\{"\$sha256":"([0-9a-f]{64})"\}')
+_parts_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -156,14 +162,14 @@ def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None)
     """The encoded event; ``None`` if something in it must be repaired first."""
     payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
     digest = sha256(payload).hexdigest()
-    fields["payload"] = orjson.Fragment(payload)
+    fields["payload"] = orjson.Fragment(payload)  # copied, so the payload's strings are written only once
     whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     if repairs is None:
         # orjson writes NaN as null and accepts more nesting than our limit, so check the values if either is possible.
         may_differ = b"null" in payload or whole.count(b"{") + whole.count(b"[") > MAX_DEPTH
         if may_differ and not _is_plain(event.fields(), 0):
             return None
-    fields["payload"] = orjson.Fragment(b'{"$sha256":"%b"}' % digest.encode())
+    fields["payload"] = {"$sha256": digest}
     return Encoded(event, whole, digest, orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), repairs or NO_REPAIRS)
 
 
@@ -182,11 +188,26 @@ def chain(previous: bytes, digest_form: bytes) -> bytes:
     return sha256(previous + digest_form).digest()
 
 
-def digest_form_of(fields: dict[str, Any], forgotten: bool = False) -> tuple[str, bytes]:
-    """(payload digest, digest form) of stored event fields; ``forgotten``: the payload is already a digest."""
-    payload = fields["payload"]
-    digest = payload["$sha256"] if forgotten else sha256(canonical(payload)).hexdigest()
-    return digest, canonical({**fields, "payload": {"$sha256": digest}})
+def payload_digest(payload: Any) -> str:
+    """The digest of an event's payload, which may be forgotten."""
+    return str(payload["$sha256"]) if is_digest(payload) else sha256(canonical(payload)).hexdigest()
+
+
+def digest_form_of(stored: bytes) -> tuple[str, bytes]:
+    """(payload digest, digest form) of an event's stored bytes; its payload may have been forgotten."""
+    parts = _parts_of(stored)
+    payload = bytes(parts["payload"])
+    forgotten = _DIGEST_PAYLOAD.fullmatch(payload)
+    digest = forgotten[1].decode() if forgotten else sha256(payload).hexdigest()
+    parts["payload"] = msgspec.Raw(b'{"$sha256":"%b"}' % digest.encode())
+    return digest, msgspec.json.encode(parts)
+
+
+def is_canonical(stored: bytes, value: Any) -> bool:
+    """True if ``stored``, which reads as ``value``, is in canonical form, however its exponents are written."""
+    written = canonical(value)
+    # Within strings, both are changed alike, and the hash chain covers the bytes themselves.
+    return written == stored or written.replace(b"e+", b"e") == stored.replace(b"e+", b"e")
 
 
 def is_digest(payload: Any) -> bool:
@@ -195,8 +216,3 @@ def is_digest(payload: Any) -> bool:
         return False
     digest = payload.get("$sha256")
     return isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None
-
-
-def stored_form_of(fields: dict[str, Any]) -> tuple[str, bytes]:
-    """Like ``digest_form_of``, for a logged event, whose payload may have been forgotten."""
-    return digest_form_of(fields, forgotten=is_digest(fields["payload"]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from hashlib import sha256
 from random import Random
 from threading import Lock
@@ -34,6 +35,15 @@ def derived_ulid(identity: str, text: str) -> str:
     return identity[:10] + encode(bytes(6) + sha256(text.encode()).digest()[:10])[10:]
 
 
+@cache
+def _pairs() -> list[str]:
+    """The two letters for each ten bits of a ULID: the library's encoder goes letter by letter, and so takes twice as
+    long, a third of the time in which an event is made."""
+    from ulid.base32 import ENCODE  # the import takes 20 ms, and most commands make no id
+
+    return [high + low for high in ENCODE for low in ENCODE]
+
+
 class Identity:
     """Clock, randomness and ids of one process.
 
@@ -53,12 +63,11 @@ class Identity:
 
     def ulid(self) -> str:
         """A new ULID, greater than every ULID that this object returned before."""
-        from ulid.base32 import encode  # the import takes 20 ms, and most commands make no id
-
         with self._lock:
             value = (self._clock_ms() << _RANDOM_BITS) | int.from_bytes(self._random_bytes(10), "big")
             self._last = value = max(value, self._last + 1)
-        return encode(value.to_bytes(16))
+        pairs = _pairs()
+        return "".join([pairs[value >> shift & 1023] for shift in range(120, -1, -10)])
 
     def nonce(self) -> str:
         """256 random bits as 64 hex characters, for tokens and handshakes."""

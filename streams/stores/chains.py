@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from streams.hashing import GENESIS, chain, stored_form_of
+from streams.hashing import GENESIS, chain, digest_form_of
 from streams.retention import Base
 
 
@@ -40,17 +39,17 @@ class Chains:
     def kept(self) -> int:
         return sum(tail.kept for tail in self._tails.values())
 
-    def take(self, stream_id: str, offset: int, hash_: bytes, event: dict[str, Any], lost: int) -> str | None:
+    def take(self, stream_id: str, offset: int, hash_: bytes, event: bytes, lost: int) -> str | None:
         """Return how the stream's next record contradicts the records before it; ``None`` if it does not.
 
-        ``lost`` counts the lost records of the whole log so far. After any fault, the stream continues
-        after this record, so that one fault is one finding.
+        ``event`` is the stored event. ``lost`` counts the lost records of the whole log so far. After any fault, the
+        stream continues after this record, so that one fault is one finding.
         """
         tail = self._tails.get(stream_id, _BEGIN)
         self._tails[stream_id] = _Tail(offset + 1, hash_, lost, True)
         skipped = offset - tail.next_offset
         if skipped == 0:
-            if chain(tail.hash, stored_form_of(event)[1]) != hash_:
+            if chain(tail.hash, digest_form_of(event)[1]) != hash_:
                 return "it does not continue its stream's hash chain: this record or the one before it was changed"
         elif not 0 < skipped <= lost - tail.lost:
             return f"its stream offset is {offset}; expected {tail.next_offset}"

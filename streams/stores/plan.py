@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from streams.errors import IdempotencyConflict, InvalidEvent, OffsetConflict
 from streams.event import StreamEvent
-from streams.hashing import Encoded, chain, encode, is_digest, stored_form_of
+from streams.hashing import Encoded, chain, encode, is_digest, payload_digest
 from streams.retention import Entry, body_digest
 from streams.store import MAX_BATCH, OnKnown, Record
 
@@ -79,7 +79,7 @@ def _body_of(first: Placed | Record) -> tuple[str, str, str, str]:
     if isinstance(first, Placed):
         return first.encoded.body()
     event = first.event
-    return (event.type, event.stream_id, event.actor, stored_form_of(event.fields())[0])
+    return (event.type, event.stream_id, event.actor, payload_digest(event.payload))
 
 
 def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:

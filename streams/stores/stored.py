@@ -12,7 +12,7 @@ from typing import NamedTuple
 import orjson
 
 from streams.event import StreamEvent
-from streams.hashing import stored_form_of
+from streams.hashing import digest_form_of
 
 
 class Stored(NamedTuple):
@@ -34,4 +34,4 @@ class Stored(NamedTuple):
 
     def digest_form(self) -> bytes:
         """The form of the event that the hash chain covers."""
-        return stored_form_of(orjson.loads(self.event))[1]
+        return digest_form_of(self.event)[1]

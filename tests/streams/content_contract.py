@@ -21,7 +21,7 @@ class ContentContract(Opened):
         for name in ("ses_0", "ses_1"):
             previous = GENESIS
             for record in await collect(store.read(name)):
-                _, form = digest_form_of(record.event.fields())
+                _, form = digest_form_of(canonical(record.event.fields()))
                 previous = chain(previous, form)
                 assert record.hash == previous.hex()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.hashing import GENESIS, chain, stored_form_of
+from streams.hashing import GENESIS, chain, encode
 from streams.stores.chains import Chains
 from tests.streams.builders import event
 
@@ -15,9 +15,9 @@ from tests.streams.builders import event
 def test_a_jump_is_explained_by_as_many_lost_records_and_no_more(lost: int, offset: int, is_explained: bool) -> None:
     chains, previous, made = Chains({}), GENESIS, []
     for number in range(4):
-        fields = event(f"k{number}", stream="a").fields()
-        previous = chain(previous, stored_form_of(fields)[1])
-        made.append((previous, fields))
+        encoded = encode(event(f"k{number}", stream="a"))
+        previous = chain(previous, encoded.digest_form)
+        made.append((previous, encoded.canonical))
     assert chains.take("a", 0, *made[0], lost=0) is None
     fault = chains.take("a", offset, *made[offset], lost=lost)
     assert fault == (None if is_explained else f"its stream offset is {offset}; expected 1")

@@ -6,10 +6,14 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streams.errors import InvalidEvent
 from streams.event import MAX_KEY, MAX_STREAM_ID, MAX_TYPE, StreamEvent, is_stream_id
+from streams.event_schema import validated
 from streams.hashing import canonical, encode
+from tests.streams.sizes import size
 
 SECRET = "hunter2 and other secrets"
 
@@ -105,6 +109,45 @@ def test_unknown_fields_survive_everywhere() -> None:
     trusted = StreamEvent.trusted(orjson.loads(stored))
     assert StreamEvent.parse(orjson.loads(stored)) == event == trusted
     assert canonical(trusted.fields()) == stored
+
+
+any_text = st.sampled_from(
+    ["", "a", "a:b", ":", "a\n", "a:\u2028", "\ud800", "é", "01HF7YAT0072TECMQ49PKZ57H0", "a.b", "a..b"]
+)
+any_value = st.one_of(
+    any_text,
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 2) | st.sampled_from([2**53, 2**70, 5.0, 1.5]),
+    st.dictionaries(any_text | st.integers(0, 1), any_text, max_size=2),
+    st.just({"agent": "a", "adapter": "b"}),
+)
+
+
+@settings(max_examples=size("EXAMPLES", 300), deadline=None, derandomize=True, database=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*fields(), "payload", "metadata", "schema_version", "traceparent", "timestamp", "new"]),
+        any_value,
+        max_size=3,
+    ),
+    any_value,
+)
+def test_the_quick_check_decides_as_pydantic_does(changed: dict[Any, Any], other: Any) -> None:
+    for each in (fields(**changed), {**fields(), other: 1} if isinstance(other, str | int) else other):
+        try:
+            wanted = StreamEvent.trusted(validated(each))
+        except InvalidEvent:
+            wanted = None
+        try:
+            found = StreamEvent.parse(each)
+        except InvalidEvent:
+            found = None
+        assert (None if found is None else found.fields()) == (None if wanted is None else wanted.fields())
+
+
+def test_a_long_stream_id_is_refused_at_once() -> None:
+    assert not is_stream_id("a." + "a" * (MAX_STREAM_ID - 3) + "/")
 
 
 def test_an_event_is_frozen() -> None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import orjson
 import pytest
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
 from sidecar.care.upkeep import SNAPSHOT, restore
+from streams import hashing
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.verify import Verification
 from streams.stores.directory import FORMATS, Backend, read_manifest
 from tests.bridge.opencode.playing import RECORDINGS, names, play
-from tests.streams.builders import event
+from tests.streams.builders import IDENTITY, event
 from tests.streams.golden import FOLDER, described, expected, opened
 from tests.streams.golden import names as golden_names
 from tests.streams.opened import collect
@@ -50,6 +53,28 @@ async def test_a_store_of_any_released_format_opens_and_goes_on(tmp_path: Path, 
         await reader.close()
         await log.close()
     assert [str(finding) async for finding in Verification(tmp_path / "store").run()] == []
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
+async def test_a_log_of_a_library_that_wrote_exponents_otherwise_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    payload = {"large": 1e20, "text": "1e+20"}
+    log = await Log.open(tmp_path, IDENTITY, backend=backend)
+    try:
+        with monkeypatch.context() as patch:
+            older = SimpleNamespace(**vars(orjson))
+            older.dumps = lambda value, option: orjson.dumps(value, option=option).replace(b":1e+20,", b":1e20,")
+            patch.setattr(hashing, "orjson", older)
+            records = await log.append([event("a", payload=payload), event("b", payload=payload)])
+        await log.append([event("c", payload=payload)])
+        assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+        await Migration(log, "sqlite" if backend == "jsonl" else "jsonl").run()
+        assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+        await log.forget([], positions=[records[1].position], at_ms=1)
+        assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+    finally:
+        await log.close()
 
 
 def test_every_format_has_its_store() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -38,6 +39,14 @@ def test_ulids_increase_when_the_randomness_is_used_up() -> None:
     identity = Identity(lambda: 1000, lambda count: b"\xff" * count)
     first, second = identity.ulid(), identity.ulid()
     assert second > first and ULID_TEXT.fullmatch(second)
+
+
+def test_ulids_are_written_as_the_library_writes_them() -> None:
+    random = Random(3)
+    cases = [(1, b"\0" * 10), (2**48 - 1, b"\xff" * 10), *((3**n, random.randbytes(10)) for n in range(30))]
+    for milliseconds, bits in cases:
+        made = Identity(partial(int, milliseconds), lambda _, bits=bits: bits).ulid()  # type: ignore[misc]
+        assert made == str(ULID(milliseconds.to_bytes(6) + bits))
 
 
 def test_ulids_are_unique_and_ordered_in_each_of_many_threads() -> None:

@@ -56,7 +56,7 @@ def forged(line: bytes, *, rehash_after: str | None = None) -> bytes:
     fields = orjson.loads(line)
     fields["event"]["payload"] = {"n": "forged"}
     if rehash_after is not None:
-        _, form = digest_form_of(fields["event"])
+        _, form = digest_form_of(canonical(fields["event"]))
         fields["hash"] = chain(bytes.fromhex(rehash_after), form).hex()
     return sealed(canonical(fields))
 
@@ -84,7 +84,7 @@ class TestSoundLogs:
     async def test_a_payload_that_is_a_digest_and_was_not_forgotten_is_told(self, store: Path) -> None:
         def forget(line: bytes) -> bytes:
             fields = orjson.loads(line)
-            digest, _ = digest_form_of(fields["event"])
+            digest, _ = digest_form_of(canonical(fields["event"]))
             fields["event"]["payload"] = {"$sha256": digest}
             return sealed(canonical(fields))
 

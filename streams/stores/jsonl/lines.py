@@ -71,9 +71,8 @@ def format_stored(record: Stored) -> bytes:
 def parse_stored(line: bytes) -> Stored:
     """Parse a line, leaving its event's bytes untouched. Verifies the checksum. Raises ``BadLine``."""
     keys = parse_keys(line)
-    event = line[PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]
     try:
-        return Stored(keys.position, keys.offset, bytes.fromhex(keys.hash), *keys.tx, event)
+        return Stored(keys.position, keys.offset, bytes.fromhex(keys.hash), *keys.tx, event_of(line))
     except ValueError:
         raise BadLine("its hash is malformed") from None
 
@@ -125,5 +124,6 @@ def position_of(line: bytes) -> int | None:
     return None if found is None else int(found[1])
 
 
-def event_bytes(line: bytes) -> int:
-    return line.rfind(b',"hash":"') - PREFIX - len(b'"event":')
+def event_of(line: bytes) -> bytes:
+    """The bytes of a line's event."""
+    return line[PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]

@@ -24,7 +24,7 @@ from streams.stores.directory import read_manifest
 from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
 from streams.stores.jsonl.lines import (
     LineKeys,
-    event_bytes,
+    event_of,
     parse_keys,
     parse_record,
     parse_stored,
@@ -143,7 +143,7 @@ class JsonlReader:
         tally = Tally()
         async for located in self._located_lines(NOTHING):
             line = _checked(parse_keys, located)
-            tally.add(line.event.stream_id, line.offset, line.event.ts, event_bytes(located.line))
+            tally.add(line.event.stream_id, line.offset, line.event.ts, len(event_of(located.line)))
         return tally.sizes()
 
     async def close(self) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 import orjson
 
 from streams.findings import Finding, Kind, Summary, drained
-from streams.hashing import canonical
+from streams.hashing import is_canonical
 from streams.retention import NOTHING_REMOVED, payload_fault
 from streams.store import NOTHING
 from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
 from streams.stores.head import BadLine, Head, check_crc, read_head
+from streams.stores.jsonl.lines import event_of
 from streams.stores.jsonl.reader import chunks
 from streams.stores.jsonl.segments import Segment, list_segments
 from streams.stores.missing import missing_at_end, missing_before
@@ -33,6 +34,7 @@ _QUICK_SEGMENTS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Line:
+    stored: bytes
     event: dict[str, Any]
     offset: int
     position: int
@@ -124,7 +126,7 @@ class JsonlVerification:
         try:
             if not whole:
                 raise BadLine("the line has no newline")
-            line, is_canonical = _parse(data)
+            line, has_form = _parse(data)
         except BadLine as fault:
             if place.is_last and self._is_torn(expected, whole, head):
                 self._torn(place, str(fault))
@@ -134,7 +136,7 @@ class JsonlVerification:
             self._find("corrupt", place.segment.path, place.line, expected, str(fault))
             return False
         stream_id = line.event["stream_id"]
-        if not is_canonical:
+        if not has_form:
             self._find(
                 "tampered", place.segment.path, place.line, line.position, "it is not in canonical form", stream_id
             )
@@ -180,7 +182,7 @@ class JsonlVerification:
 
     def _check_chain(self, place: _ScanPlace, line: _Line) -> None:
         stream_id = line.event["stream_id"]
-        fault = self._chains.take(stream_id, line.offset, line.hash, line.event, self._lost)
+        fault = self._chains.take(stream_id, line.offset, line.hash, line.stored, self._lost)
         if fault is not None:
             self._find("tampered", place.segment.path, place.line, line.position, fault, stream_id)
 
@@ -247,7 +249,9 @@ def _parse(data: bytes) -> tuple[_Line, bool]:
     try:
         fields = orjson.loads(data)
         event = fields["event"]
-        line = _Line(event, fields["offset"], fields["position"], bytes.fromhex(fields["hash"]), *fields["tx"])
+        line = _Line(
+            event_of(data), event, fields["offset"], fields["position"], bytes.fromhex(fields["hash"]), *fields["tx"]
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise BadLine(f"not a record: {type(error).__name__}") from None
     numbers = (line.offset, line.position, line.index, line.count)
@@ -255,4 +259,4 @@ def _parse(data: bytes) -> tuple[_Line, bool]:
         raise BadLine("not a record: its fields have the wrong types")
     if not isinstance(event.get("stream_id"), str):
         raise BadLine("not a record: it names no stream")
-    return line, canonical(fields) == data
+    return line, is_canonical(data, fields)

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import orjson
 
-from streams.hashing import digest_form_of, is_digest, stored_form_of
+from streams.hashing import digest_form_of, is_digest, payload_digest
 from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.keys import forget_keys
@@ -198,7 +198,7 @@ def _to_digests(connection: sqlite3.Connection, rows: Iterable[_Row]) -> tuple[i
     for row in rows:
         fields = _fields_of(row)
         if not is_digest(fields["payload"]):
-            form = digest_form_of(fields)[1]
+            form = digest_form_of(row.event)[1]
             saved += len(row.event) - len(form)
             changed.append((form, crc32(form), row.position))
     connection.executemany("UPDATE records SET event = ?, crc = ? WHERE position = ?", changed)
@@ -274,7 +274,7 @@ def _fields_of(row: _Row) -> dict[str, Any]:
 
 def _entry_of(row: _Row) -> Entry:
     fields = _fields_of(row)
-    body = body_digest((fields["type"], fields["stream_id"], fields["actor"], stored_form_of(fields)[0]))
+    body = body_digest((fields["type"], fields["stream_id"], fields["actor"], payload_digest(fields["payload"])))
     return Entry(key_digest(fields["idempotency_key"]), body, row.position, row.offset, row.hash)
 
 

@@ -23,7 +23,7 @@ import orjson
 
 from streams.errors import ForeignStore, StoreUnavailable
 from streams.findings import Finding, Kind, Summary, drained
-from streams.hashing import canonical, is_digest
+from streams.hashing import is_canonical, is_digest
 from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
 from streams.stores.chains import Chains
@@ -355,7 +355,7 @@ class SqliteVerification:
         if not isinstance(event, dict) or not isinstance(event.get("payload"), dict):
             self._find("corrupt", row.position, row.stream, "not an event")
             return None
-        if canonical(event) != row.event:
+        if not is_canonical(row.event, event):
             self._find("tampered", row.position, row.stream, "it is not in canonical form")
         return event
 
@@ -378,7 +378,7 @@ class SqliteVerification:
 
     def _check_chain(self, row: _Row, event: dict[str, Any]) -> None:
         stream = str(event.get("stream_id"))
-        fault = self._chains.take(stream, row.offset, row.hash, event, self._lost)
+        fault = self._chains.take(stream, row.offset, row.hash, row.event, self._lost)
         if fault is not None:
             self._find("tampered", row.position, stream, fault)
 

@@ -68,7 +68,7 @@ def test_a_recording_is_mirrored_whole_in_order_and_once(name: str) -> None:
         assert message.body == canonical(record.event.fields())
         parsed = RecordSubject.parse(message.subject)
         assert (parsed.log, parsed.stream, parsed.type) == (LOG, fields["stream_id"], fields["type"])
-        heads[parsed.stream] = chain(heads.get(parsed.stream, GENESIS), digest_form_of(fields)[1])
+        heads[parsed.stream] = chain(heads.get(parsed.stream, GENESIS), digest_form_of(message.body)[1])
         assert message.headers[h.HASH] == heads[parsed.stream].hex() == record.hash
         assert message.headers[h.POSITION] == str(position) and message.headers[h.OFFSET] == str(record.offset)
         assert message.headers[h.FORM] == "whole" and message.id == record.event.id
