@@ -128,18 +128,28 @@ def drafts(store: Path) -> None:
 
 def index_row_lost(store: Path) -> None:
     """An index that lacks a row, as after a bad sector or an SQLite bug."""
+    lookup_changed(store, "type")
     execute(
         store,
         "PRAGMA writable_schema = ON",
-        "UPDATE sqlite_schema SET sql = 'CREATE INDEX records_by_type ON records (type) WHERE position <> 3'"
-        " WHERE name = 'records_by_type'",
+        "UPDATE sqlite_schema SET sql = 'CREATE INDEX lookups_by_type ON lookups (type) WHERE position <> 3'"
+        " WHERE name = 'lookups_by_type'",
     )
     execute(store, "REINDEX")
     execute(
         store,
         "PRAGMA writable_schema = ON",
-        "UPDATE sqlite_schema SET sql = 'CREATE INDEX records_by_type ON records (type)'"
-        " WHERE name = 'records_by_type'",
+        "UPDATE sqlite_schema SET sql = 'CREATE INDEX lookups_by_type ON lookups (type)'"
+        " WHERE name = 'lookups_by_type'",
+    )
+
+
+def lookup_changed(store: Path, type_: str = "'another'") -> None:
+    """A search by type would miss a record."""
+    execute(
+        store,
+        "INSERT OR IGNORE INTO lookups SELECT position, ts, type, causation_id, event_id FROM records",
+        f"UPDATE lookups SET type = {type_} WHERE position = 3",
     )
 
 
@@ -171,7 +181,15 @@ Damage = Callable[[Path], None]
 ANY: tuple[Damage, ...] = (manifest_lost, manifest_damaged, hints_damaged, hints_ahead, drafts)
 SAFE: dict[Backend, tuple[Damage, ...]] = {
     "jsonl": (*ANY, torn_tail, head_lost, head_damaged, torn_and_head_lost),
-    "sqlite": (*ANY, index_row_lost, key_lost, search_damaged, search_ahead, write_ahead_log_of_no_database),
+    "sqlite": (
+        *ANY,
+        index_row_lost,
+        lookup_changed,
+        key_lost,
+        search_damaged,
+        search_ahead,
+        write_ahead_log_of_no_database,
+    ),
 }
 CASES = [(backend, damage) for backend, all_of_them in SAFE.items() for damage in all_of_them]
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from streams.errors import ForeignStore
+from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
+from streams.log.verify import Verification
 from streams.query import Filter
+from streams.stores.sqlite import lookups
 from streams.stores.sqlite.files import STEPS
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.search import SearchIndex, remove_search
 from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event
+from tests.streams.golden import FOLDER
 from tests.streams.opened import collect
 from tests.streams.sqlite_logs import change, written
 
@@ -53,6 +58,65 @@ async def test_a_newer_schema_and_a_foreign_database_are_refused(tmp_path: Path)
     (tmp_path / "store.json").unlink()
     with pytest.raises(ForeignStore, match="not written by Durable Stream"):
         await collect(SqliteReader(tmp_path).read_all())
+
+
+@pytest.mark.parametrize("folded", [1, 7, 60, 1000])
+async def test_a_query_finds_the_same_in_the_lookups_and_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folded: int
+) -> None:
+    monkeypatch.setattr(lookups, "FOLDED", folded)
+    log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
+    wanted = [
+        Filter(types=("a.one",)),
+        Filter(types=("a.*", "b")),
+        Filter(types=("none.*",)),
+        Filter(types=("a.two",), actors=("x",)),
+        Filter(since_ms=1020, until_ms=1050),
+        Filter(since_ms=1061),
+        Filter(correlation_id="m3"),
+    ]
+    reader = SqliteReader(tmp_path)
+    made: list[StreamEvent] = []
+    for number in range(60):
+        cause = made[number // 2].id if number > 10 else None
+        kind = ("a.one", "a.two", "b", "a")[number % 4]
+        more = {"causation_id": cause, "correlation_id": f"m{number % 5}", "actor": "xy"[number % 2]}
+        made.append(event(f"k{number}", type_=kind, ts=1000 + (number * 7) % 61, **more))
+        await log.append([made[-1]])
+        if number % 20 == 19:
+            filters = [*wanted, Filter(causation_id=made[8].id), Filter(causation_id=made[8].id, types=("a.*",))]
+            for each in filters:
+                found = [event for event in made if each.matches(event)]
+                assert [record.event for record in await collect(log.query(each))] == found, each
+                back = [record.event async for record in reader.back(each)]
+                assert back == found[::-1], each
+            for one in made:
+                record = await reader.find_event(one.id)
+                assert record is not None and record.event == one
+            part = made[5].id[-5:]
+            ids = sorted(identifier for some in [ids async for ids in reader.event_ids(part)] for identifier in some)
+            assert ids == sorted(each.id for each in made if part in each.id)
+    assert await reader.find_event("none") is None
+    await log.prune({"ses_a": 30}, at_ms=1)
+    assert await reader.find_event(made[3].id) is None
+    await reader.close()
+    await log.close()
+    assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+
+
+async def test_a_log_of_the_first_schema_is_read_as_it_is(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "sqlite-2", tmp_path / "store")
+    reader = SqliteReader(tmp_path / "store")
+    records = await collect(reader.read_all())
+    types = {record.event.type for record in records}
+    assert await collect(reader.query(Filter(types=tuple(types)))) == records
+    assert await collect(reader.query(Filter(types=("*.*", "lifecycle.*")))) != []
+    found = await reader.find_event(records[-1].event.id)
+    assert found is not None and found.event.id == records[-1].event.id
+    ids = [identifier for some in [ids async for ids in reader.event_ids()] for identifier in some]
+    assert sorted(ids) == sorted(record.event.id for record in records)
+    assert await collect(reader.query(Filter(since_ms=records[-1].event.ts)))
+    await reader.close()
 
 
 async def test_a_reader_cannot_write(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Verify the file of a sqlite log as a whole, apart from its records.
 
-The checks cover opening, pages and indexes, and the keys table. Each check gives one sentence per fault, and none for a
-sound file. Damage never raises an exception: an unreadable file is reported in a sentence, too. Another check finds a
-lost head file. All checks block, and ``connection`` must have been opened with ``damaged`` (see ``connect_to_read``).
-``verify.py`` verifies the records themselves.
+The checks cover opening, pages and indexes, and the keys and lookups tables. Each check gives one sentence per fault,
+and none for a sound file. Damage never raises an exception: an unreadable file is reported in a sentence, too. Another
+check finds a lost head file. All checks block, and ``connection`` must have been opened with ``damaged`` (see
+``connect_to_read``). ``verify.py`` verifies the records themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from streams.errors import BadStore, StoreUnavailable
 from streams.findings import Finding
 from streams.store import NOTHING
-from streams.stores.sqlite import keys
+from streams.stores.sqlite import keys, lookups
 from streams.stores.sqlite.files import (
     LOG_FILE,
     STEPS,
@@ -56,9 +56,9 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
 
 
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """Faults that SQLite finds in pages and indexes, and faults of the keys table.
+    """Faults that SQLite finds in pages and indexes, and faults of the keys and lookups tables.
 
-    ``quick``: only what SQLite checks in about a second, without the keys table.
+    ``quick``: only what SQLite checks in about a second, without these tables.
     """
     look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
     if quick:
@@ -78,6 +78,7 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
     found += _looked_at(path, "the schema", lambda: _schema_faults(connection))
     if not quick:
         found += _looked_at(path, "the keys table", lambda: keys.faults(connection))
+        found += _looked_at(path, "the lookups table", lambda: lookups.faults(connection))
     return found
 
 

@@ -20,6 +20,7 @@ from typing import ClassVar, Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.directory import is_being_written, read_manifest
+from streams.stores.sqlite import lookups
 from streams.stores.sqlite.at_rest import ReadConnection, at_rest
 from streams.system.files import check_file, open_or_create, refuse_link, sync_directory
 
@@ -82,7 +83,7 @@ SCHEMA: Final = """
     INSERT INTO removals VALUES (1, 0);
     """
 
-STEPS: Final[tuple[str, ...]] = (SCHEMA,)
+STEPS: Final[tuple[str, ...]] = (SCHEMA, lookups.SCHEMA)
 """Numbered schema steps, which only go forward. A released step never changes. ``PRAGMA user_version`` counts the
 completed steps.
 """

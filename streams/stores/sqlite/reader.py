@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from threading import Lock
@@ -23,11 +24,12 @@ from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.keys import key_digest
+from streams.stores.sqlite import lookups
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
 from streams.stores.sqlite.keys import find_key
 from streams.stores.sqlite.removed import head_of, load
-from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
+from streams.stores.sqlite.rows import COLUMNS, SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
 
 _FETCH = 256
@@ -37,13 +39,10 @@ _ABOVE_ALL = 2**63 - 1
 _FIRST_FETCH = 8
 _LEAST_REACH = 1024
 
-_IDS = "SELECT event_id FROM records WHERE event_id > ? AND instr(event_id, ?) ORDER BY event_id LIMIT ?"
-_TYPES = (
-    "WITH RECURSIVE types (name) AS (SELECT min(type) FROM records UNION ALL"
-    " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
-    " SELECT name FROM types WHERE name IS NOT NULL"
+_IDS = (
+    "SELECT event_id FROM lookups WHERE event_id > ? AND position <= ? AND instr(event_id, ?) ORDER BY event_id LIMIT ?"
 )
-"""Selects the existing types, with one index step for each type."""
+_NEWER_IDS = "SELECT event_id FROM records WHERE position > ? AND instr(event_id, ?) ORDER BY event_id"
 
 TAILS: Final = (
     # CROSS JOIN makes SQLite go stream by stream. The order that SQLite would choose visits every record.
@@ -102,21 +101,26 @@ class SqliteReader:
 
     async def find(self, idempotency_key: str) -> Record | None:
         digest = key_digest(idempotency_key)
-        row = await asyncio.to_thread(self._with_log, lambda connection: find_key(connection, SELECT, digest), None)
+        row = await self._ask(lambda connection: find_key(connection, SELECT, digest), None)
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_event(self, event_id: str) -> Record | None:
-        rows = await self._fetch(f"{SELECT} WHERE event_id = ?", [event_id]) if bindable(event_id) else []
-        return record_of(rows[0], str(self._path)) if rows else None
+        if not bindable(event_id):
+            return None
+        row = await self._ask(lambda connection: lookups.find_event(connection, SELECT, event_id), None)
+        return record_of(row, str(self._path)) if row is not None else None
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
-        last = ""
-        while bindable(part):
-            rows = await self._fetch(_IDS, [last, part, _FETCH_IDS])
+        if not bindable(part):
+            return
+        last, covered = "", await self._ask(lookups.through, NOTHING)
+        while covered > NOTHING:
+            rows = await self._fetch(_IDS, [last, covered, part, _FETCH_IDS])
             yield [identifier for (identifier,) in rows]
             if len(rows) < _FETCH_IDS:
-                return
+                break
             last = rows[-1][0]
+        yield [identifier for (identifier,) in await self._fetch(_NEWER_IDS, [covered, part])]
 
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
         head = await self._head_now()
@@ -148,10 +152,10 @@ class SqliteReader:
             yield records
 
     async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        return await asyncio.to_thread(self._with_log, lambda connection: _tails(connection, among), {})
+        return await self._ask(lambda connection: _tails(connection, among), {})
 
     async def removal(self) -> Removal:
-        return await asyncio.to_thread(self._with_log, load, Removal())
+        return await self._ask(load, Removal())
 
     async def removed(self) -> dict[str, StreamRemoval]:
         return (await self.removal()).gone()
@@ -264,15 +268,16 @@ class SqliteReader:
         is in position order."""
         if not any(name.endswith(".*") for name in wanted.types):
             return wanted
-        types = [row[0] for row in await self._fetch(_TYPES, [])]
+        nothing: list[str] = []
+        types = await self._ask(lookups.types, nothing)
         found = [name for name in types if any(type_matches(name, each) for each in wanted.types)]
         return replace(wanted, types=found or ["none"])
 
     async def _before(self, wanted: Filter) -> int:
         if wanted.since_ms is None or wanted.times:
             return NOTHING
-        found = (await self._fetch("SELECT min(position) FROM records WHERE ts >= ?", [wanted.since_ms]))[0][0]
-        return await self._head_now() if found is None else found - 1
+        since_ms = wanted.since_ms
+        return await self._ask(lambda connection: lookups.before(connection, since_ms), NOTHING)
 
     async def _matching(
         self, where: str, values: list[Any], after: int, *, back: bool = False, until: int | None = None
@@ -284,13 +289,13 @@ class SqliteReader:
         match: SQLite may have to sort the whole range, regardless of the limit.
         """
         low, high = max(after, _BELOW_ALL), await self._head_now() if until is None else until
-        condition, order = f" AND {where}" if where else "", " DESC" if back else ""
-        query = f"{SELECT} WHERE position > ? AND position <= ?{condition} ORDER BY position{order} LIMIT ?"
-        reach = _LEAST_REACH
+        reach, wanted = _LEAST_REACH, lookups.Rows(COLUMNS, where, values, _FETCH)
+        nothing: list[tuple[Any, ...]] = []
         while low < high:
             begin = max(high - reach, low) if back and where else low
             end = min(low + reach, high) if where and not back else high
-            rows = await self._fetch(query, [begin, end, *values, _FETCH])
+            between = partial(lookups.rows_between, wanted=wanted, begin=begin, end=end, back=back)
+            rows, begin, end = await self._ask(between, (nothing, begin, end))
             previous = end + 1 if back else begin
             for row in rows:
                 previous = self._following(previous, row[0], back=back)
@@ -325,6 +330,9 @@ class SqliteReader:
             for row in await self._fetch(query, positions):
                 yield record_of(row, str(self._path))
             low, high = (low, positions[-1] - 1) if back else (positions[-1], high)
+
+    async def _ask(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
+        return await asyncio.to_thread(self._with_log, ask, without)
 
     async def _fetch(self, query: str, values: list[Any]) -> list[Any]:
         return await asyncio.to_thread(self._rows, query, values)

@@ -19,6 +19,7 @@ from streams.hashing import digest_form_of, is_digest, payload_digest
 from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.keys import forget_keys
+from streams.stores.sqlite.lookups import forget_lookups
 
 CHUNK: Final = 256
 """Maximum number of records removed or forgotten in one transaction, so that appends never wait long."""
@@ -174,6 +175,7 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
         connection.executemany(_INSERT_ENTRY, entries)
         connection.executemany("DELETE FROM records WHERE position = ?", [(row[0],) for row in rows])
         forget_keys(connection, [entry.key for entry in entries])
+        forget_lookups(connection, [entry.position for entry in entries])
         last = entries[-1]
         connection.execute(
             "INSERT OR REPLACE INTO bases VALUES (?, ?, ?, ?)", [stream_id, last.offset + 1, last.hash, at_ms]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from streams.errors import StoreLocked, StreamError
+from streams.stores.sqlite import keys, lookups
 from streams.stores.sqlite.files import (
     LOG_FILE,
     SEARCH_FILE,
@@ -16,11 +17,10 @@ from streams.stores.sqlite.files import (
     connect_to_write,
     translated,
 )
-from streams.stores.sqlite.keys import rebuild
 
 _TABLES: Final = (
     "SELECT name FROM main.sqlite_schema"
-    " WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name NOT IN ('keys', 'keys_through')"
+    " WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name NOT IN ('keys', 'keys_through', 'lookups')"
 )
 
 _EMPTY: Final = 'DELETE FROM main."{}"'
@@ -49,7 +49,8 @@ def copy_rows(store: Path, target: Path) -> None:
             for (name,) in connection.execute(_TABLES).fetchall():
                 connection.execute(_EMPTY.format(name))  # delete the schema's initial rows
                 connection.execute(_COPY.format(name, name))
-            rebuild(connection)
+            keys.rebuild(connection)
+            lookups.rebuild(connection)
             connection.execute("COMMIT")
             connection.execute("DETACH damaged")
     finally:

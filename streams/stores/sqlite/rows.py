@@ -93,7 +93,10 @@ def record_of(row: Sequence[Any], file: str) -> Record:
 
 def conditions(wanted: Filter) -> tuple[str, list[Any]]:
     """A ``WHERE`` clause and its parameters for all conditions of ``wanted`` but its text, trace and ``times``; ``""``
-    if there are none."""
+    if there are none.
+
+    In the clause, ``{of}`` stands for the table of a field that ``lookups`` has: see ``lookups.rows_between``.
+    """
     parts: list[str] = []
     values: list[Any] = []
     if wanted.types:
@@ -101,10 +104,10 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         for name in wanted.types:
             if name.endswith(".*"):
                 # Types are ASCII, and "/" follows ".", so every type that begins with "agent." sorts before "agent/".
-                either.append("(records.type >= ? AND records.type < ?)")
+                either.append("({of}.type >= ? AND {of}.type < ?)")
                 values += [name[:-1], name[:-2] + "/"]
             else:
-                either.append("records.type = ?")
+                either.append("{of}.type = ?")
                 values.append(name)
         parts.append(f"({' OR '.join(either)})")
     if wanted.streams:
@@ -114,18 +117,19 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
     if wanted.actors:
         parts.append(f"records.actor IN ({', '.join('?' * len(wanted.actors))})")
         values += wanted.actors
-    for column, value in (("correlation_id", wanted.correlation_id), ("causation_id", wanted.causation_id)):
+    # No index of correlation ids: whoever asks for one names its stream.
+    fields = (("records.correlation_id", wanted.correlation_id), ("{of}.causation_id", wanted.causation_id))
+    for column, value in fields:
         if value is not None:
-            parts.append(f"records.{column} = ?")
+            parts.append(f"{column} = ?")
             values.append(value)
     if wanted.times:
         return " AND ".join(parts), values  # the reader compares the times
-    # The plus sign keeps SQLite from using the index of times, which is not in the order of positions.
     if wanted.since_ms is not None:
-        parts.append("+records.ts >= ?")
+        parts.append("records.ts >= ?")
         values.append(wanted.since_ms)
     if wanted.until_ms is not None:
-        parts.append("+records.ts < ?")
+        parts.append("records.ts < ?")
         values.append(wanted.until_ms)
     return " AND ".join(parts), values
 

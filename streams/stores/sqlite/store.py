@@ -29,6 +29,7 @@ from streams.stores.plan import (
     as_record,
     plan,
 )
+from streams.stores.sqlite import lookups
 from streams.stores.sqlite.files import BUSY_MS, STEPS, connect_to_write, translated
 from streams.stores.sqlite.head import HeadFile, make_head_file
 from streams.stores.sqlite.keys import Keys, find_known
@@ -83,11 +84,16 @@ class SqliteStore(GroupedStore, SqliteReader):
         self._stream_ids: dict[str, int] = {}
         with translated(self._path, "opening"):
             self._keys = Keys(self._writing)
+            lookups.fold(self._writing)
+        self._newer = 0
+        """How many records ``lookups`` lacks."""
         self._fresh: dict[bytes, Placed] = {}
         self._digests: dict[str, bytes] = {}
         self._stored: dict[bytes, int] = {}
         """For the current commit: ``_digests`` has the digests of its keys, and ``_stored`` maps the digests of keys
         that were stored before to the positions of their records."""
+        self._busy_ms = BUSY_MS
+        """How long the writing connection waits for another program that holds the file."""
         self._wal_pages = 0
         """About how many WAL pages are not in the database file. The WAL's size does not show it: SQLite overwrites
         moved pages, and never shortens the file."""
@@ -181,25 +187,26 @@ class SqliteStore(GroupedStore, SqliteReader):
             # Note the keys before the head moves, because whoever sees a record must also find that record by its key.
             self._note(rows)
             self._head = self._next - 1
-        self.recent.add(placed for _, plan_ in decided for placed in plan_.new)
+        self.recent.add([placed for _, plan_ in decided for placed in plan_.new])
         for pending, plan_ in decided:
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
 
     def _begin(self) -> None:
         """Begin a transaction. Wait for another program that holds the file, but never on the event loop."""
-        if not self._commits.on_loop:
-            self._writing.execute("BEGIN IMMEDIATE")
-            return
-        self._writing.execute("PRAGMA busy_timeout = 0")
+        on_loop = self._commits.on_loop
+        self._wait_at_most(0 if on_loop else BUSY_MS)
         try:
             self._writing.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            if on_loop and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 raise WouldStall from None
             raise
-        finally:
-            self._writing.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    def _wait_at_most(self, milliseconds: int) -> None:
+        if milliseconds != self._busy_ms:
+            self._writing.execute(f"PRAGMA busy_timeout = {milliseconds}")
+            self._busy_ms = milliseconds
 
     def _decide(self, group: Sequence[Pending]) -> tuple[list[tuple[Pending, Plan]], list[Row]]:
         decided: list[tuple[Pending, Plan]] = []
@@ -246,7 +253,12 @@ class SqliteStore(GroupedStore, SqliteReader):
     def _between(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` between two commits. First the reader closes the search index, which ``work`` may delete."""
         self.let_go_of_search()
-        return self._commits.exclusively(work)
+
+        def patiently() -> Result:
+            self._wait_at_most(BUSY_MS)
+            return work()
+
+        return self._commits.exclusively(patiently)
 
     # --- migrating a log from or to another backend ---
 
@@ -254,6 +266,7 @@ class SqliteStore(GroupedStore, SqliteReader):
         with translated(self._path, "writing"):
             if self._is_tidying_due():
                 self._tidy()
+            self._wait_at_most(BUSY_MS)
             self._writing.execute("BEGIN IMMEDIATE")
             try:
                 rows: list[Row] = []
@@ -289,18 +302,24 @@ class SqliteStore(GroupedStore, SqliteReader):
     def _note(self, rows: Sequence[Row]) -> None:
         self._fresh.clear()
         self._keys.remember((row[KEY], row[POSITION]) for row in rows)
+        self._newer += len(rows)
         self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + len(rows) * PAGES_OF_A_ROW
 
     def _is_tidying_due(self) -> bool:
-        return self._wal_pages > CHECKPOINT_PAGES or self._keys.are_many
+        return self._wal_pages > CHECKPOINT_PAGES or self._newer >= lookups.FOLDED or self._keys.are_many
 
     def _tidy(self) -> None:
-        """Between two commits, write the remembered keys, and move the WAL into the database file.
+        """Between two commits, write what was collected for ``keys`` and ``lookups``, and move the WAL into the
+        database file.
 
         SQLite's automatic checkpoint hides a failed sync, and then trusts the next one, which may wrongly succeed.
         """
+        self._wait_at_most(BUSY_MS)
         if self._keys.are_many:
             self._keys.fold()
+        if self._newer >= lookups.FOLDED:
+            lookups.fold(self._writing)
+            self._newer = 0
         if self._wal_pages > CHECKPOINT_PAGES:
             self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self._wal_pages = 0
