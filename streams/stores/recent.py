@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from itertools import islice
 from threading import Lock
 from typing import Final
@@ -30,14 +30,14 @@ class Recent:
         self._bytes = 0
         self._lock = Lock()
 
-    def add(self, written: Iterable[Placed]) -> None:
-        """Keep durable records, in the order of their positions."""
+    def add(self, written: Collection[Placed]) -> None:
+        """Keep the durable records of one commit, in the order of their positions, which have no gap."""
         with self._lock:
-            for placed in written:
+            for placed in islice(written, 1):
                 if self._placed and placed.position != self._placed[-1].position + 1:
                     self._clear()
-                self._placed.append(placed)
-                self._bytes += len(placed.encoded.canonical)
+            self._placed.extend(written)
+            self._bytes += sum([len(placed.encoded.canonical) for placed in written])
             while self._bytes > RECENT_BYTES:
                 self._bytes -= len(self._placed.popleft().encoded.canonical)
 

@@ -47,25 +47,29 @@ class LineKeys(msgspec.Struct):
     tx: tuple[int, int]
 
 
+_BEGIN = b'"event":'
+_CRC_OF_BEGIN = crc32(_BEGIN)
+
 _new = tuple.__new__
 _keys_decoder = msgspec.json.Decoder(LineKeys)
 _event_keys_decoder = msgspec.json.Decoder(EventKeys)
 
 
 def format_line(placed: Placed, index: int, count: int) -> bytes:
-    return format_stored(Stored(placed.position, placed.offset, placed.hash, index, count, placed.encoded.canonical))
+    encoded, offset, position, hash_ = placed
+    return _line(encoded.canonical, hash_, offset, position, index, count)
 
 
 def format_stored(record: Stored) -> bytes:
-    body = b'"event":%b,"hash":"%b","offset":%d,"position":%d,"tx":[%d,%d]}' % (
-        record.event,
-        record.hash.hex().encode(),
-        record.offset,
-        record.position,
-        record.batch_index,
-        record.batch_count,
-    )
-    return b'{"crc":"%08x",%b\n' % (crc32(body), body)
+    position, offset, hash_, *batch, event = record
+    return _line(event, hash_, offset, position, *batch)
+
+
+def _line(event: bytes, hash_: bytes, offset: int, position: int, index: int, count: int) -> bytes:
+    # The checksum goes on from part to part, so that the event is copied only once.
+    place = (hash_.hex().encode(), offset, position, index, count)
+    after = b',"hash":"%b","offset":%d,"position":%d,"tx":[%d,%d]}' % place
+    return b'{"crc":"%08x",%b%b%b\n' % (crc32(after, crc32(event, _CRC_OF_BEGIN)), _BEGIN, event, after)
 
 
 def parse_stored(line: bytes) -> Stored:
@@ -126,4 +130,4 @@ def position_of(line: bytes) -> int | None:
 
 def event_of(line: bytes) -> bytes:
     """The bytes of a line's event."""
-    return line[PREFIX + len(b'"event":') : line.rfind(b',"hash":"')]
+    return line[PREFIX + len(_BEGIN) : line.rfind(b',"hash":"')]
