@@ -51,6 +51,9 @@ INDEX_RECORDS: Final = 128
 INDEX_REST: Final = 9.0
 """How long indexing rests while hooks wait for the log, as a multiple of the time that its last step took."""
 
+INDEX_LAG: Final = 10_000
+"""Beyond this many records that it lacks, the index does not rest: a search reads so many itself in about 0.1 s."""
+
 
 async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
     """Return the capture state at the head, and the position of the snapshot that it was resumed from.
@@ -374,7 +377,8 @@ class Upkeep:
                 if self._index is None:
                     self._index = await in_thread(SearchIndex, self._store.store)
                 indexed = await in_thread(self._index.advance, INDEX_RECORDS)
-            if not self._is_quiet():
+                lag = self._store.head - await in_thread(lambda index: index.position, self._index)
+            if lag <= INDEX_LAG and not self._is_quiet():
                 await asyncio.sleep(INDEX_REST * (now() - begun))
 
     async def _close_index(self) -> None:

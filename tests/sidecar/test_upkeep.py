@@ -229,6 +229,23 @@ async def test_each_commit_is_indexed_without_waiting_for_a_look(
     await log.close()
 
 
+async def test_while_hooks_keep_arriving_a_search_index_never_lacks_more_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INDEX_RECORDS", 2)
+    monkeypatch.setattr(module, "INDEX_LAG", 5)
+    monkeypatch.setattr(module, "INDEX_REST", 1e9)
+    log = await sqlite_log(tmp_path)
+    await append(log, many_sessions(20))
+    upkeep = Upkeep(
+        log, CaptureState(), lambda: False, lambda: 0, kept=log.head, config=StoreConfig(migrate_at_bytes=0)
+    )
+    async with AsyncExitStack() as stack:
+        await upkeep.start(stack)
+        await until(lambda: upkeep._index is not None and log.head - upkeep._index.position <= 5)
+    await log.close()
+
+
 @needs_descriptors
 @pytest.mark.parametrize("what", ["prune", "forget"])
 async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: Path, what: str) -> None:
