@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import orjson
 
-from benchmarks.limits import ROUNDS, bare_sqlite_rate, beside, raw_group_rate, raw_rate
+from benchmarks.limits import GROUP, ROUNDS, bare_sqlite_rate, beside, raw_group_rate, raw_rate
 from benchmarks.report import Row
 from streams.event import StreamEvent
 from streams.hashing import encode
@@ -64,16 +65,19 @@ def an_event(number: int) -> StreamEvent:
     )
 
 
-async def append_rate(store: StreamStore, in_flight: int, seconds: float, chunk: int | None = None) -> float:
-    """Appends per second with this many waiting at a time; includes encoding the events, but not making them."""
-    chunk = chunk or CHUNK
+async def append_rate(
+    store: StreamStore, in_flight: int, seconds: float, chunk: int | None = None, *, a_call: int = 1
+) -> float:
+    """Events per second with this many calls waiting at a time, each with ``a_call`` events; includes encoding the
+    events, but not making them."""
+    chunk = chunk or CHUNK // a_call * a_call
     done, spent = 0, 0.0
     while spent < seconds:
         batch = iter([an_event(done + n) for n in range(chunk)])
 
         async def one(events: Iterator[StreamEvent] = batch) -> None:
-            for event in events:
-                await store.append([event])
+            while some := list(islice(events, a_call)):
+                await store.append(some)
 
         start = time.perf_counter()
         await asyncio.gather(*(one() for _ in range(in_flight)))
@@ -120,6 +124,10 @@ async def _jsonl(directory: Path, seconds: float) -> list[Row]:
             seconds,  # type: ignore[misc]
         )
         rows.append(Row(f"jsonl append, {in_flight} in flight", rate, limit, "R", floor, aim))
+    rate, limit = await beside(
+        lambda s: raw_rate(directory, s), lambda s: append_rate(store, 1, s, a_call=GROUP), seconds
+    )
+    rows.append(Row("jsonl append, 64 a call", rate, limit, "R"))
     await store.close()
     return rows
 
@@ -137,6 +145,13 @@ async def _sqlite(directory: Path, seconds: float) -> list[Row]:
             seconds,  # type: ignore[misc]
         )
         rows.append(Row(f"sqlite append, {in_flight} in flight", rate, limit, "sqlite3 executemany", floor, aim))
+    for label, in_flight, a_call in (("1 in flight", 1, 1), ("64 in flight", GROUP, 1), ("64 a call", 1, GROUP)):
+        rate, limit = await beside(
+            lambda s: raw_rate(directory, s),
+            lambda s, n=in_flight, m=a_call: append_rate(store, n, s, a_call=m),
+            seconds,  # type: ignore[misc]
+        )
+        rows.append(Row(f"sqlite append, {label}, beside single writes", rate, limit, "R"))
     await store.close()
     table = _SameTable(directory / "same.db")
     store = await SqliteStore.open(_made(directory / "sqlite-again"))
