@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from streams.event import EVENT_TYPE, MAX_TYPE, StreamEvent
+from streams.event import StreamEvent, is_event_type
 
 AGENT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
@@ -217,7 +217,7 @@ def decisions(agent: Agent, event: StreamEvent) -> Iterator[list[Output]]:
 
 
 def _type(text: str) -> str:
-    if len(text) > MAX_TYPE or EVENT_TYPE.fullmatch(text) is None:
+    if not is_event_type(text):
         raise BadOutput(f"{text[:80]!a} is not a dotted event type")
     return text
 
