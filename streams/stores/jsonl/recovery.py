@@ -42,7 +42,7 @@ class Index:
     """Byte offset of each record in its segment, by position."""
     streams: dict[str, StreamTail] = field(default_factory=dict)
     keys: dict[bytes, int] = field(default_factory=dict)
-    last_hash: str = ""
+    last_hash: bytes = b""
 
     def next_position(self) -> int:
         return len(self.starts)
@@ -56,7 +56,7 @@ class Index:
         tail.hash = hash_
         self.keys.setdefault(key_digest(key), position)
         self.starts.append(start)
-        self.last_hash = hash_.hex()
+        self.last_hash = hash_
 
 
 @dataclass(slots=True)
@@ -207,6 +207,6 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _check_head(index: Index, head: Head, segment: Segment, line: int) -> None:
-    if index.next_position() != head.position + 1 or index.last_hash == head.hash:
+    if index.next_position() != head.position + 1 or index.last_hash.hex() == head.hash:
         return
     raise CorruptLog(str(segment.path), line, head.position, "the record's hash differs from the hash in the head file")

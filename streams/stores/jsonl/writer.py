@@ -57,7 +57,7 @@ class JsonlWriter:
         if self.head > NOTHING:
             # A writer that died may have written a whole batch above the old head without syncing it, so sync now.
             disk.sync(self._fd)
-        found = format_head(Head(self.head, self.index.last_hash))
+        found = format_head(Head(self.head, self.index.last_hash.hex()))
         if head is None:
             # Sync the new file. Later rewrites are not synced: a power loss may leave an older head, but never no head.
             write_durably(store / "head", found)
@@ -115,7 +115,7 @@ class JsonlWriter:
         self._disk.sync(self._fd)
         seconds = time.perf_counter() - begun
         self._durable_size = self._size
-        head = Head(self.index.next_position() - 1, self.index.last_hash)
+        head = Head(self.index.next_position() - 1, self.index.last_hash.hex())
         self._disk.rewrite(self._head_fd, format_head(head))
         self.head = head.position
         return seconds
