@@ -40,6 +40,7 @@ LOOKED_AT = {
         "S603",
     ): "starts the pager that the user named, as a shell would split it, no shell",
     ("streams/stores/sqlite/keys.py", "S608"): "the text holds question marks and constants only; values are bound",
+    ("streams/stores/sqlite/lookups.py", "S608"): "the text holds tables, columns and question marks; values are bound",
     ("streams/stores/sqlite/rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",
 }

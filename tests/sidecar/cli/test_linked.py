@@ -14,7 +14,7 @@ from sidecar.cli.shared.state import print_status
 from sidecar.home import Home
 
 NOTHING: dict[str, Any] = {"problems": [], "notes": [], "asks": [], "work": []}
-NONE: dict[str, Any] = NOTHING | {"home": "/home/x/.durable-stream", "running": True}
+NONE: dict[str, Any] = NOTHING | {"home": "/home/x/.durable-stream", "running": True, "verdict": "All is well"}
 LOG = {"head": -1, "pruned": 0, "streams": 0, "damaged": False}
 SIDECAR = {"pid": 1, "port": 2, "version": "0.1.0", "uptime_ms": 3}
 

@@ -335,7 +335,7 @@ async def test_reports_that_are_none_become_dead_letters(sessions: Sessions, cha
 
 
 async def test_a_call_without_a_report_ends_at_its_time(sessions: Sessions) -> None:
-    async with owner(sessions, timeout_seconds=0.2) as home:
+    async with owner(sessions, timeout_seconds=2) as home:  # time to publish the call, also on a busy machine
         await home.call()
         assert (await home.results())[0]["type"] == "effect.failed"
         (kept,) = await home.of("tool.reported")
