@@ -31,6 +31,7 @@ async def test_a_home_killed_in_a_call_of_the_model_costs_no_prompt_and_another_
         with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
             session = await asyncio.to_thread(client.create_session)
             held = await first.owned()
+            await until(lambda: counted(first, made.sent))  # no earlier call is under way
             made.held.touch()
             script = 'CALL:count {"text": "one two three"} THEN: SAY:after the call'
             prompting = asyncio.create_task(asyncio.to_thread(client.prompt, session, script))
