@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,24 @@ async def test_a_log_of_the_first_schema_is_read_as_it_is(tmp_path: Path) -> Non
     assert sorted(ids) == sorted(record.event.id for record in records)
     assert await collect(reader.query(Filter(since_ms=records[-1].event.ts)))
     await reader.close()
+
+
+async def test_filling_the_lookups_of_an_older_log_leaves_no_long_wal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await written(tmp_path)
+    lengths = []
+    for moved in (1000, 1):
+        with closing(sqlite3.connect(tmp_path / "log.db")) as connection:
+            connection.execute("DELETE FROM lookups")
+            connection.commit()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        monkeypatch.setattr(lookups, "MOVED", moved)
+        monkeypatch.setattr(lookups, "_FOLD", lookups._FOLD.replace(f"LIMIT {lookups.FOLDED}", "LIMIT 1"))
+        store = await SqliteStore.open(tmp_path)
+        lengths.append((tmp_path / "log.db-wal").stat().st_size)
+        await store.close()
+    assert lengths[1] < lengths[0] / 4
 
 
 async def test_a_reader_cannot_write(tmp_path: Path) -> None:

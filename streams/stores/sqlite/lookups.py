@@ -28,6 +28,9 @@ from streams.stores.sqlite.keys import COMPARED
 FOLDED: Final = 1024
 """How many records to collect before they are copied: a query reads them in a millisecond."""
 
+MOVED: Final = 16
+"""How many batches to copy before the WAL is moved: it then has about 10 MB."""
+
 SCHEMA: Final = """
     DROP INDEX records_by_event_id;
     DROP INDEX records_by_type;
@@ -74,6 +77,17 @@ def fold(connection: sqlite3.Connection) -> None:
     """Copy the fields of all newer records, in transactions of ``FOLDED`` records each."""
     while connection.execute(_FOLD).rowcount:
         pass
+
+
+def fill(connection: sqlite3.Connection) -> None:
+    """``fold`` at opening, outside a transaction. A log that lacks many moves its WAL into the database file meanwhile:
+    the WAL would become longer than the table, and never shorter.
+    """
+    batches = 0
+    while connection.execute(_FOLD).rowcount:
+        batches += 1
+        if batches % MOVED == 0:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def find_event(connection: sqlite3.Connection, select: str, event_id: str) -> tuple[Any, ...] | None:

@@ -84,7 +84,7 @@ class SqliteStore(GroupedStore, SqliteReader):
         self._stream_ids: dict[str, int] = {}
         with translated(self._path, "opening"):
             self._keys = Keys(self._writing)
-            lookups.fold(self._writing)
+            lookups.fill(self._writing)
         self._newer = 0
         """How many records ``lookups`` lacks."""
         self._fresh: dict[bytes, Placed] = {}
