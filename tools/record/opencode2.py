@@ -350,7 +350,7 @@ def record(scenario: Scenario) -> None:
             for session in feed.sessions():
                 told = {"session": session, **_told(client, session)}
                 rows += [{"t": 0, "hook": "__told", "input": told}]
-            text = "".join(f"{json.dumps(row)}\n" for row in rows).replace(str(client.project), "/work/project")
+            text = "".join(f"{json.dumps(row)}\n" for row in rows).replace(str(client.project), "/home/ada/project")
             PLACE.mkdir(exist_ok=True)
             (PLACE / f"{name}.jsonl").write_text(text.replace(str(client.root), "/work"))
 
