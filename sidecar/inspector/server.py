@@ -119,7 +119,7 @@ def build(data: Data) -> Starlette:
             case "events":
                 found = await data.events(name, at, _number(request, "first") or 0)
             case _:
-                return _failed("not-found", "there is no such view of a session", 404)
+                return _failed("not-found", "a session has no such view", 404)
         return _answer(found if head is None else found | {"head": head})
 
     async def event(request: Request) -> Response:

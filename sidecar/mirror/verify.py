@@ -275,7 +275,7 @@ class _Side:
 
 
 async def _facts(session: JetStream, name: str) -> StreamFacts | None:
-    """The stream's current state; ``None`` if there is no such stream, which counts as empty."""
+    """The stream's current state; ``None`` if the stream does not exist, which counts as empty."""
     try:
         return await facts(session, name)
     except NotFound:

@@ -113,7 +113,7 @@ def ago(ms: int) -> str:
 def lasted(ms: float) -> str:
     """How long something took: ``1.2s``, ``3m 05s``, ``2h 10m``; ``?`` if only a clock that was set can say so.
 
-    All durations are told by this function; ``span`` in the page's ``lib.js`` tells them the same way.
+    Every duration that a person sees comes from here, or from ``span`` in the page's ``lib.js``, which does the same.
     """
     return describe_span(ms) if can_be(ms, _LONGEST_MS) else UNKNOWN
 

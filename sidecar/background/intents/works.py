@@ -11,14 +11,16 @@ from sidecar.background.intents.state import Intent, State
 
 
 class Asker(NamedTuple):
-    """Who asks in a session: the unfinished background work that the session belongs to, if any; the user's session
-    whose screen shows it; the title of the work that is, or was, done there; and the directory of the project.
-    """
+    """Who asks a person in a session."""
 
     intent: str | None
+    """The unfinished background work that the session belongs to; ``None`` if there is none."""
     tell: str | None
+    """The user's session whose screen shows the question; ``None`` if none does."""
     work: str = ""
+    """The title of the session's background work, also of finished work."""
     directory: str = ""
+    """The project's directory."""
 
 
 def user(session: str) -> Asker:

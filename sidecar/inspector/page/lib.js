@@ -56,7 +56,7 @@ const SANE_MS = 366 * 86_400_000;
 /** Give the browser's tab a title. */
 export const entitle = (title) => (document.title = title ? `${title} · Durable Stream` : "Durable Stream");
 
-/** A duration, as `lasted` of `wording.py` tells it. */
+/** The words for a duration, the same as those of `lasted` in `wording.py`. */
 export function span(ms) {
   if (typeof ms !== "number") return UNKNOWN;
   if (!(ms >= 0 && ms <= SANE_MS)) return "?";

@@ -5,8 +5,8 @@ import { clock, day, h } from "/page/lib.js";
 const KINDS = ["turn", "edit", "ask", "error"]; // those painted later are on top
 const COLOURS = { turn: "--strong", ask: "--wait-bar", error: "--bad", edit: "--accent" };
 
-/** `move(n)` shows the session as of event n, `null` now; `head()` and `at()` tell what is shown, the first event being 0.
- * `isSince()` tells whether the view can show what changed since an event. */
+/** `move(n)` shows the session as of event n, and with `null` as it is now. `head()` and `at()` return the last event and
+ * the shown one, counted from 0. `isSince()` returns whether the view can show the changes since an event. */
 export function slider({ move, head, at, isSince }) {
   const canvas = h("canvas", { "aria-hidden": true });
   const range = h("input", { type: "range", min: 0, step: 1, "aria-label": "Moment: event", title: "[ and ] step" });

@@ -23,7 +23,7 @@ SHORT: Final = 0.02
 SHORTEST_MS: Final = 1000
 
 STEPS: Final = 6
-"""How many of the parts that took longest are told; the time that a person took always is."""
+"""How many parts to name, the longest first. The time that a person took is always named."""
 
 PERSON: Final = "a person"
 

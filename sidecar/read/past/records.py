@@ -76,7 +76,7 @@ class _Counts:
         """Make the catalog that of the first ``wanted`` records."""
         every = WHOLE
         if self.seen > wanted:
-            # Whoever steps back mostly steps back again, so the next step needs few records.
+            # A reader who steps back often does so again, so keep more catalogs on the way: the next step reads less.
             while self.kept[-1][0] > wanted:
                 self.kept.pop()
             self.seen, packed = self.kept[-1]
@@ -184,7 +184,7 @@ class Past:
         event, payload = record.event, record.event.payload
         if event.type == "agent.error":
             self._erred.add((as_text(payload.get("session")), as_text(payload.get("turn"))))
-        # The end of a turn that failed with this error is no second error.
+        # The error also ends its turn: count it once.
         is_told = (as_text(payload.get("session")), as_text(payload.get("message"))) in self._erred
         return None if event.type == "turn.ended" and is_told else _mark_of(record)
 

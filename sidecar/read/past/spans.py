@@ -200,7 +200,7 @@ class Spans:
         lane.calls.clear()
 
     def _answered(self, span: Span, end: int, state: str) -> None:
-        """A person is no longer waited for."""
+        """Note that a person has answered, or is no longer asked."""
         span.end, span.state = max(end, span.start), state
         self.asks.pop(span.id)
         self.waited[span.session] = self.waited.get(span.session, 0) + span.end - span.start
