@@ -137,6 +137,10 @@ class StreamEvent(_Value):
         """All fields as plain JSON values, unknown ones included; the dictionaries are not copied."""
         return {**self.__dict__, "source": self.source.fields(), **self._unknown}
 
+    def is_known(self) -> bool:
+        """Whether the event and its source have no unknown fields."""
+        return not (self._unknown or self.source._unknown)
+
 
 def is_stream_id(value: str) -> bool:
     """Whether ``value`` may name a stream: letters, digits and ``._~-``, in parts joined by ``/``."""

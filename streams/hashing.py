@@ -162,15 +162,23 @@ def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None)
     """The encoded event; ``None`` if something in it must be repaired first."""
     payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
     digest = sha256(payload).hexdigest()
-    fields["payload"] = orjson.Fragment(payload)  # copied, so the payload's strings are written only once
-    whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    mark = b'{"$sha256":"%b"}' % digest.encode()
+    fields["payload"] = orjson.Fragment(mark)
+    digest_form = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
     if repairs is None:
         # orjson writes NaN as null and accepts more nesting than our limit, so check the values if either is possible.
-        may_differ = b"null" in payload or whole.count(b"{") + whole.count(b"[") > MAX_DEPTH
-        if may_differ and not _is_plain(event.fields(), 0):
+        levels = digest_form.count(b"{") + digest_form.count(b"[") + payload.count(b"{") + payload.count(b"[")
+        if (b"null" in payload or levels > MAX_DEPTH) and not _is_plain(event.fields(), 0):
             return None
-    fields["payload"] = {"$sha256": digest}
-    return Encoded(event, whole, digest, orjson.dumps(fields, option=orjson.OPT_SORT_KEYS), repairs or NO_REPAIRS)
+    if event.is_known():
+        # Put the payload where its digest is, because writing everything again takes twice as long. After the payload
+        # come only strings and numbers, in which the digest's quotes cannot be.
+        before, _, after = digest_form.rpartition(mark)
+        whole = b"".join((before, payload, after))
+    else:
+        fields["payload"] = orjson.Fragment(payload)
+        whole = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    return Encoded(event, whole, digest, digest_form, repairs or NO_REPAIRS)
 
 
 def _is_plain(value: Any, depth: int) -> bool:
