@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.opencode.capture.shapes import mapping, session_info
+from bridge.opencode.capture import shapes
+from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link.protocol import CallError, Refused
@@ -153,7 +154,8 @@ class Sidecar:
     def _learn_version(self, link: ShimConnection, items: list[HookItem]) -> None:
         """Read OpenCode's version from a session, because the plugin learns the version late."""
         for item in items:
-            version = mapping(session_info(item)).get("version")
+            source, _, properties = shapes.read(item)
+            version = mapping(shapes.session_info(source, properties)).get("version")
             if isinstance(version, str) and _VERSION.fullmatch(version):
                 link.opencode_version = version
                 self._note_version(version)

@@ -158,21 +158,25 @@ class Ingest:
             self.excluded += count
             link.finish(range(first_seq, first_seq + count))
             return
-        unfinished = self._unfinished.get(origin, {})
-        for seq, item in enumerate(items, first_seq):
-            waiting = unfinished.get(seq)
-            if waiting is not None:
-                # The item was resent over a new link while its first copy is still being written.
-                if link is not None:
-                    waiting.append(link)
-                continue
-            # Feed the item first: if that fails, a resent copy must not pass for one that is still being written.
-            (self.host if is_of_service(item) else self._translator).feed(Token(origin, seq), item, now)
-            if item.hook == "capture.gap" and origin.service:
-                self.host.lose_track(origin.boot_id)
-            unfinished[seq] = [link] if link is not None else []
-            self._unfinished[origin] = unfinished
-            self._accepted[origin] = max(seq, self._accepted.get(origin, 0))
+        unfinished = self._unfinished.setdefault(origin, {})
+        try:
+            for seq, item in enumerate(items, first_seq):
+                waiting = unfinished.get(seq)
+                if waiting is not None:
+                    # The item was resent over a new link while its first copy is still being written.
+                    if link is not None:
+                        waiting.append(link)
+                    continue
+                # Feed the item first: if that fails, a resent copy must not pass for one that is still being written.
+                (self.host if is_of_service(item) else self._translator).feed(Token(origin, seq), item, now)
+                if item.hook == "capture.gap" and origin.service:
+                    self.host.lose_track(origin.boot_id)
+                unfinished[seq] = [link] if link is not None else []
+        finally:
+            if unfinished:
+                self._accepted[origin] = max(*unfinished, self._accepted.get(origin, 0))
+            else:
+                del self._unfinished[origin]
         if link is not None and origin not in self._delivering:
             self._delivering.add(origin)
             if not origin.service:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.capture import shapes
 from bridge.opencode.capture.known import PROPERTIES
-from bridge.opencode.capture.shapes import source_of
 from bridge.opencode.capture.table import BY_SOURCE, rule_for
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
@@ -52,7 +52,7 @@ def kind_of(item: HookItem) -> tuple[Any, ...]:
     """Items of one kind have the same fields."""
     event = of(item.input, "event", "properties")
     part = of(event, "part")
-    return (source_of(item), of(part, "type"), of(part, "state", "status"), of(event, "info", "role"))
+    return (shapes.read(item)[0], of(part, "type"), of(part, "state", "status"), of(event, "info", "role"))
 
 
 def paths(value: Any, path: Path) -> Iterator[Path]:
@@ -88,7 +88,7 @@ def chosen() -> dict[str, list[tuple[int, Path]]]:
     seen: set[tuple[Any, ...]] = set()
     for name in names():
         for place, (_, item) in enumerate(recording(name)):
-            if rule_for(source_of(item)) is None:
+            if rule_for(shapes.read(item)[0]) is None:
                 continue
             for path in (*paths(item.input, ("input",)), *paths(item.output, ("output",))):
                 about = (kind_of(item), path)
@@ -107,7 +107,7 @@ def user_messages() -> set[str]:
 
 def is_not_final(item: HookItem) -> bool:
     """True if the item makes no event, or another item of the run reports the same; independent of the rules."""
-    source, event = source_of(item), of(item.input, "event", "properties")
+    source, event = shapes.read(item)[0], of(item.input, "event", "properties")
 
     def text(*path: str) -> bool:
         return isinstance(of(event, *path), str)
@@ -197,7 +197,7 @@ def faults(name: str) -> list[tuple[Any, ...]]:
             assert player.finished == {one for one, _ in items}, (path, value)
             cost = lost(before, list(player.log.events.values()), mutant, token.seq, value)
             if cost is not None:
-                wrong.append((name, source_of(item), path, "removed" if value is REMOVED else value, cost))
+                wrong.append((name, shapes.read(item)[0], path, "removed" if value is REMOVED else value, cost))
     return wrong
 
 
@@ -241,11 +241,11 @@ def fed(item: HookItem, **how: Any) -> Player:
 @pytest.mark.parametrize("item", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_an_unknown_shape_is_kept_whole_in_its_session_and_counted(item: HookItem) -> None:
     player = fed(item)
-    kept = [event for event in player.log.events.values() if event.type == f"opencode.{source_of(item)}"]
+    kept = [event for event in player.log.events.values() if event.type == f"opencode.{shapes.read(item)[0]}"]
     assert len(kept) == 1 and is_kept_whole(item, kept)
     assert "not_final" not in " ".join(player.translator.counts)
     if item.hook != "tool.dreamed":
-        assert player.translator.counts[f"kept_whole:{source_of(item)}"] == 1
+        assert player.translator.counts[f"kept_whole:{shapes.read(item)[0]}"] == 1
     cleaned = fed(item, clean=lambda payload: {"session": payload.get("session"), "clean": True})
     assert all(event.payload.get("clean") for event in cleaned.log.events.values())
     named = SESSION in json.dumps([of(item.input, "sessionID"), of(item.input, "event", "properties")])
@@ -261,7 +261,7 @@ def test_a_session_without_its_first_message_update_keeps_its_outputs() -> None:
     items = recording("chat")
     broken = [
         (token, bus("message.refreshed", item.input["event"]["properties"]))
-        if source_of(item) == "message.updated"
+        if shapes.read(item)[0] == "message.updated"
         else (token, item)
         for token, item in items
     ]

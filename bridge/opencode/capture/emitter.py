@@ -86,8 +86,13 @@ class Drained:
 
 @dataclass(slots=True)
 class Entry:
+    """An item, and what it tells (see ``shapes.read``)."""
+
     token: Token
     item: HookItem
+    source: str = ""
+    event_id: str | None = None
+    properties: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -157,9 +162,8 @@ class Emitter:
         """The metadata of an event made from this item, which say where the event comes from."""
         origin = entry.token.origin
         found: dict[str, Any] = {"boot": origin.boot_id, "seq": entry.token.seq, "hook": entry.item.hook}
-        event = shapes.bus_id(entry.item)
-        if event is not None:
-            found["event"] = event
+        if entry.event_id is not None:
+            found["event"] = entry.event_id
         if type_ == "turn.started":
             found["instance"] = origin.instance
             if origin.pid:

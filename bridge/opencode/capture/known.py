@@ -196,7 +196,7 @@ PROPERTIES: Final[dict[str, Shape]] = {
     "tool.execute.after": {"sessionID": _id, "callID": str, "tool": str},
     "capture.gap": {},
 }
-"""Shapes of a bus event's properties or a hook's input, by the name that ``source_of`` returns."""
+"""Shapes of a bus event's properties or a hook's input, by the source that ``shapes.read`` returns."""
 
 OUTPUTS: Final[dict[str, Shape]] = {
     "chat.message": {
@@ -214,7 +214,7 @@ _SESSIONLESS: Final = frozenset({"session.error", "session.diff", "todo.updated"
 
 
 def is_known(item: HookItem, source: str) -> bool:
-    """True if the rule of this item's ``source`` (see ``shapes.source_of``) understands the item."""
+    """True if the rule of this item's ``source`` (see ``shapes.read``) understands the item."""
     fits = _PROPERTIES.get(source)
     if fits is None:
         return True

@@ -76,7 +76,7 @@ class Parts(Turns):
     # --- parts: steps, outputs, child sessions ---
 
     def part_updated(self, entry: Entry, session: SessionState | None) -> bool:
-        part = shapes.properties_of(entry.item)["part"]
+        part = entry.properties["part"]
         kind = part["type"]
         if session is None or kind not in FINAL_PARTS:
             self.counts[f"not_final:part.{kind}"] += 1

@@ -51,51 +51,53 @@ def present(**fields: Any) -> dict[str, Any]:
 
 def bus_event(item: HookItem) -> dict[str, Any]:
     """The bus event of an ``event`` hook: ``{id, type, properties}``."""
-    # This function runs a dozen times for every hook, so it calls no helper.
+    return mapping(mapping(item.input).get("event"))
+
+
+def read(item: HookItem) -> tuple[str, str | None, dict[str, Any]]:
+    """What an item is about: the type, the id and the properties of a bus event; or the name of any other hook, no id,
+    and the hook's input."""
+    # This function runs for every hook, so it calls no helper.
     given = item.input
-    event = given.get("event") if isinstance(given, dict) else None
-    return event if isinstance(event, dict) else {}
-
-
-def bus_id(item: HookItem) -> str | None:
-    return text(bus_event(item).get("id")) if item.hook == "event" else None
-
-
-def source_of(item: HookItem) -> str:
     if item.hook != "event":
-        return item.hook
-    return text(bus_event(item).get("type")) or "event"
-
-
-def properties_of(item: HookItem) -> dict[str, Any]:
-    if item.hook == "event":
-        return mapping(bus_event(item).get("properties"))
-    return mapping(item.input)
+        return item.hook, None, given if isinstance(given, dict) else {}
+    event = given.get("event") if isinstance(given, dict) else None
+    if not isinstance(event, dict):
+        return "event", None, {}
+    type_, id_, properties = event.get("type"), event.get("id"), event.get("properties")
+    return (
+        type_ if isinstance(type_, str) and type_ else "event",
+        id_ if isinstance(id_, str) and id_ else None,
+        properties if isinstance(properties, dict) else {},
+    )
 
 
 def whole(item: HookItem, type_: str) -> dict[str, Any]:
     """The whole content of an item: the properties of a bus event, or the input and output of any other hook."""
     event = bus_event(item)
-    usual = {"event": {"id": bus_id(item), "type": type_, "properties": event.get("properties")}}
+    usual = {"event": {"id": text(event.get("id")), "type": type_, "properties": event.get("properties")}}
     if item.output is None and item.input in (usual, {"event": present(**usual["event"])}):
         return {"properties": event.get("properties")}
     return present(input=item.input, output=item.output)
 
 
-def session_of(item: HookItem) -> str | None:
-    properties = properties_of(item)
-    for holder in (properties, mapping(properties.get("info")), mapping(properties.get("part"))):
-        if named := text(holder.get("sessionID")):
+def session_of(source: str, properties: dict[str, Any]) -> str | None:
+    """The session that a hook or a bus event names; ``None`` if it names none."""
+    if named := text(properties.get("sessionID")):
+        return named
+    for name in ("info", "part"):
+        holder = properties.get(name)
+        if isinstance(holder, dict) and (named := text(holder.get("sessionID"))):
             return named
-    return text(mapping(session_info(item)).get("id"))
+    return text(mapping(session_info(source, properties)).get("id"))
 
 
-def session_info(item: HookItem) -> dict[str, Any] | None:
+def session_info(source: str, properties: dict[str, Any]) -> dict[str, Any] | None:
     """The ``info`` of a ``session.*`` bus event, which names the parent; ``None`` for other items."""
-    if item.hook == "event" and source_of(item).startswith("session."):
-        info = properties_of(item).get("info")
-        return info if isinstance(info, dict) and text(info.get("id")) else None
-    return None
+    if not source.startswith("session."):
+        return None
+    info = properties.get("info")
+    return info if isinstance(info, dict) and text(info.get("id")) else None
 
 
 def appeared(info: dict[str, Any], lineage: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.opencode.capture import shapes
 from bridge.opencode.capture.emitter import Emitter, Entry
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import SHELL, CaptureState, SessionState
@@ -105,4 +104,4 @@ class Shells(Emitter):
 
 
 def _message(entry: Entry) -> dict[str, Any]:
-    return mapping(shapes.properties_of(entry.item).get("info"))
+    return mapping(entry.properties.get("info"))

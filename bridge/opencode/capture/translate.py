@@ -70,29 +70,29 @@ class Translator(Parts):
     def feed(self, token: Token, item: HookItem, now: float) -> None:
         """Take one item. Items of one origin must come in order."""
         self.now = now
-        entry = Entry(token, item)
-        source = shapes.source_of(item)
+        source, event_id, properties = shapes.read(item)
+        entry = Entry(token, item, source, event_id, properties)
         rule = rule_for(source)
         if rule is None:
             self.counts[f"dropped:{source[:60]}"] += 1
             self.finish(token)
             return
-        if (event_id := shapes.bus_id(item)) is not None and self.is_seen(event_id):
+        if event_id is not None and self.is_seen(event_id):
             self.counts[f"duplicate:{source[:60]}"] += 1
             self.finish(token)
             return
-        session_id = shapes.session_of(item)
+        session_id = shapes.session_of(source, properties)
         if session_id is None:
-            self._run(entry, None, source, rule)
+            self._run(entry, None, rule)
             return
         waiting = self._waiting.get(session_id)
         if waiting is not None:
             waiting.entries.append(entry)
-            waiting.info = shapes.session_info(item) or waiting.info
+            waiting.info = shapes.session_info(source, properties) or waiting.info
         elif (session := self.state.sessions.get(session_id)) is not None or source == "session.deleted":
-            self._run(entry, session, source, rule)
+            self._run(entry, session, rule)
         else:
-            info = shapes.session_info(item)
+            info = shapes.session_info(source, properties)
             self._waiting[session_id] = _Waiting(entry, now + self.hold_s, deque([entry]), info)
         if self._waiting:
             self._place_waiting()
@@ -146,7 +146,7 @@ class Translator(Parts):
         info = waiting.info
         parent_id = text(mapping(info).get("parentID"))
         parent = self.state.sessions.get(parent_id) if parent_id else None
-        created = bool(waiting.entries) and shapes.source_of(waiting.first.item) == "session.created"
+        created = bool(waiting.entries) and waiting.first.source == "session.created"
         asked = self.spawn_asked(waiting.first, session_id, _mark_of(info)) if created else None
         if not give_up and not self._is_placeable(session_id, waiting, parent_id, parent, created):
             return False
@@ -159,10 +159,9 @@ class Translator(Parts):
             self.counts["lineage_unknown"] += 1
         self._appear(waiting.first, {**(info or {}), "id": session_id}, lineage, created=created, asked=asked)
         for entry in waiting.entries:
-            source = shapes.source_of(entry.item)
-            rule = rule_for(source)
+            rule = rule_for(entry.source)
             assert rule is not None  # `feed` drops the others
-            self._run(entry, self.state.sessions.get(session_id), source, rule)
+            self._run(entry, self.state.sessions.get(session_id), rule)
         return True
 
     def _is_placeable(
@@ -196,14 +195,14 @@ class Translator(Parts):
         for orphan in [s for s in self.state.unknown() if s.parent == session_id]:
             self.link(orphan, session_id, entry)
 
-    def _meet(self, session: SessionState, entry: Entry, source: str) -> None:
+    def _meet(self, session: SessionState, entry: Entry) -> None:
         boot = entry.token.origin.boot_id
         if session.known and boot in session.boots:
             return  # as for nearly every hook
-        info = shapes.session_info(entry.item)
+        info = shapes.session_info(entry.source, entry.properties)
         if info is not None and not session.known:
             self.link(session, text(info.get("parentID")), entry)
-        if boot in session.boots or session.ended or source in ("session.created", "session.deleted"):
+        if boot in session.boots or session.ended or entry.source in ("session.created", "session.deleted"):
             return
         title = self._titles.get(session.id) or session.title
         known = {"id": session.id, "parentID": session.parent, "title": title, **mapping(info)}
@@ -212,17 +211,17 @@ class Translator(Parts):
 
     # --- running the rules ---
 
-    def _run(self, entry: Entry, session: SessionState | None, source: str, rule: Rule) -> None:
+    def _run(self, entry: Entry, session: SessionState | None, rule: Rule) -> None:
         held = False
         try:
             if session is not None:
-                self._meet(session, entry, source)
-            if is_known(entry.item, source):
+                self._meet(session, entry)
+            if is_known(entry.item, entry.source):
                 held = getattr(self, rule.handle)(entry, session)
                 if rule.kind == "state":
-                    self.counts[f"not_final:{source}"] += 1
+                    self.counts[f"not_final:{entry.source}"] += 1
             else:
-                self.counts[f"kept_whole:{source}"] += 1
+                self.counts[f"kept_whole:{entry.source}"] += 1
                 self.unknown_event(entry, session)
         except (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError) as fault:
             self._keep_unreadable(entry, session, fault)
@@ -238,8 +237,8 @@ class Translator(Parts):
     # --- rules for whole sessions (for the other rules, see turns.py and parts.py) ---
 
     def session_deleted(self, entry: Entry, session: SessionState | None) -> bool:
-        info = shapes.session_info(entry.item) or {}
-        session_id = text(info.get("id")) or shapes.session_of(entry.item)
+        info = shapes.session_info(entry.source, entry.properties) or {}
+        session_id = text(info.get("id")) or shapes.session_of(entry.source, entry.properties)
         self._current.pop(session_id or "", None)
         self.settle_shell(session_id or "")
         if session_id is not None and not (session is not None and session.ended):

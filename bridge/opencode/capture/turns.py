@@ -57,7 +57,7 @@ class Turns(Shells):
 
     def unknown_event(self, entry: Entry, session: SessionState | None) -> bool:
         """Keep an item whole, because its type is unknown or no rule understands its shape."""
-        type_, key = whole_type(shapes.source_of(entry.item)), shapes.bus_id(entry.item) or self.own_key(entry)
+        type_, key = whole_type(entry.source), entry.event_id or self.own_key(entry)
         self.put(entry, session, type_, key, shapes.whole(entry.item, type_.removeprefix("opencode.")))
         return False
 
@@ -67,23 +67,23 @@ class Turns(Shells):
         return False
 
     def session_updated(self, entry: Entry, session: SessionState | None) -> bool:
-        info = shapes.session_info(entry.item) or {}
+        info = shapes.session_info(entry.source, entry.properties) or {}
         title = text(info.get("title"))
         if title is not None and session is not None:
             self._titles[session.id] = title
         if session is not None:
-            key = shapes.bus_id(entry.item) or self.own_key(entry)
+            key = entry.event_id or self.own_key(entry)
             self.revert(entry, session, key, text(mapping(info.get("revert")).get("messageID")))
         return False
 
     def session_status(self, entry: Entry, session: SessionState | None) -> bool:
-        status = mapping(shapes.properties_of(entry.item).get("status"))
+        status = mapping(entry.properties.get("status"))
         return self.session_idle(entry, session) if status.get("type") == "idle" else False
 
     def session_compacted(self, entry: Entry, session: SessionState | None) -> bool:
         if self._is_told(entry):
             return False
-        key = shapes.bus_id(entry.item) or self.own_key(entry)
+        key = entry.event_id or self.own_key(entry)
         self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self._turn_at(session, entry))
         return False
 
@@ -109,14 +109,14 @@ class Turns(Shells):
 
     def message_removed(self, entry: Entry, session: SessionState | None) -> bool:
         """Record which message was undone, and the first words of the prompt for readers that see only this record."""
-        message = shapes.properties_of(entry.item)["messageID"]
+        message = entry.properties["messageID"]
         if session is None:
             return self.unknown_event(entry, session)
         self.put(
             entry,
             session,
             UNDONE,
-            shapes.bus_id(entry.item) or self.own_key(entry),
+            entry.event_id or self.own_key(entry),
             {**shapes.whole(entry.item, "message.removed"), **present(prompt=session.prompts.get(message))},
             cause=session.inputs.get(message),
             correlation=message if message in session.inputs else None,
@@ -124,7 +124,7 @@ class Turns(Shells):
         return False
 
     def message_updated(self, entry: Entry, session: SessionState | None) -> bool:
-        info = mapping(shapes.properties_of(entry.item).get("info"))
+        info = mapping(entry.properties.get("info"))
         message_id = info["id"]
         if session is None or info["role"] == "user":
             self._users[message_id] = None
@@ -222,10 +222,9 @@ class Turns(Shells):
             # Another copy of the plugin reports the end of the previous turn late, which is a duplicate.
             self.counts["duplicate:session.idle"] += 1
             return False
-        source = shapes.source_of(entry.item)
         ending = self._endings.get(session.id)
         if ending is not None:
-            if shapes.source_of(ending.entry.item) == source:
+            if ending.entry.source == entry.source:
                 self.finish_ending(session.id)
             return False
         if self.is_unsettled(session):
@@ -294,15 +293,15 @@ class Turns(Shells):
         turns follow one another and OpenCode's ids ascend."""
         message = text(part.get("messageID"))
         known = self._messages.get(message or "")
-        turns = [turn for turn in (session.turn, session.last_turn) if turn is not None]
         user = agent = model = None
         if known is not None:
             user, agent, model = known["user"], known["agent"], known["model"]
-            turns = [turn for turn in turns if turn.user_message == user]
-        elif message is not None:
-            turns = [turn for turn in turns if message >= turn.assistant_message]
-        if turns:
-            user, agent, model = user or turns[0].user_message, agent or turns[0].agent, model or turns[0].model
+        for turn in (session.turn, session.last_turn):
+            if turn is None:
+                continue
+            if turn.user_message == user if known is not None else message is None or message >= turn.assistant_message:
+                user, agent, model = user or turn.user_message, agent or turn.agent, model or turn.model
+                break
         payload = present(message=message, part=text(part.get("id")), turn=user)
         cause = session.turns.get(user) if user is not None else None
         # The parts of a user message are already recorded with the input, so only the parts of an answer are output.
@@ -315,7 +314,7 @@ class Turns(Shells):
     def session_error(self, entry: Entry, session: SessionState | None) -> bool:
         if self._is_told(entry):
             return False
-        error = mapping(shapes.properties_of(entry.item).get("error"))
+        error = mapping(entry.properties.get("error"))
         turn = self._turn_at(session, entry)
         is_open = session is not None and turn is not None and turn is session.turn
         if shapes.is_abort(error):
@@ -348,15 +347,15 @@ class Turns(Shells):
     def _is_told(self, entry: Entry) -> bool:
         """True if this bus event is already in the log, because a sidecar died after it recorded the event and before
         it sent the ack."""
-        told = shapes.bus_id(entry.item) in self.state.told
+        told = entry.event_id in self.state.told
         if told:
-            self.counts[f"duplicate:{shapes.source_of(entry.item)}"] += 1
+            self.counts[f"duplicate:{entry.source}"] += 1
         return told
 
     def write_late_error(self, session_id: str, message: str | None) -> None:
         late = self._errors.pop(session_id, None)
         if late is not None:
-            error = mapping(shapes.properties_of(late.entry.item).get("error"))
+            error = mapping(late.entry.properties.get("error"))
             self._write_error(late.entry, self.state.sessions.get(session_id), message, error)
             self.finish(late.entry.token)
 
@@ -368,7 +367,7 @@ class Turns(Shells):
         turn = self._turn_at(session, entry)
         if user is None and turn is not None:
             user = turn.user_message
-        key = message or shapes.bus_id(entry.item) or self.own_key(entry)
+        key = message or entry.event_id or self.own_key(entry)
         if session is not None and key in session.errors:
             self.counts["duplicate:agent.error"] += 1
             return
@@ -378,8 +377,8 @@ class Turns(Shells):
         self.put(entry, session, "agent.error", key, payload, cause=cause, actor=actor, correlation=user)
 
     def ask_checkpoint(self, entry: Entry, session: SessionState | None) -> bool:
-        kind, _, state = shapes.source_of(entry.item).partition(".")
-        properties = shapes.properties_of(entry.item)
+        kind, _, state = entry.source.partition(".")
+        properties = entry.properties
         self.put_checkpoint(
             entry,
             session,

@@ -34,7 +34,6 @@ _BY_PERSON = frozenset({"user", "superseded"})
 class HostEntry(Entry):
     """An event of a service, for the emitter. ``is_history``: it was made from the service's messages."""
 
-    event_id: str | None = None
     seq: int | None = None
     is_history: bool = False
 

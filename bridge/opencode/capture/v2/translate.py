@@ -81,7 +81,7 @@ class HostTranslator(Gates):
             self._describe(token, mapping(item.input))
             return
         event = read_event_of(item)
-        entry = HostEntry(token, HookItem(item.hook, event.t or item.t), event.id, event.seq)
+        entry = HostEntry(token, HookItem(item.hook, event.t or item.t), event_id=event.id, seq=event.seq)
         if event.id is not None and self.is_seen(event.id):
             self.counts[f"duplicate:{event.type[:60]}"] += 1
             self.finish(token)
