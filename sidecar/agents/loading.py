@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from sidecar.agents.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
 from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Done, NotDone, Reconciled, Unknown
+from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled, Unknown
 from streams.event import EVENT_TYPE, StreamEvent
 from streams.hashing import canonical
 
@@ -166,8 +166,8 @@ class UserAgent:
             raise LoadError(self._spec, "`state()` must return a dictionary")
 
 
-class UserEffect:
-    """Wraps a user's coroutine ``run(args, key)`` as an ``EffectKind``. A coroutine with an argument ``headers`` gets
+class UserEffect(EffectKind):
+    """Wraps a user's coroutine ``run(args, key)`` as an effect. A coroutine with an argument ``headers`` gets
     the headers for its requests to other services.
 
     The coroutine's attribute ``effect_class`` is ``safe``, ``idempotent`` or ``unsafe`` (the default). The attribute
@@ -185,12 +185,7 @@ class UserEffect:
         effect_class: Any = getattr(run, "effect_class", "unsafe")
         if effect_class not in EffectClass.__args__:  # type: ignore[attr-defined]
             raise LoadError(spec, "`effect_class` must be `safe`, `idempotent` or `unsafe`")
-        self._run = run
-        self._class: EffectClass = effect_class
-
-    @property
-    def effect_class(self) -> EffectClass:
-        return self._class
+        self._run, self.effect_class = run, effect_class
 
     async def run(self, effect: Effect, key: str) -> Any:
         return await _asked(self._run, effect, key)

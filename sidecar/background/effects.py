@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect, EffectClass
@@ -25,7 +25,6 @@ from sidecar.background.people import teller
 from sidecar.background.people.alerts import TOAST
 from sidecar.background.people.channels import Channels
 from sidecar.background.people.checkpoints import ANSWER
-from sidecar.background.people.doubts import DECISIONS
 from sidecar.background.said import Said
 
 log = logging.getLogger("sidecar.background")
@@ -40,64 +39,75 @@ LATE_SECONDS: Final = 0.3
 """
 
 
-class Repeatable:
-    """An ``EffectKind`` whose effect may simply be carried out again after an attempt that was cut off: it finds
-    what it did, or a repetition changes nothing that matters."""
+Act = Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]]
+"""Carries out an effect, given its arguments and key; returns its result."""
 
-    effect_class: EffectClass = "idempotent"
+
+class Repeatable(EffectKind):
+    """An effect that may simply be carried out again after an attempt that was cut off: ``act`` finds what it did, or a
+    repetition changes nothing that matters."""
+
     is_repeatable = True
+
+    def __init__(self, act: Act, effect_class: EffectClass = "idempotent", longest_seconds: float = 0.0) -> None:
+        self._act, self.effect_class, self.longest_seconds = act, effect_class, longest_seconds
+
+    async def run(self, effect: Effect, key: str) -> Any:
+        return await self._act(effect.args, key)
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         return NotDone()
 
 
-class _Kind(Repeatable):
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
+class Prompt(Repeatable):
+    """``opencode.prompt``. A prompt that was sent is not sent again, even if its words are no longer known."""
+
+    def __init__(self, acts: HostActs) -> None:
+        super().__init__(acts.prompt)
+        self._hosts = acts.hosts
+
+    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
+        args = effect.args
+        held = await self._hosts.of(args["session"]).holds(args["session"], key, directory=args["directory"])
+        return Done({"held": True}) if held else NotDone()
 
 
-class Toast(_Kind):
-    """``opencode.toast``: shows a toast in OpenCode. Result: ``{"shown": bool}``.
-
-    ``keep`` gets each toast that the host cannot show, so that a terminal which reads them can. Nobody knows whether
-    there is such a terminal, so these toasts do not count as shown.
+class HostActs:
+    """What the effects do on the hosts. ``keep`` gets each toast that no host can show, so that a terminal which reads
+    them can. Nobody knows whether there is such a terminal, so these toasts do not count as shown.
     """
 
-    def __init__(self, hosts: Hosts, keep: Callable[[dict[str, str]], None]) -> None:
-        super().__init__(hosts)
-        self._keep = keep
+    def __init__(self, hosts: Hosts, said: Said, keep: Callable[[dict[str, str]], None]) -> None:
+        self.hosts, self._said, self._keep = hosts, said, keep
 
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        return {"shown": await self.show(effect.args, key)}
+    @property
+    def kinds(self) -> dict[str, EffectKind]:
+        return {
+            CREATE: Repeatable(self.create),
+            PROMPT: Prompt(self),
+            ABORT: Repeatable(self.abort),
+            CHECK: Repeatable(self.check, "safe"),
+            WAKE: Repeatable(self.wake),
+            TOAST: Repeatable(self.toast),
+            ANSWER: Repeatable(self.answer),
+        }
 
-    async def show(self, given: Mapping[str, Any], key: str) -> bool:
-        """Show the ``title`` and ``text`` in a ``session``.
-
-        Raises:
-            HostError: the host cannot be asked.
-        """
+    async def toast(self, given: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.toast``: shows the ``title`` and ``text`` in a ``session``. Result: ``{"shown": bool}``."""
         toast = {name: str(given[name]) for name in ("session", "title", "text")}
-        shown = await self._hosts.of(toast["session"]).toast(**toast)
+        shown = await self.hosts.of(toast["session"]).toast(**toast)
         if not shown:
             self._keep({"id": key, **toast})
-        return shown
+        return {"shown": shown}
 
-
-class Create(_Kind):
-    """``opencode.create``: creates a phantom session for an intent, or reaches the one that it continues, and shows the
-    ``toast``. Result: ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
-
-    def __init__(self, hosts: Hosts, toast: Toast) -> None:
-        super().__init__(hosts)
-        self._toast = toast
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
+    async def create(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.create``: creates a phantom session for an intent, or reaches the one that it continues, and shows
+        the ``toast``. Result: ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
         try:
             if session := args.get("session"):
-                await self._hosts.of(session).holds(session, key, directory=args["directory"])
+                await self.hosts.of(session).holds(session, key, directory=args["directory"])
             else:
-                session = await self._hosts.new(args.get("parent")).create(
+                session = await self.hosts.new(args.get("parent")).create(
                     args["intent"],
                     title=args["title"],
                     directory=args["directory"],
@@ -109,26 +119,16 @@ class Create(_Kind):
             return {"absent": True}
         if toast := args.get("toast"):
             try:
-                await self._toast.show(toast, key)
+                await self.toast(toast, key)
             except HostError as error:
                 log.info("nobody was shown that %s started (%s)", args["intent"], error)
         return {"session": session}
 
-
-class _Speaking(_Kind):
-    def __init__(self, hosts: Hosts, said: Said) -> None:
-        super().__init__(hosts)
-        self._said = said
-
-
-class Prompt(_Speaking):
-    """``opencode.prompt``: sends a prompt to a phantom session. Result: ``held`` if the session already had the prompt,
-    or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for an OpenCode.
-    """
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
-        text, host = self._said.restore(args.get("said", ""), args["text"]), self._hosts.of(args["session"])
+    async def prompt(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.prompt``: sends a prompt to a phantom session. Result: ``held`` if the session already had the
+        prompt, or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for
+        an OpenCode."""
+        text, host = self._said.restore(args.get("said", ""), args["text"]), self.hosts.of(args["session"])
         try:
             if args.get("waits") and await host.goes_on(args["session"]):
                 return {"held": True}
@@ -145,39 +145,27 @@ class Prompt(_Speaking):
             return {"absent": True}
         return {} if sent else {"held": True}
 
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        args = effect.args
-        held = await self._hosts.of(args["session"]).holds(args["session"], key, directory=args["directory"])
-        return Done({"held": True}) if held else NotDone()
-
-
-class Abort(_Kind):
-    """``opencode.abort``: stops a phantom session. With ``late``, also stops a turn that starts after the abort,
-    because OpenCode had already accepted its prompt."""
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        session, directory = effect.args["session"], effect.args["directory"]
-        host = self._hosts.of(session)
+    async def abort(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.abort``: stops a phantom session. With ``late``, also stops a turn that starts after the abort,
+        because OpenCode had already accepted its prompt."""
+        session, directory = args["session"], args["directory"]
+        host = self.hosts.of(session)
         await host.abort(session, directory=directory)
-        for _ in range(LATE_LOOKS if effect.args.get("late") else 0):
+        for _ in range(LATE_LOOKS if args.get("late") else 0):
             await asyncio.sleep(LATE_SECONDS)
             if await host.status(session) == "busy":
                 await host.abort(session, directory=directory)
         return {}
 
+    async def wake(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.wake``: sends notices to a user's session, only while the session is idle, and only through the
+        host of the session.
 
-class Wake(_Speaking):
-    """``opencode.wake``: sends notices to a user's session, only while the session is idle, and only through the host
-    of the session.
-
-    Result: ``{"status": "sent" | "busy" | "absent"}``, and after ``sent`` also ``kept``: whether the session's history
-    has the message. A busy session or an absent OpenCode is not a failure. The agent tries again when the session's
-    turn ends, or when an OpenCode for the session is connected again.
-    """
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
-        session, host = args["session"], self._hosts.of(args["session"])
+        Result: ``{"status": "sent" | "busy" | "absent"}``, and after ``sent`` also ``kept``: whether the session's
+        history has the message. A busy session or an absent OpenCode is not a failure. The agent tries again when the
+        session's turn ends, or when an OpenCode for the session is connected again.
+        """
+        session, host = args["session"], self.hosts.of(args["session"])
         status = await host.status(session)
         if status != "idle":
             return {"status": status}
@@ -193,6 +181,20 @@ class Wake(_Speaking):
         keys = [each["key"] for each in args["texts"]]
         return {"status": "sent", "kept": await is_kept(host, session, keys, about.get("directory", ""))}
 
+    async def check(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``."""
+        look = await self.hosts.of(args["session"]).look(args["session"], directory=args["directory"])
+        return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
+
+    async def answer(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``.
+
+        OpenCode refuses a second answer, and the captured events then show how the request was answered.
+        """
+        answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
+        session = args["session"]
+        return {"status": await self.hosts.of(session).answer(session, args["request"], args["kind"], answer)}
+
 
 async def is_kept(host: Host, session: str, keys: Sequence[str], directory: str) -> bool:
     """Whether a session's history has every message. OpenCode 1 saves a message a moment after it accepts it."""
@@ -204,85 +206,16 @@ async def is_kept(host: Host, session: str, keys: Sequence[str], directory: str)
     return False
 
 
-class Check(_Kind):
-    """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``."""
-
-    effect_class: EffectClass = "safe"
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
-        look = await self._hosts.of(args["session"]).look(args["session"], directory=args["directory"])
-        return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
-
-
-class Answer(_Speaking):
-    """``opencode.answer``: answers an ask of OpenCode. Result: ``{"status": "answered" | "gone"}``.
-
-    OpenCode refuses a second answer, and the captured events then show how the request was answered.
-    """
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
-        answer = [self._said.restore(args.get("said", ""), each) for each in args["answer"]]
-        session = args["session"]
-        return {"status": await self._hosts.of(session).answer(session, args["request"], args["kind"], answer)}
-
-
-class Resolve(Repeatable):
-    """``effect.resolve``: carries out what a person decided about an effect in doubt. Result: as ``opencode.answer``.
-
-    The decision is in the log in one batch with this request, so it survives every process. The ledger knows each
-    decision by its mark, so it is carried out once.
-    """
-
-    def __init__(self, resolve: Callable[..., Awaitable[bool]]) -> None:
-        self._resolve = resolve
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
-        which, how = {**args["effect"], "request": args["request"]}, DECISIONS[args["answer"][0]]
-        return {"status": "answered" if await self._resolve(which, how, by=args["by"], mark=key) else "gone"}
-
-
-class Send(Repeatable):
+async def send(
+    channels: Channels, link: Callable[[str], str | None], args: Mapping[str, Any], key: str
+) -> dict[str, Any]:
     """``notify.send``: sends a message on a channel to a person. Result: ``{"channel": name}``."""
-
-    def __init__(self, channels: Channels, link: Callable[[str], str | None] = lambda checkpoint: None) -> None:
-        self._channels, self._link = channels, link
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
-        given = args.get("checkpoints") or [args.get("checkpoint")]
-        links = {each: link for each in given if each and (link := self._link(each))}
-        one = next(iter(links.values())) if len(given) == 1 and links else None
-        text = for_person(args["text"], link=one)
-        if since := args.get("since"):
-            text = f"{text}\n\nWaiting {teller.since(since)}."
-        if len(given) > 1 and links:
-            text = "\n".join([text, "", *(f"Answer {each}: {link}" for each, link in links.items())])
-        await self._channels.send(args["channel"], args["title"], text)
-        return {"channel": args["channel"]}
-
-
-class Look(Repeatable):
-    """``opencode.look``: whether a terminal of OpenCode shows a session now. Result: ``{"looks": bool}``."""
-
-    def __init__(self, shown: Callable[[], Iterable[str]]) -> None:
-        self._shown = shown
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        return {"looks": effect.args["session"] in self._shown()}
-
-
-def effect_kinds(hosts: Hosts, said: Said, toasts: Callable[[dict[str, str]], None]) -> Mapping[str, EffectKind]:
-    """The kinds that act on a host; ``toasts`` gets each toast that no host can show."""
-    toast = Toast(hosts, toasts)
-    return {
-        CREATE: Create(hosts, toast),
-        PROMPT: Prompt(hosts, said),
-        ABORT: Abort(hosts),
-        CHECK: Check(hosts),
-        WAKE: Wake(hosts, said),
-        TOAST: toast,
-        ANSWER: Answer(hosts, said),
-    }
+    given = args.get("checkpoints", ())
+    links = {each: url for each in given if (url := link(each))}
+    text = for_person(args["text"], link=links.get(given[0]) if len(given) == 1 else None)
+    if since := args.get("since"):
+        text = f"{text}\n\nWaiting {teller.since(since)}."
+    if len(given) > 1 and links:
+        text = "\n".join([text, "", *(f"Answer {each}: {url}" for each, url in links.items())])
+    await channels.send(args["channel"], args["title"], text)
+    return {"channel": args["channel"]}

@@ -29,7 +29,6 @@ from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.intents import causes
 from sidecar.background.intents.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
-from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.registering import RegisterArgs, differences
@@ -41,10 +40,8 @@ from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
 from sidecar.background.said import Said
 from sidecar.background.stream_read import open_reader
-from sidecar.background.tools import (
-    tools_json,
-)
-from sidecar.background.worktrees.effects import Collect, Isolate
+from sidecar.background.tools import tools_json
+from sidecar.background.worktrees.effects import WorktreeActs
 from sidecar.background.worktrees.setup import Setup
 from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
 from sidecar.components import in_background
@@ -148,9 +145,8 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
-        made = Isolate(self.worktrees, self._variables, self._is_starting, setup)
-        collected = Collect(self.worktrees, self.hosts)
-        return {ISOLATE: made, COLLECT: collected, **self.people.kinds}
+        acts = WorktreeActs(self.worktrees, self.hosts, self._variables, self._is_starting, setup)
+        return {**acts.kinds, **self.people.kinds}
 
     @property
     def data(self) -> Any:

@@ -27,8 +27,8 @@ from bridge.nats.l0.payloads import PayloadError, UiAction, UiActionAck
 from bridge.nats.l0.recursion import Decision, judge
 from bridge.nats.subjects import L0Subject, consumer_name
 from bridge.opencode.link.protocol import RequestError
-from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Reconciled, Unknown
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import ADAPTER, digest
 from streams.bus.contract import Delivery, Done, EventBus, Outcome, Poison
 from streams.errors import StreamError
@@ -147,21 +147,16 @@ class UiActions:
         return {"status": "accepted"}
 
 
-class InternalTool:
+class InternalTool(EffectKind):
     """A request of the sidecar as a tool that agents call."""
+
+    effect_class = "idempotent"
 
     def __init__(self, answer: Answer, name: str) -> None:
         self._answer, self._request = answer, ACTIONS[name]
 
-    @property
-    def effect_class(self) -> EffectClass:
-        return "idempotent"
-
     async def run(self, effect: Effect, key: str) -> Any:
         return await self._answer(self._request, effect.args)
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return Unknown()
 
 
 def _violation(entry: Decision) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from bridge.nats.l0.payloads import ToolCommand, ToolResult, effective_after_exe
 from bridge.nats.subjects import NO_PROJECT, escape
 from sidecar.agents.chains import depth_of, hop, trace_headers
 from sidecar.agents.effects.ledger import Ledger, bounded
-from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Done, EndsTurn, NotDone, Reconciled, Unknown
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import Done, EffectKind, EndsTurn, NotDone, Reconciled, Unknown
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
 from sidecar.agents.view import RuntimeView
 from sidecar.config import RemoteTool
@@ -277,16 +277,12 @@ class RemoteCalls:
         return (await self._store.append([event], on_known="keep_first"))[0]
 
 
-class RemoteKind:
+class RemoteKind(EffectKind):
     """An effect kind whose effects another process carries out."""
 
     def __init__(self, calls: RemoteCalls, name: str, tool: RemoteTool) -> None:
         self._calls, self._name, self._tool = calls, name, tool
-        self.longest_seconds = tool.timeout_seconds + 60.0
-
-    @property
-    def effect_class(self) -> EffectClass:
-        return self._tool.effect_class
+        self.effect_class, self.longest_seconds = tool.effect_class, tool.timeout_seconds + 60.0
 
     async def run(self, effect: Effect, key: str) -> Any:
         return await self._calls.call(self._name, self._tool, effect, key)

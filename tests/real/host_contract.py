@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.agents.effects.policy import Effect
-from sidecar.background.effects import Wake
+from sidecar.background.effects import HostActs
 from sidecar.background.hosts import v1, v2
 from sidecar.background.hosts.host import Part
 from sidecar.background.hosts.v1 import V1Host
@@ -147,12 +146,12 @@ class HostContract:
     async def test_a_wake_counts_as_kept_only_once_the_history_has_it(self) -> None:
         session = await self.users()
         args = {"session": session, "texts": [{"key": f"{session}:wake:0", "text": "SAY:awake"}], "wake": True}
-        effect = Effect(kind="opencode.wake", args=args, run="int_1")
-        assert await Wake(Only(self.host), PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
+        acts = HostActs(Only(self.host), PLAIN, print)
+        assert await acts.wake(args, "key") == {"status": "sent", "kept": True}
         assert await self.holds(session, "wake:0")
         await until(lambda: self.is_called(session))
         await until(lambda: self.is_status(session, "idle"))
-        assert await Wake(Only(self.host), PLAIN).run(effect, "key") == {"status": "sent", "kept": True}
+        assert await acts.wake(args, "key") == {"status": "sent", "kept": True}
         assert self.calls(session) == 1
 
     async def is_called(self, session: str) -> bool:

@@ -20,6 +20,7 @@ from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.l0.calls import REPORT
 from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
 from sidecar.mirror import inheriting, owning
@@ -96,7 +97,7 @@ class HeldBus(JetStreamEventBus):
 
 
 @dataclass
-class Count:
+class Count(EffectKind):
     """The tool, which does each key once."""
 
     done: Path

@@ -27,7 +27,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from sidecar.agents.chains import trace_headers
@@ -83,15 +83,15 @@ class EndsTurn(NamedTuple):
     result: Any
 
 
-class EffectKind(Protocol):
-    """Executes effects of one kind. A kind that may need more time than the policy allows for one attempt has an
-    attribute ``longest_seconds``. One that can end its effects early has a method ``cancel(agent, turn)``, which may be
-    called again. One with a true ``is_repeatable`` finds out by itself what was done before, so its effects get a
-    record of their first attempt only when it ends."""
+class EffectKind:
+    """Executes effects of one kind."""
 
-    @property
-    def effect_class(self) -> EffectClass:
-        """What a second execution does; see ``EffectClass``."""
+    effect_class: EffectClass = "unsafe"
+    longest_seconds: float = 0.0
+    """How long an attempt may take, if the policy allows less."""
+    is_repeatable = False
+    """Whether the kind finds out by itself what was done before, so that its effects get a record of their first
+    attempt only when it ends."""
 
     async def run(self, effect: Effect, key: str) -> Any:
         """Execute the effect once; return a JSON value. ``key`` lets the receiver recognise a repetition.
@@ -102,9 +102,14 @@ class EffectKind(Protocol):
         ``TimeoutError``, which leaves the effect in doubt. An effect whose exception has a true attribute
         ``permanent`` is not tried again.
         """
+        raise NotImplementedError
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """Find out whether an attempt that was cut off took effect."""
+        return Unknown()
+
+    async def cancel(self, agent: str, turn: str) -> None:
+        """End the effects of a turn early, if that is possible. May be called again."""
 
 
 class EffectRunner:
@@ -131,7 +136,6 @@ class EffectRunner:
         self.taken: dict[str, int] = {}
         """Maps an agent to the position at which this home last took it from another home. Requests before that
         position are not carried out, because the other home may have done so."""
-        self._repeatable = {name for name, kind in kinds.items() if getattr(kind, "is_repeatable", False)}
         self.began = NOTHING
         """The last position of the log when this process began. Requests up to there may have been begun before."""
         self.stopped: dict[str, str] = {}
@@ -168,8 +172,7 @@ class EffectRunner:
         """Begin no more attempts for a stopped turn, and end what can be ended. Raises ``StreamError``."""
         self.stopped[turn] = agent
         for kind in self.kinds.values():
-            if (cancel := getattr(kind, "cancel", None)) is not None:
-                await cancel(agent, turn)
+            await kind.cancel(agent, turn)
 
     async def resolve(
         self,
@@ -250,7 +253,7 @@ class EffectRunner:
             await self._without_kind(request, step)
             return
         attempts = max(self._policy.max_attempts(effect), 1)
-        if step is None and effect.kind in self._repeatable and request.record.position <= self.began:
+        if step is None and kind.is_repeatable and request.record.position <= self.began:
             # Perhaps it never began, so a policy with one attempt allows another one.
             attempt, attempts = 1, max(attempts, 2)
             step = StepRecord(effect.run, request.key, attempt, "started", request.id)
@@ -293,7 +296,7 @@ class EffectRunner:
         effect = request.effect
         async with self._turn(request.agent):
             begun = request.record.event
-            if attempt > 1 or effect.kind not in self._repeatable:
+            if attempt > 1 or not kind.is_repeatable:
                 begun = await self.ledger.started(request, attempt, kind.effect_class, attempts)
             self._stop("effect-started")
             if self.stopped.get(effect.run) == request.agent:  # since the last look, so nobody has ended this attempt
@@ -301,9 +304,8 @@ class EffectRunner:
                 await self.ledger.failed(request, attempt, said, retry_at=None, error_code="stopped")
                 return None
             try:
-                own = getattr(kind, "longest_seconds", 0.0)
                 with outbound(trace_headers(begun)):
-                    async with asyncio.timeout(max(self._policy.deadline_seconds(effect), own)):
+                    async with asyncio.timeout(max(self._policy.deadline_seconds(effect), kind.longest_seconds)):
                         result = await kind.run(effect, request.key)
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():

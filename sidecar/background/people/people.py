@@ -8,6 +8,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -15,9 +16,9 @@ from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
-from sidecar.agents.effects.runner import EffectKind, Resolution
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
-from sidecar.background.effects import Look, Resolve, Send, effect_kinds
+from sidecar.background.effects import HostActs, Repeatable, send
 from sidecar.background.gate import checkpoint_of_person
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
@@ -108,10 +109,10 @@ class People:
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
         self.kinds: Mapping[str, EffectKind] = {
-            **effect_kinds(hosts, said, self.toasts.append),
-            alerts.LOOK: Look(lambda: read_focus(home.path)),
-            alerts.SEND: Send(self.channels, self.page.link),
-            RESOLVE: Resolve(self._resolve),
+            **HostActs(hosts, said, self.toasts.append).kinds,
+            alerts.LOOK: Repeatable(self._look),
+            alerts.SEND: Repeatable(partial(send, self.channels, self.page.link)),
+            RESOLVE: Repeatable(self._resolve),
         }
         self._runtime: Runtime | None = None
         self._worker: Callable[[], Mapping[str, Any]] = dict
@@ -173,9 +174,21 @@ class People:
             return {}
         return {"focus": await asyncio.to_thread(read_focus, self._home.path)}
 
-    async def _resolve(self, given: Mapping[str, Any], how: Resolution, *, by: str, mark: str) -> bool:
+    async def _look(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``opencode.look``: whether a terminal of OpenCode shows a session now. Result: ``{"looks": bool}``."""
+        return {"looks": args["session"] in read_focus(self._home.path)}
+
+    async def _resolve(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``effect.resolve``: carries out what a person decided about an effect in doubt. Result: as
+        ``opencode.answer``.
+
+        The decision is in the log in one batch with this request, so it survives every process. The ledger knows each
+        decision by its mark, so it is carried out once.
+        """
         assert self._runtime is not None
-        return await self._runtime.resolve(given, how, by=by, mark=mark)
+        which, how = {**args["effect"], "request": args["request"]}, DECISIONS[args["answer"][0]]
+        is_settled = await self._runtime.resolve(which, how, by=args["by"], mark=key)
+        return {"status": "answered" if is_settled else "gone"}
 
     # --- tools ---
 

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.background.effects import Repeatable
 from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
 from sidecar.background.worktrees.setup import Setup, end
 from sidecar.background.worktrees.worktrees import Before, WorktreeError, Worktrees
 
@@ -27,10 +28,8 @@ MAKE_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.1
 
 
-class Isolate(Repeatable):
-    """``worktree.add``: creates a worktree, and makes it ready with the user's commands. Result: a ``Worktree``; with
-    commands, also ``setup``, what they did. ``{}`` if there is no git repository; ``failed`` and ``setup`` if a command
-    failed; ``absent`` if the intent waits for an OpenCode.
+class WorktreeActs:
+    """What the effects do with worktrees.
 
     ``variables`` returns the environment of the OpenCode that asked for an intent, or raises ``HostAbsent`` until one
     that has it is open. ``is_wanted`` says whether an intent is still to begin.
@@ -39,25 +38,37 @@ class Isolate(Repeatable):
     def __init__(
         self,
         worktrees: Worktrees,
+        hosts: Hosts,
         variables: Callable[[str], Awaitable[Mapping[str, str]]],
         is_wanted: Callable[[str], bool],
         setup: Setup,
     ) -> None:
-        self._worktrees, self._variables, self._is_wanted, self._setup = worktrees, variables, is_wanted, setup
-        self.longest_seconds = MAKE_SECONDS + (setup.seconds if setup.commands else 0.0)
+        self._worktrees, self._hosts, self._setup = worktrees, hosts, setup
+        self._variables, self._is_wanted = variables, is_wanted
 
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        intent = effect.args["intent"]
+    @property
+    def kinds(self) -> dict[str, EffectKind]:
+        longest = MAKE_SECONDS + (self._setup.seconds if self._setup.commands else 0.0)
+        return {
+            ISOLATE: Repeatable(self.isolate, longest_seconds=longest),
+            COLLECT: Repeatable(self.collect),
+        }
+
+    async def isolate(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``worktree.add``: creates a worktree, and makes it ready with the user's commands. Result: a ``Worktree``;
+        with commands, also ``setup``, what they did. ``{}`` if there is no git repository; ``failed`` and ``setup`` if
+        a command failed; ``absent`` if the intent waits for an OpenCode."""
+        intent = args["intent"]
         note = self._worktrees.root(intent).with_suffix(".setup")
         await asyncio.to_thread(end, note)
-        before = continued(effect.args.get("continues") or {})
+        before = continued(args.get("continues") or {})
         if before is not None and await self._worktrees.kept(before):
-            return dict(effect.args["continues"]["worktree"])
+            return dict(args["continues"]["worktree"])
         try:
             variables = await self._variables(intent) if self._setup.commands else {}
         except HostAbsent:
             return {"absent": True}
-        made = await self._worktrees.add(intent, effect.args["directory"], before)
+        made = await self._worktrees.add(intent, args["directory"], before)
         if made is None or not self._setup.commands:
             return {} if made is None else made._asdict()
         ready = await self._setup.run(Path(made.root), made.top, variables, note, lambda: self._is_wanted(intent))
@@ -66,16 +77,9 @@ class Isolate(Repeatable):
             return {"failed": ready.failed, "setup": ready.runs}
         return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": ready.runs}
 
-
-class Collect(Repeatable):
-    """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
-    "code": code}`` if the worktree was left in place."""
-
-    def __init__(self, worktrees: Worktrees, hosts: Hosts) -> None:
-        self._worktrees, self._hosts = worktrees, hosts
-
-    async def run(self, effect: Effect, key: str) -> dict[str, Any]:
-        args = effect.args
+    async def collect(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
+        "code": code}`` if the worktree was left in place."""
         if args["session"] is not None and args["stop"]:
             await self._rest(args["session"], args["work"])
         try:

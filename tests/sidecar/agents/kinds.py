@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Reconciled, Unknown
+from sidecar.agents.effects.runner import EffectKind, Reconciled, Unknown
 from sidecar.agents.inputs import agent_stream
 from streams.identity import Identity
 from streams.store import Record, StreamStore
@@ -21,19 +21,14 @@ class Crash(BaseException):
     """Ends a runner as a kill would: nothing after it runs."""
 
 
-class Work:
+class Work(EffectKind):
     """A kind that does what its script says: a value to return, an error to raise, or a function to call."""
 
     def __init__(self, *script: Any, effect_class: EffectClass = "idempotent", found: Any = None) -> None:
         self.script, self.found = list(script), found
-        self._class: EffectClass = effect_class
-        self.is_repeatable = False
+        self.effect_class = effect_class
         self.keys: list[str] = []
         self.asked = 0
-
-    @property
-    def effect_class(self) -> EffectClass:
-        return self._class
 
     async def run(self, effect: Effect, key: str) -> Any:
         self.keys.append(key)

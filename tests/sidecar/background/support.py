@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sidecar.agents.agent import Agent
-from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import EffectKind, Reconciled, Unknown
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import agent_stream, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.background.said import Said
@@ -33,10 +33,10 @@ class Only:
     new = of
 
 
-class Script:
+class Script(EffectKind):
     """A kind that returns what it is given for an effect's arguments, and keeps them."""
 
-    effect_class: EffectClass = "idempotent"
+    effect_class = "idempotent"
 
     def __init__(self, result: Any = None) -> None:
         self.result, self.runs = result, list[dict[str, Any]]()
@@ -46,9 +46,6 @@ class Script:
         if isinstance(self.result, Exception):
             raise self.result
         return self.result
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return Unknown()
 
 
 class Bench:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sidecar.background.effects import Send
+from sidecar.background.effects import Repeatable, send
 from sidecar.background.people import alerts
 from sidecar.background.people.alerts import LOOK, NAME, SEND, TOAST, AlertAgent
 from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
@@ -51,7 +51,7 @@ async def test_a_phone_that_fails_twice_gets_the_message_once(tmp_path: Path) ->
     with Receiver(failing=2) as phone:
         channels = Channels(NotifyConfig(urls=(phone.url,)))
         agent = AlertAgent(channels.stages, rules())
-        async with bench(store, [agent], {SEND: Send(channels)}) as run:
+        async with bench(store, [agent], {SEND: Repeatable(partial(send, channels, str))}) as run:
             await run.happened("intent.completed", **ended(run.clock, parent=None))
             (alert,) = agent.data.alerts.values()
             assert alert.channels == {channel_name(phone.url): "sent"}
@@ -178,10 +178,12 @@ async def test_every_question_of_a_message_has_its_link() -> None:
         async def send(self, channel: str, title: str, text: str) -> None:
             sent.append(text)
 
-    effect = Send(Phone(), lambda each: f"http://x/{each}" if each != "chk_2" else None)  # type: ignore[arg-type]
+    def link(each: str) -> str | None:
+        return f"http://x/{each}" if each != "chk_2" else None
+
     for given in (["chk_1"], ["chk_1", "chk_2", "chk_3"]):
         args = {"channel": "c", "title": "t", "text": "x", "checkpoints": given, "since": 1}
-        await effect.run(SimpleNamespace(args=args), "key")  # type: ignore[arg-type]
+        await send(Phone(), link, args, "key")  # type: ignore[arg-type]
     assert "Answer: http://x/chk_1" in sent[0] and all("\nWaiting since " in text for text in sent)
     assert sent[1].splitlines()[4:] == ["Answer chk_1: http://x/chk_1", "Answer chk_3: http://x/chk_3"]
 

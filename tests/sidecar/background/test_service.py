@@ -15,7 +15,7 @@ import pytest
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.agents.engine import InputRefused
-from sidecar.background.effects import effect_kinds
+from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule
 from sidecar.background.intents import state as intent_state
@@ -138,7 +138,7 @@ async def orchestration(
         clean,
     )
     made.hosts = host  # type: ignore[assignment]
-    kinds = {**made.kinds, **effect_kinds(made.hosts, made._said, made.people.toasts.append)}
+    kinds = {**made.kinds, **HostActs(made.hosts, made._said, made.people.toasts.append).kinds}
     async with bench(store, [*made.agents, *agents(Watcher)], kinds, clock, clean=clean) as run:
         made.attach(run.runtime)
         yield made, host, run

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from sidecar.agents.effects.policy import Effect
 from sidecar.background.hosts.host import HostAbsent
-from sidecar.background.worktrees.effects import Isolate
+from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.worktrees.effects import WorktreeActs
 from sidecar.background.worktrees.setup import MAX_DONE, MAX_OUTPUT, Setup
 from sidecar.background.worktrees.worktrees import Worktrees
 from sidecar.processes import mark_of
@@ -65,13 +65,13 @@ def project(tmp_path: Path) -> Path:
 ENVIRONMENT = {"PATH": os.environ["PATH"], "WHOSE": "ada"}
 
 
-def isolate(worktrees: Worktrees, *commands: str, asker: Asker | None = None, seconds: float = 60.0) -> Isolate:
+def isolate(worktrees: Worktrees, *commands: str, asker: Asker | None = None, seconds: float = 60.0) -> WorktreeActs:
     asker = asker or Asker(ENVIRONMENT)
-    return Isolate(worktrees, asker.variables, asker.is_wanted, Setup(commands, seconds))
+    return WorktreeActs(worktrees, cast(Hosts, None), asker.variables, asker.is_wanted, Setup(commands, seconds))
 
 
-async def ran(kind: Isolate, project: Path) -> dict[str, Any]:
-    return await kind.run(Effect("worktree.add", {"intent": ID, "directory": str(project)}, run=ID), "key")
+async def ran(acts: WorktreeActs, project: Path) -> dict[str, Any]:
+    return await acts.isolate({"intent": ID, "directory": str(project)}, "key")
 
 
 async def collected(worktrees: Worktrees, made: dict[str, Any]) -> dict[str, Any]:

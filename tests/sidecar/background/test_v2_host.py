@@ -14,8 +14,7 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState
 from sidecar.agents.effects.outbound import outbound
-from sidecar.agents.effects.policy import Effect
-from sidecar.background.effects import Prompt
+from sidecar.background.effects import HostActs
 from sidecar.background.hosts import v2
 from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part
 from sidecar.background.hosts.v2 import V2Host
@@ -177,8 +176,7 @@ async def test_an_interrupted_session_is_prompted_only_if_it_is_not_over_and_nob
 ) -> None:
     session = await phantom(host, fake, PROMPT, *tail)
     fake.active = {session} if is_active else set()
-    effect = Effect(kind="opencode.prompt", args={"session": session, **WAITS}, run="int_1")
-    assert await Prompt(Only(host), PLAIN).run(effect, "key") == sent
+    assert await HostActs(Only(host), PLAIN, print).prompt({"session": session, **WAITS}, "key") == sent
     assert len(fake.inbox[session]) == (not sent)
 
 
@@ -233,7 +231,7 @@ async def test_a_request_that_a_version_does_not_know_is_an_error_that_names_it(
 
 async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
     away = V2Host(list, CaptureState(), lambda: 0)
-    effect = Effect(kind="opencode.prompt", args={"session": "ses_ds2x", **WAITS}, run="int_1")
-    assert await Prompt(Only(away), PLAIN).run(effect, "key") == {"absent": True}
+    acts = HostActs(Only(away), PLAIN, print)
+    assert await acts.prompt({"session": "ses_ds2x", **WAITS}, "key") == {"absent": True}
     with pytest.raises(HostAbsent):
         await away.look("ses_ds2x", directory=PROJECT)

@@ -6,17 +6,17 @@ from typing import Any, cast
 
 import pytest
 
-from sidecar.agents.effects.policy import Effect
 from sidecar.background import effects
-from sidecar.background.effects import Abort
+from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Status
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.state import intent_of
 from sidecar.background.intents.texts import changes_text
 from sidecar.background.worktrees import effects as worktree_effects
-from sidecar.background.worktrees.effects import Collect
+from sidecar.background.worktrees.effects import WorktreeActs
+from sidecar.background.worktrees.setup import Setup
 from sidecar.background.worktrees.worktrees import Worktrees
-from tests.sidecar.background.support import Only
+from tests.sidecar.background.support import PLAIN, Only
 
 ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "repository": "/r", "base": "b"}
 
@@ -51,9 +51,9 @@ class FakeWorktrees:
 async def collected(host: FakeHost) -> bool:
     """Whether the worktree was removed; if not, the effect failed, and is tried again."""
     worktrees = FakeWorktrees()
-    effect = Effect(kind="worktree.collect", args=dict(ARGS), run="int_1")
+    acts = WorktreeActs(cast(Worktrees, worktrees), cast(Hosts, Only(host)), cast(Any, None), bool, Setup())
     try:
-        await Collect(cast(Worktrees, worktrees), cast(Hosts, Only(host))).run(effect, "key")
+        await acts.collect(dict(ARGS), "key")
     except HostError:
         assert not worktrees.removed
     return worktrees.removed
@@ -91,6 +91,6 @@ async def test_a_turn_that_begins_after_a_late_abort_is_aborted(
 ) -> None:
     monkeypatch.setattr(effects, "LATE_SECONDS", 0.0)
     host = FakeHost("idle", "busy", "busy", "idle")
-    effect = Effect(kind="opencode.abort", args={"session": "ses_1", "directory": "/p", **args}, run="int_1")
-    assert await Abort(cast(Hosts, Only(host))).run(effect, "key") == {}
+    acts = HostActs(cast(Hosts, Only(host)), PLAIN, print)
+    assert await acts.abort({"session": "ses_1", "directory": "/p", **args}, "key") == {}
     assert host.aborts == aborts

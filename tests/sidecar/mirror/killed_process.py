@@ -20,7 +20,7 @@ from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Reconciled, Unknown
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point, Stop
@@ -95,7 +95,7 @@ class Clerk:
 
 
 @dataclass
-class Outside:
+class Outside(EffectKind):
     """An effect that appends a line. If it honours the key, a repetition appends nothing."""
 
     path: Path
@@ -105,9 +105,6 @@ class Outside:
         if self.effect_class == "unsafe" or key not in lines(self.path):
             append(self.path, key)
         return {"n": effect.args["n"]}
-
-    async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return Unknown()
 
 
 def lines(path: Path) -> list[str]:

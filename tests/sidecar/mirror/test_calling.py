@@ -24,6 +24,7 @@ from bridge.nats.l0.table import decode
 from sidecar.agents.chains import inherited
 from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
 from sidecar.mirror import calling, commands
@@ -113,7 +114,7 @@ async def owner(
         await home.mirror.close()
 
 
-class Plain:
+class Plain(EffectKind):
     """A tool that counts its calls."""
 
     effect_class = "idempotent"
