@@ -6,7 +6,7 @@ of them only. An agent that its home does not own stands still: it takes no inpu
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from sidecar.agents.deciding import AgentFailed
 
@@ -20,10 +20,12 @@ class NotOwner(AgentFailed):
         return self.reason
 
 
-class Owner(Protocol):
-    """Tells which agents this home owns. The answer may change at any time."""
+class Owner:
+    """Tells which agents this home owns. The answer may change at any time. Here, every agent belongs to this home: no
+    other home can reach its commands, and the home's lock is enough."""
 
-    def holds(self, agent: str) -> bool: ...
+    def holds(self, agent: str) -> bool:
+        return True
 
     async def until_held(self, agent: str) -> None:
         """Return when this home owns the agent. Cancelling is safe."""
@@ -33,22 +35,7 @@ class Owner(Protocol):
 
     def refusal(self, agent: str) -> str:
         """A sentence that says why this home does not own the agent, and what to do; empty if it does."""
-
-
-class HomeAlone:
-    """Every agent belongs to this home: no other home can reach its commands, and the home's lock is enough."""
-
-    def holds(self, agent: str) -> bool:
-        return True
-
-    async def until_held(self, agent: str) -> None:
-        return
-
-    async def until_known(self, agent: str) -> None:
-        return
-
-    def refusal(self, agent: str) -> str:
         return ""
 
 
-ALONE: Final = HomeAlone()
+ALONE: Final = Owner()

@@ -37,6 +37,7 @@ from bridge.nats.jetstream.stream_plan import OWNER_KEYS, OWNERS, wanted
 from bridge.nats.jetstream.streams import ensure_streams, last_message
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.subjects import escape
+from sidecar.agents.owner import Owner
 from streams.errors import StreamError
 
 log = logging.getLogger("sidecar.mirror")
@@ -103,7 +104,7 @@ class _Lease:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Owning:
+class Owning(Owner):
     """The leases of a home's agents: an ``Owner``. Bound to one event loop."""
 
     def __init__(

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 from sidecar.agents.chains import depth_of, hop
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream
+from sidecar.agents.owner import ALONE
 from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.hashing import canonical
@@ -94,10 +95,17 @@ def request_of(record: Record) -> Request:
 
 
 class Ledger:
-    """Reads and writes the steps of effects. While the log cannot be written, writing a step waits."""
+    """Reads and writes the steps of effects. Writing a step waits while the log cannot be written, and until this home
+    owns the agent (``until_owned``), because only the owner knows what else became of the effect."""
 
-    def __init__(self, store: StreamStore, identity: Identity, sleep: Sleep = asyncio.sleep) -> None:
-        self._store, self._identity, self._sleep = store, identity, sleep
+    def __init__(
+        self,
+        store: StreamStore,
+        identity: Identity,
+        sleep: Sleep = asyncio.sleep,
+        until_owned: Callable[[str], Awaitable[None]] = ALONE.until_held,
+    ) -> None:
+        self._store, self._identity, self._sleep, self._until_owned = store, identity, sleep, until_owned
 
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
         """The last step of an effect; ``None`` if no step is recorded."""
@@ -165,6 +173,7 @@ class Ledger:
 
     async def _append(self, event: StreamEvent) -> Record:
         while True:
+            await self._until_owned(event.actor)
             try:
                 return (await self._store.append([event], on_known="keep_first"))[0]
             except StoreClosed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from streams.hashing import canonical
 from streams.system.retry import Retry
@@ -36,43 +36,32 @@ class Effect:
         return sha256(canonical([self.run, self.agent, self.node, self.kind, self.args])).hexdigest()[:32]
 
 
-class EffectPolicy(Protocol):
-    """Decides how effects are tried. Passed to the runtime's constructor; ``[worker] policy`` can name another
-    policy."""
-
-    def max_attempts(self, effect: Effect) -> int:
-        """Maximum number of attempts, including the first and any before a crash; at least 1."""
-
-    def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
-        """Seconds between the failed ``attempt`` (counted from 1) and the next attempt."""
-
-    def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
-        """The key under which a result is stored. If a key has a result, the effect is not executed again."""
-
-    def deadline_seconds(self, effect: Effect) -> float:
-        """How many seconds one attempt may take."""
-
-
 EFFECTS: Final = Retry(1.0, 300.0, jitter=0.2)
 
 
 @dataclass(frozen=True, slots=True)
-class DefaultPolicy:
+class EffectPolicy:
+    """Decides how effects are tried. ``[worker] policy`` can name another policy, with the same methods."""
+
     attempts: int = 5
     retry: Retry = EFFECTS
     deadline: float = 60.0
 
     def max_attempts(self, effect: Effect) -> int:
+        """Maximum number of attempts, including the first and any before a crash; at least 1."""
         return self.attempts
 
     def backoff_seconds(self, *, effect: Effect, attempt: int) -> float:
+        """Seconds between the failed ``attempt`` (counted from 1) and the next attempt."""
         return self.retry.pause(attempt, f"{effect.base}:{effect.visit}")
 
     def idempotency_key(self, *, run: str, node: str, effect: Effect) -> str:
+        """The key under which a result is stored. If a key has a result, the effect is not executed again."""
         return f"{effect.base}:{effect.visit}"
 
     def deadline_seconds(self, effect: Effect) -> float:
+        """How many seconds one attempt may take."""
         return self.deadline
 
 
-DEFAULT_POLICY: Final = DefaultPolicy()
+DEFAULT_POLICY: Final = EffectPolicy()

@@ -129,7 +129,7 @@ class EffectRunner:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.kinds = dict(kinds)
-        self.ledger = Ledger(store, identity, sleep)
+        self.ledger = Ledger(store, identity, sleep, self._until_owned)
         self._identity, self._clean, self._policy = identity, clean, policy
         self._metrics, self._stop, self._sleep = metrics or NoMetrics(), stop, sleep
         self._owner, self._paused = owner, 0
@@ -303,6 +303,8 @@ class EffectRunner:
                 said = "the turn was stopped"
                 await self.ledger.failed(request, attempt, said, retry_at=None, error_code="stopped")
                 return None
+            result: Any = None
+            failure: Exception | None = None
             try:
                 with outbound(trace_headers(begun)):
                     async with asyncio.timeout(max(self._policy.deadline_seconds(effect), kind.longest_seconds)):
@@ -310,19 +312,22 @@ class EffectRunner:
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
-                return await self._failed(request, kind, attempt, attempts, TimeoutError("the attempt was cancelled"))
+                failure = TimeoutError("the attempt was cancelled")
             except Exception as error:  # noqa: BLE001 - every error of a kind is a failed attempt
-                return await self._failed(request, kind, attempt, attempts, error)
-            self._stop("effect-done")
-            try:
-                about = {"ends_turn": True} if isinstance(result, EndsTurn) else {}
-                given = result.result if isinstance(result, EndsTurn) else result
-                await self.ledger.completed(request, attempt, self._clean(given), **about)
-            except (InvalidEvent, TypeError, ValueError) as error:
-                # Another attempt would repeat the effect, so this failure is final.
-                said = f"the effect took place, but its result cannot be recorded ({type(error).__name__})"
-                await self.ledger.failed(request, attempt, said, retry_at=None, error_code="bad-result")
-            self._stop("effect-recorded")
+                failure = error
+        # The end may have to wait until this home owns the agent again, so it takes no room.
+        if failure is not None:
+            return await self._failed(request, kind, attempt, attempts, failure)
+        self._stop("effect-done")
+        try:
+            about = {"ends_turn": True} if isinstance(result, EndsTurn) else {}
+            given = result.result if isinstance(result, EndsTurn) else result
+            await self.ledger.completed(request, attempt, self._clean(given), **about)
+        except (InvalidEvent, TypeError, ValueError) as error:
+            # Another attempt would repeat the effect, so this failure is final.
+            said = f"the effect took place, but its result cannot be recorded ({type(error).__name__})"
+            await self.ledger.failed(request, attempt, said, retry_at=None, error_code="bad-result")
+        self._stop("effect-recorded")
         return None
 
     async def _failed(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sidecar.agents.effects.ledger import MAX_RESULT
-from sidecar.agents.effects.policy import DefaultPolicy, Effect
+from sidecar.agents.effects.policy import Effect, EffectPolicy
 from sidecar.agents.effects.runner import LONGEST_SLEEP, EffectRunner
 from sidecar.agents.inputs import effects_stream
 from streams.errors import StoreFailed
@@ -186,7 +186,7 @@ class TestBackOff:
         assert sum(bench.clock.slept) <= LONGEST_SLEEP
 
     def test_the_default_doubles_with_a_jitter_that_depends_only_on_the_effect(self) -> None:
-        policy, effect = DefaultPolicy(), Effect("http", {}, "run")
+        policy, effect = EffectPolicy(), Effect("http", {}, "run")
         pauses = [policy.backoff_seconds(effect=effect, attempt=n) for n in range(1, 12)]
         assert pauses == [policy.backoff_seconds(effect=effect, attempt=n) for n in range(1, 12)]
         for n, pause in enumerate(pauses):
@@ -319,6 +319,45 @@ class TestTheLedger:
         await bench.run(runner, asked)
         assert len(kind.keys) == 1
         assert await bench.steps() == [("started", 1), ("completed", 1)]
+
+
+class Lease:
+    """In place of the leases of agents: lost while an effect runs."""
+
+    def __init__(self) -> None:
+        self.held = asyncio.Event()
+        self.held.set()
+
+    def holds(self, agent: str) -> bool:
+        return self.held.is_set()
+
+    async def until_held(self, agent: str) -> None:
+        await self.held.wait()
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+@pytest.mark.parametrize("ends", ["completed", "failed", "in_doubt"])
+async def test_the_end_of_an_attempt_is_recorded_only_by_the_owner(bench: Bench, ends: str, cut_off: bool) -> None:
+    lease = Lease()
+
+    async def ending() -> Any:
+        lease.held.clear()
+        if ends != "completed":
+            raise OSError("down") if ends == "failed" else TimeoutError
+
+    kind = Work(ending, effect_class="unsafe" if ends == "in_doubt" else "idempotent")
+    asked = await request(bench.store, bench.identity)
+    if cut_off:
+        kind.reconcile = lambda effect, key: ending()  # type: ignore[method-assign]
+        await bench.crash(kind, asked)
+    runner = bench.runner(kind, Policy(attempts=1), owner=lease)
+    await bench.run(runner, asked)
+    assert await bench.steps() == [("started", 1)]
+    lease.held.set()
+    async with asyncio.timeout(20):
+        while runner._tasks:
+            await asyncio.sleep(0.001)
+    assert await bench.steps() == [("started", 1), (ends if not cut_off or ends == "in_doubt" else "failed", 1)]
 
 
 class Failing:
