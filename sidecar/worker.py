@@ -16,9 +16,10 @@ from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
-from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.inputs import InputRefused
 from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.owner import ALONE, Owner

@@ -64,26 +64,16 @@ class Agent(Protocol):
     applied. It gets the event and these outputs, is pure like ``receive``, and is asked again until nothing follows.
     """
 
-    @property
-    def name(self) -> str:
-        """The agent's name, unique in the home: at most 50 lower-case letters, digits and ``-``."""
-
-    @property
-    def events(self) -> Sequence[str]:
-        """The types of events in the log that the agent receives. Each is an exact type, or a prefix such as
-        ``execution.*``. Commands need no entry.
-        """
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """Whether a new agent may see events from before its first start.
-
-        If not, the agent's starting position is recorded when the agent is first started.
-        """
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether other programs see the agent's work as turns, and can stop them."""
+    name: str
+    """The agent's name, unique in the home: at most 50 lower-case letters, digits and ``-``."""
+    events: Sequence[str]
+    """The types of events in the log that the agent receives. Each is an exact type, or a prefix such as
+    ``execution.*``. Commands need no entry."""
+    begins_anywhere: bool
+    """Whether a new agent may see events from before its first start. If not, the agent's starting position is recorded
+    when the agent is first started."""
+    has_turns: bool
+    """Whether other programs see the agent's work as turns, and can stop them."""
 
     def receive(self, event: StreamEvent) -> Sequence[Output]:
         """Decide what follows from an event or command. Pure: the same state and event give the same outputs.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from sidecar.agents.agent import Agent, BadOutput, Output, decisions
-from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, Outbox, state_hash, with_metadata
+from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, InputRefused, Outbox, state_hash, with_metadata
 from sidecar.agents.stops import Stop
 from sidecar.agents.turns import Turns
 from streams.bus.command import Refusal
@@ -56,15 +56,6 @@ def raised(error: Exception) -> str:
     frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).parent != _RUNTIME]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     return f"{type(error).__name__} at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else type(error).__name__
-
-
-class InputRefused(Exception):
-    """The input can never be handled, because its key is known with another body, or because the input does not match
-    the envelope."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code, self.reason = code, reason
 
 
 class Decider:

@@ -20,12 +20,13 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.agents.agent import RESERVED, Agent, HealthStatus, health_of
 from sidecar.agents.chains import depth_of
-from sidecar.agents.deciding import AgentFailed, Decider, Handled, InputRefused
+from sidecar.agents.deciding import AgentFailed, Decider, Handled
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.history import History, HistoryBroken, hinted
 from sidecar.agents.inputs import (
     MAX_DEPTH,
     Input,
+    InputRefused,
     Outbox,
     agent_stream,
     command_input,
@@ -38,7 +39,7 @@ from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.owner import ALONE, NotOwner, Owner
 from sidecar.agents.stops import Stop, never
 from streams.bus.command import Command
-from streams.errors import Conflict, InvalidEvent, StreamError
+from streams.errors import Conflict, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.store import NOTHING, Record, StreamStore
@@ -102,8 +103,9 @@ class Engine:
         self._metrics, self._stop = metrics or NoMetrics(), stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
         self._history = History(agent, store)
+        self.turns = self._history.turns
         self._decider = Decider(
-            agent, store, self._outbox, self._restore_with, self._history.turns, max_depth=max_depth, stop=stop
+            agent, store, self._outbox, self._restore_with, self.turns, max_depth=max_depth, stop=stop
         )
         self.max_depth = max_depth
         self._is_stale = False
@@ -127,8 +129,7 @@ class Engine:
         await self._restore()
         if self._history.next == 0 and not self.agent.begins_anywhere:
             # Record where the agent begins, so that a crash before its first input does not move that point.
-            event = installed(self.name, self._store.head, self._identity)
-            self._history.next = (await self._store.append([event], on_known="keep_first"))[0].offset + 1
+            await self.add(installed(self.name, self._store.head, self._identity))
             await self._restore()
         self.position = max(self.position, await self._store.cursor(self._history.cursor))
         if self._history.next == 0 and not self._history.has_begun:
@@ -185,15 +186,10 @@ class Engine:
             self._check_owner()
             if self._history.next < 0:
                 await self._restore()
-            turns = self._history.turns
+            turns = self.turns
             if epoch != turns.epoch or not turns.is_open(turn):
                 return epoch == turns.epoch and turns.is_stopped(turn)
-            try:
-                event = stopped(self.name, turn, command, self._identity)
-                await self._store.append([event], on_known="keep_first")
-            finally:
-                self._history.next = -1
-            turns.apply(event)
+            turns.apply((await self.add(stopped(self.name, turn, command, self._identity))).event)
             return True
 
     async def own(self, epoch: int, previous: str | None, has_inherited: bool) -> Record:
@@ -203,19 +199,19 @@ class Engine:
         Raises:
             StreamError: the log cannot be written.
         """
-        event = owned(self.name, epoch, previous, has_inherited, self._identity)
         try:
-            record = (await self._store.append([event], on_known="keep_first"))[0]
+            record = await self.add(owned(self.name, epoch, previous, has_inherited, self._identity))
         finally:
-            self._history.next = -1
             self.reload()
-        self._history.turns.apply(record.event)
+        self.turns.apply(record.event)
         return record
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the last ``own``, also while another home may own the agent."""
-        return self._history.turns.epoch
+    async def add(self, event: StreamEvent) -> Record:
+        """Record an event in the agent's stream beside its inputs. Raises ``StreamError``."""
+        try:
+            return (await self._store.append([event], on_known="keep_first"))[0]
+        finally:
+            self._history.next = -1  # the engine must read the stream again
 
     @property
     def waiting(self) -> int:
@@ -258,10 +254,7 @@ class Engine:
             raise InputRefused(
                 "reserved-type", f"the type prefix of {command.type[:80]} is reserved; use another prefix"
             )
-        try:
-            given = command_input(self.name, command, self._identity, self._clean)
-        except InvalidEvent as error:
-            raise InputRefused("invalid-command", str(error)) from None
+        given = command_input(self.name, command, self._identity, self._clean)
         return await asyncio.shield(await self._enqueue(given))
 
     def ignores(self, event: StreamEvent) -> bool:
@@ -271,7 +264,7 @@ class Engine:
         Most events that an agent lists concern sessions that it does not know, and ``receive`` costs much less than
         the queue.
         """
-        if self._history.turns.awaits(event) or self._history.turns.is_stopped(event.correlation_id):
+        if self.turns.awaits(event) or self.turns.is_stopped(event.correlation_id):
             return False
         if self._waiting or not self._is_at_rest or self.is_broken or self._history.next < 0:
             return False
@@ -303,29 +296,6 @@ class Engine:
         """
         given = log_input(self.name, record.event, record.position, self._identity, key=key)
         return await asyncio.shield(await self._enqueue(replace(given, position=None)))
-
-    async def bury(self, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
-        """Record a command as a dead letter. The record is durable when this method returns.
-
-        ``key`` identifies the message, which makes only one letter. ``about`` is redacted and recorded with the letter;
-        if it has a ``body``, the letter cannot be redriven.
-
-        Raises:
-            InputRefused: the command does not match the envelope; bury its body instead.
-            StreamError: the log cannot be written.
-        """
-        try:
-            event = self._outbox.unhandled(command, reason, about, key)
-        except InvalidEvent as error:
-            raise InputRefused("invalid-command", str(error)) from None
-        try:
-            record = (await self._store.append([event], on_known="keep_first"))[0]
-            if not record.duplicate:
-                self._metrics.dead(self.name)
-            return record
-        finally:
-            # The record is in the agent's stream, so ``_next`` is outdated; -1 makes the engine read the stream.
-            self._history.next = -1
 
     def _check_owner(self) -> None:
         if not self.is_owned:
@@ -449,7 +419,7 @@ class Engine:
                 if waiting.input.position is not None:
                     letter = self._outbox.dead(waiting.input, error.reason, {})
                     is_known = await self._decider.is_known(letter.idempotency_key)
-                    batch += [] if is_known else self._history.turns.mark(waiting.input, [letter])
+                    batch += [] if is_known else self.turns.mark(waiting.input, [letter])
                     self.last_error = str(error)[:300]
                     result = Handled("duplicate" if is_known else "dead")
             answers.append((waiting, result, first, len(batch)))

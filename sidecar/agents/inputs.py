@@ -23,6 +23,7 @@ from sidecar.agents.agent import EFFECT_REQUESTED, Cause, Output
 from sidecar.agents.chains import depth_of, hop, inherited
 from sidecar.agents.effects.policy import Effect, EffectPolicy
 from streams.bus.command import Command, Refusal
+from streams.errors import InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
 from streams.identity import Identity
@@ -62,6 +63,15 @@ _MAX_KEY: Final = 300
 
 Route = Literal["log", "bus"]
 """How a command reaches its agent: through the log if the agent is in this home, or over a bus."""
+
+
+class InputRefused(Exception):
+    """The input can never be handled, because its key is known with another body, or because the input does not match
+    the envelope."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
 
 
 @dataclass  # not frozen, because an Input is made for every event that an agent lists, and a frozen one takes longer
@@ -120,27 +130,24 @@ def command_input(agent: str, command: Command, identity: Identity, clean: Calla
     """Convert a command to an input. The payload is redacted first, because ``receive`` must see what the log keeps.
 
     Raises:
-        InvalidEvent: the command does not match the envelope.
+        InputRefused: the command does not match the envelope.
     """
     key = scoped("inbox", agent, command.key)
     metadata = {**command.metadata, "role": "input", "key": command.key[:_MAX_KEY]}
     if command.refusal is None:
         metadata["depth"] = command.depth
-    event = identity.stamp(
-        {
-            "type": command.type,
-            "ts": command.ts,
-            "stream_id": agent_stream(agent),
-            "idempotency_key": key,
-            "causation_id": command.causation_id,
-            "correlation_id": command.correlation_id or key,
-            "actor": command.actor,
-            "source": {"agent": command.sender, "adapter": ADAPTER},
-            "traceparent": command.traceparent or str(made_trace(key)),
-            "payload": clean(command.payload),
-            "metadata": metadata,
-        }
-    )
+    about = {
+        "ts": command.ts,
+        "causation_id": command.causation_id,
+        "correlation_id": command.correlation_id or key,
+        "actor": command.actor,
+        "source": {"agent": command.sender, "adapter": ADAPTER},
+        "traceparent": command.traceparent or str(made_trace(key)),
+    }
+    try:
+        event = _stamped(agent, command.type, key, clean(command.payload), metadata, identity, about)
+    except InvalidEvent as error:
+        raise InputRefused("invalid-command", str(error)) from None
     return Input(key, event, lambda: event, command.depth, refusal=command.refusal)
 
 
@@ -154,73 +161,54 @@ def log_input(
 
     def record() -> StreamEvent:
         passed_on = hop(event, depth_of(event))
-        return identity.stamp(
-            {
-                "type": RECEIVED,
-                "stream_id": agent_stream(agent),
-                "idempotency_key": key,
-                "causation_id": event.id,
-                "correlation_id": event.correlation_id,
-                "actor": agent,
-                "source": {"agent": agent, "adapter": ADAPTER},
-                "payload": {"event": event.id, "type": event.type, "stream": event.stream_id, "position": position},
-                "traceparent": passed_on["traceparent"],
-                "metadata": {"role": "input", **passed_on["metadata"]},
-            }
-        )
+        payload = {"event": event.id, "type": event.type, "stream": event.stream_id, "position": position}
+        about = {"causation_id": event.id, "correlation_id": event.correlation_id}
+        about["traceparent"] = passed_on["traceparent"]
+        return _stamped(agent, RECEIVED, key, payload, {"role": "input", **passed_on["metadata"]}, identity, about)
 
     return Input(key, event, record if has_record else lambda: event, depth_of(event), position, has_record=has_record)
 
 
 def installed(agent: str, position: int, identity: Identity) -> StreamEvent:
     """The first event of an agent's stream: the agent sees events of the log after ``position``."""
-    return identity.stamp(
-        {
-            "type": INSTALLED,
-            "stream_id": agent_stream(agent),
-            "idempotency_key": f"installed:{agent}",
-            "actor": agent,
-            "source": {"agent": agent, "adapter": ADAPTER},
-            "traceparent": str(made_trace(agent_stream(agent))),
-            "payload": {"position": position},
-            "metadata": {"role": "installed"},
-        }
-    )
+    return _stamped(agent, INSTALLED, f"installed:{agent}", {"position": position}, {"role": "installed"}, identity)
 
 
 def owned(agent: str, epoch: int, previous: str | None, has_inherited: bool, identity: Identity) -> StreamEvent:
     """The event that records that this home took an agent: ``previous`` is the log that owned it before, if another
     did; ``has_inherited`` says whether this home knows all that the other did."""
-    return identity.stamp(
-        {
-            "type": OWNED,
-            "stream_id": agent_stream(agent),
-            "idempotency_key": f"owned:{agent}:{epoch}",
-            "actor": agent,
-            "source": {"agent": agent, "adapter": ADAPTER},
-            "traceparent": str(made_trace(agent_stream(agent))),
-            "payload": {"epoch": epoch, "previous": previous, "inherited": has_inherited},
-            "metadata": {"role": "owned"},
-        }
-    )
+    payload = {"epoch": epoch, "previous": previous, "inherited": has_inherited}
+    return _stamped(agent, OWNED, f"owned:{agent}:{epoch}", payload, {"role": "owned"}, identity)
 
 
 def stopped(agent: str, turn: str, command: Command, identity: Identity) -> StreamEvent:
     """The event that ends a turn before its time, as ``command`` asks; its payload may have a ``reason``."""
-    return identity.stamp(
-        {
-            "type": STOPPED,
-            "stream_id": agent_stream(agent),
-            "idempotency_key": scoped("stopped", agent, turn),
-            "causation_id": command.causation_id,
-            "correlation_id": turn,
-            "actor": command.actor,
-            "source": {"agent": agent, "adapter": ADAPTER},
-            "traceparent": command.traceparent or str(made_trace(turn)),
-            "payload": {"turn": turn, "reason": command.payload.get("reason") or ""},
-            "metadata": {**command.metadata, "role": "stopped", "depth": command.depth},
-        }
-    )
+    about = {
+        "causation_id": command.causation_id,
+        "correlation_id": turn,
+        "actor": command.actor,
+        "traceparent": command.traceparent or str(made_trace(turn)),
+    }
+    payload = {"turn": turn, "reason": command.payload.get("reason") or ""}
+    metadata = {**command.metadata, "role": "stopped", "depth": command.depth}
+    return _stamped(agent, STOPPED, scoped("stopped", agent, turn), payload, metadata, identity, about)
+
+
+def _stamped(
+    agent: str,
+    type_: str,
+    key: str,
+    payload: dict[str, Any],
+    metadata: dict[str, Any],
+    identity: Identity,
+    about: Mapping[str, Any] = MappingProxyType({}),
+) -> StreamEvent:
+    """An event of an agent's stream; ``about`` has the fields that are not as the agent itself would give them."""
+    own = {"actor": agent, "source": {"agent": agent, "adapter": ADAPTER}}
+    if "traceparent" not in about:
+        own["traceparent"] = str(made_trace(agent_stream(agent)))
+    said = {"type": type_, "stream_id": agent_stream(agent), "idempotency_key": key}
+    return identity.stamp({**own, **said, "payload": payload, "metadata": metadata, **about})
 
 
 class Outbox:
@@ -326,7 +314,7 @@ class Outbox:
         """The dead letter of a command; ``key`` identifies its message, and ``about`` is redacted.
 
         Raises:
-            InvalidEvent: the command does not match the envelope.
+            InputRefused: the command does not match the envelope.
         """
         given = command_input(self._agent, command, self._identity, self._clean)
         return self.dead(given, reason, self._clean(about), scoped("message", self._agent, key))
@@ -351,21 +339,15 @@ class Outbox:
         by = earlier or Cause(cause.record.id, cause.record.traceparent or "")
         depth = next_depth(cause.depth) if depth == "next" else depth
         passed_on = hop(cause.record, depth, f"{cause.key}:{number}", trace=by.traceparent)
-        return self._identity.stamp(
-            {
-                "id": identity or self._identity.ulid(),
-                "type": type_,
-                "stream_id": agent_stream(self._agent),
-                "idempotency_key": f"out:{self._agent}:{digest(cause.key.encode())}:{number}",
-                "causation_id": by.id,
-                "correlation_id": correlation or cause.record.correlation_id,
-                "actor": self._agent,
-                "source": {"agent": self._agent, "adapter": ADAPTER},
-                "traceparent": passed_on["traceparent"],
-                "payload": payload,
-                "metadata": {"role": role, **passed_on["metadata"], **about},
-            }
-        )
+        fields = {
+            "id": identity or self._identity.ulid(),
+            "causation_id": by.id,
+            "correlation_id": correlation or cause.record.correlation_id,
+            "traceparent": passed_on["traceparent"],
+        }
+        key = f"out:{self._agent}:{digest(cause.key.encode())}:{number}"
+        metadata = {"role": role, **passed_on["metadata"], **about}
+        return _stamped(self._agent, type_, key, payload, metadata, self._identity, fields)
 
 
 def _place(output: Output, cause: StreamEvent) -> dict[str, str]:

@@ -68,6 +68,9 @@ class UserAgent:
     """Wraps a user's agent as an ``Agent``: passes plain dictionaries to the agent, and checks the outputs that it
     returns."""
 
+    events: Sequence[str]
+    has_turns, begins_anywhere = True, False
+
     def __init__(self, spec: str, make: Callable[[], Any]) -> None:
         self._spec, self._make = spec, make
         self._agent = self._new()
@@ -77,28 +80,10 @@ class UserAgent:
         events = getattr(self._agent, "events", ())
         if isinstance(events, str) or not all(isinstance(each, str) and _is_wanted(each) for each in events):
             raise LoadError(spec, 'events must be a list of types, such as ["execution.step", "agent.*"]')
-        self._name, self._events = given, tuple(events)
+        self.name, self.events = given, tuple(events)
         for method, arguments in (("receive", 1), ("apply", 1), ("health", 0), ("state", 0), ("load", 1)):
             self._check(method, arguments)
         self._check_state()
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def events(self) -> Sequence[str]:
-        return self._events
-
-    @property
-    def has_turns(self) -> bool:
-        """See ``Agent``. Always true for a user's agent."""
-        return True
-
-    @property
-    def begins_anywhere(self) -> bool:
-        """See ``Agent``. Always false, because a user's agent never sees events from before its first start."""
-        return False
 
     def receive(self, event: StreamEvent) -> list[Output]:
         return outputs_of(self._agent.receive(_plain(event)))

@@ -15,14 +15,14 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Agent
 from sidecar.agents.chains import inherited
-from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
+from sidecar.agents.deciding import AgentFailed, Handled
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
 from sidecar.agents.history import hinted
-from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, Outbox, agent_stream, effects_stream
+from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, InputRefused, Outbox, agent_stream, effects_stream
 from sidecar.agents.loading import UserAgent
-from sidecar.agents.metrics import Metrics
+from sidecar.agents.metrics import Metrics, NoMetrics
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.stops import Stop, never
 from sidecar.agents.view import (
@@ -84,6 +84,7 @@ class Runtime:
         stop: Stop = never,
     ) -> None:
         self._store, self._identity, self._clean, self.max_depth = store, identity, clean, max_depth
+        self._metrics = metrics or NoMetrics()
         names = {agent.name for agent in agents}
         self.engines = {
             agent.name: Engine(
@@ -161,7 +162,7 @@ class Runtime:
 
     def epoch(self, agent: str) -> int:
         """The epoch in which this home took an agent; 0 if it never did, because no other home can own it."""
-        return self.engines[agent].epoch
+        return self.engines[agent].turns.epoch
 
     async def own(self, agent: str, epoch: int, previous: str | None, has_inherited: bool = False) -> None:
         """Record that this home took an agent; ``previous`` is the log that owned the agent before, if another did.
@@ -235,14 +236,24 @@ class Runtime:
         return coming[0] if coming else self.view.chains.get(correlation_id)
 
     async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
-        """Record a command as a dead letter of an agent, or of anything else that takes messages. Raises the same
-        errors as ``Engine.bury``."""
-        engine = self.engines.get(agent)
-        if engine is None:
-            outbox = Outbox(agent, self._identity, self._clean, DEFAULT_POLICY, self.engines.__contains__)
-            event = outbox.unhandled(command, reason, about, key)
+        """Record a command as a dead letter of an agent, or of anything else that takes messages. The record is durable
+        when this method returns.
+
+        ``key`` identifies the message, which makes only one letter. ``about`` is redacted and recorded with the letter;
+        if it has a ``body``, the letter cannot be redriven.
+
+        Raises:
+            InputRefused: the command does not match the envelope; bury its body instead.
+            StreamError: the log cannot be written.
+        """
+        outbox = Outbox(agent, self._identity, self._clean, DEFAULT_POLICY, self.engines.__contains__)
+        event = outbox.unhandled(command, reason, about, key)
+        if (engine := self.engines.get(agent)) is None:
             return (await self._store.append([event], on_known="keep_first"))[0]
-        return await engine.bury(command, reason, about, key=key)
+        record = await engine.add(event)
+        if not record.duplicate:
+            self._metrics.dead(agent)
+        return record
 
     def owes(self) -> bool:
         """Whether there is unfinished work that only this process will do."""

@@ -11,7 +11,7 @@ Off by default: ``[gardener] enabled = true``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
@@ -65,20 +65,18 @@ class GardenerAgent(OwnAgent[State]):
     begins_anywhere = False
     """See ``Agent``. Sessions that failed before the gardener was switched on get no agent."""
 
+    events: Sequence[str] = (
+        "lifecycle.session.created",
+        "lifecycle.session.resumed",
+        "execution.step",
+        "agent.error",
+        "turn.ended",
+    )
+
     def __init__(self, config: GardenerConfig, root_of: Callable[[str], str] = lambda session: "") -> None:
         """``root_of`` returns the root of the background work that a session belongs to, or belonged to."""
         self._config, self._root_of = config, root_of
         super().__init__(NAME, State)
-
-    @property
-    def events(self) -> tuple[str, ...]:
-        return (
-            "lifecycle.session.created",
-            "lifecycle.session.resumed",
-            "execution.step",
-            "agent.error",
-            "turn.ended",
-        )
 
     # --- deciding ---
 

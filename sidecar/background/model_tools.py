@@ -37,8 +37,6 @@ class _Nothing:
 
 
 class _Caller(OwnAgent[_Nothing]):
-    events = ()
-
     def receive(self, event: StreamEvent) -> list[Output]:
         if event.type != CALL:
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +21,7 @@ class OwnAgent(Generic[S]):
         kind: the dataclass of its state; a new agent's state has only defaults.
     """
 
+    events: Sequence[str] = ()
     has_turns = False
     begins_anywhere = True
     """See ``Agent``. True, because these agents react only to what they began themselves."""

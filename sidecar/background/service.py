@@ -16,8 +16,9 @@ from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
-from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, intent_of_person
@@ -389,7 +390,7 @@ class DurableStream:
             why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
             raise RequestError("rights-unknown", why) from None
         except (InputRefused, AgentFailed) as error:
-            raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+            raise RequestError(error.code, str(error)) from None
 
     def _ended(self, args: RegisterArgs) -> Intent:
         """The work that ``args.continues`` names."""

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import CallError, RequestError
-from sidecar.agents.deciding import AgentFailed, InputRefused
+from sidecar.agents.deciding import AgentFailed
+from sidecar.agents.inputs import InputRefused
 from sidecar.background import background_command
 from sidecar.background.gate import Caller
 from sidecar.background.hosts.host import HostError

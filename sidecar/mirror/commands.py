@@ -25,8 +25,8 @@ from bridge.nats.l0.calls import REPORT, STOP
 from bridge.nats.l0.payloads import PayloadError, Wakeup
 from bridge.nats.l0.payloads import Stop as StopTurn
 from bridge.nats.subjects import PROTOCOL_VERSION, WAKEUP, consumer_name, escape
-from sidecar.agents.deciding import AgentFailed, InputRefused
-from sidecar.agents.inputs import digest
+from sidecar.agents.deciding import AgentFailed
+from sidecar.agents.inputs import InputRefused, digest
 from sidecar.agents.owner import NotOwner
 from sidecar.agents.runtime import Runtime
 from sidecar.mirror.calling import RemoteCalls

@@ -54,27 +54,25 @@ MAX_STOPPED: Final = 60
 class IntentAgent(OwnAgent[State]):
     """An ``Agent``. The agent first decides what an input means, then what may start or must stop."""
 
+    events: Sequence[str] = (
+        "turn.ended",
+        "execution.step",
+        "execution.output",
+        "human.input",
+        "agent.input",
+        "agent.error",
+        "lifecycle.session.created",
+        "lifecycle.session.ended",
+        "checkpoint.opened",
+        "checkpoint.answered",
+        "checkpoint.expired",
+        "checkpoint.withdrawn",
+    )
+
     def __init__(self, limits: PhantomConfig) -> None:
         self._limits, self._silence_ms = limits, round(limits.silence_minutes * 60_000)
         self._check_ms = min(watch.CHECK_MS, self._silence_ms // 2 or watch.CHECK_MS)
         super().__init__(NAME, State)
-
-    @property
-    def events(self) -> tuple[str, ...]:
-        return (
-            "turn.ended",
-            "execution.step",
-            "execution.output",
-            "human.input",
-            "agent.input",
-            "agent.error",
-            "lifecycle.session.created",
-            "lifecycle.session.ended",
-            "checkpoint.opened",
-            "checkpoint.answered",
-            "checkpoint.expired",
-            "checkpoint.withdrawn",
-        )
 
     def deadline(self) -> int | None:
         """When the agent wants the next ``tick``, in ms UTC."""

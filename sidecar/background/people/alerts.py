@@ -131,30 +131,26 @@ class AlertAgent(OwnAgent[State]):
         zone: where its quiet hours are; local time if none is given.
     """
 
+    events: Sequence[str] = (
+        "intent.completed",
+        "intent.failed",
+        "budget.warning",
+        "notice.observed",
+        "checkpoint.opened",
+        "checkpoint.answered",
+        "checkpoint.expired",
+        "checkpoint.withdrawn",
+        "human.input",
+    )
+
     def __init__(self, stages: Sequence[Sequence[str]], config: NotifyConfig, zone: tzinfo | None = None) -> None:
         self._stages = [list(stage) for stage in stages if stage]
         self._config, self._zone = config, zone
         self._escalate_ms = round(config.escalate_after_seconds * 1000)
+        self._rings_turns = config.turns != "off" and bool(self._stages)
+        if self._rings_turns:
+            self.events = (*self.events, "turn.ended")
         super().__init__(NAME, State)
-
-    @property
-    def events(self) -> tuple[str, ...]:
-        return (
-            "intent.completed",
-            "intent.failed",
-            "budget.warning",
-            "notice.observed",
-            "checkpoint.opened",
-            "checkpoint.answered",
-            "checkpoint.expired",
-            "checkpoint.withdrawn",
-            "human.input",
-            *(("turn.ended",) if self._rings_turns else ()),
-        )
-
-    @property
-    def _rings_turns(self) -> bool:
-        return self._config.turns != "off" and bool(self._stages)
 
     def deadline(self) -> int | None:
         return min((a.due for a in self.data.alerts.values() if a.due is not None), default=None)

@@ -13,7 +13,7 @@ effects, and what capture records. The first answer wins: a later answer is reco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
@@ -127,25 +127,23 @@ class CheckpointAgent(OwnAgent[State]):
     """An ``Agent``. With ``everywhere``, the permissions and questions of the user's own sessions become checkpoints,
     too. ``asker`` says who asks in a session. That is recorded when something is asked."""
 
+    events: Sequence[str] = (
+        "workflow.checkpoint",
+        "human.input",
+        "execution.step",
+        "turn.ended",
+        "lifecycle.session.ended",
+        "intent.completed",
+        "intent.failed",
+        "intent.cancelled",
+        "effect.in_doubt",
+        "effect.completed",
+        "effect.failed",
+    )
+
     def __init__(self, everywhere: bool = False, asker: Callable[[str], Asker] = user) -> None:
         self._everywhere, self._asker = everywhere, asker
         super().__init__(NAME, State)
-
-    @property
-    def events(self) -> tuple[str, ...]:
-        return (
-            "workflow.checkpoint",
-            "human.input",
-            "execution.step",
-            "turn.ended",
-            "lifecycle.session.ended",
-            "intent.completed",
-            "intent.failed",
-            "intent.cancelled",
-            "effect.in_doubt",
-            "effect.completed",
-            "effect.failed",
-        )
 
     def deadline(self) -> int | None:
         return min((c.expires for c in self.data.checkpoints.values() if c.state == "open" and c.expires), default=None)

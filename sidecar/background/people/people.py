@@ -15,8 +15,9 @@ from typing import Any, Final
 from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
-from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
+from sidecar.agents.deciding import AgentFailed, Handled
 from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
 from sidecar.background.gate import checkpoint_of_person
@@ -423,7 +424,7 @@ class People:
         try:
             return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
         except (InputRefused, AgentFailed) as error:
-            raise RequestError(getattr(error, "code", "agent-failed"), str(error)) from None
+            raise RequestError(error.code, str(error)) from None
 
 
 def _how_it_ended(known: Checkpoint) -> str:

@@ -60,11 +60,6 @@ class SignalAgent(OwnAgent[State]):
     def __init__(self) -> None:
         super().__init__(NAME, State)
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        """See ``Agent``. The list is empty, because this agent receives only commands."""
-        return ()
-
     def receive(self, event: StreamEvent) -> list[Output]:
         given = event.payload
         if event.type == "signal.await":

@@ -14,8 +14,8 @@ from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from sidecar.agents import engine
-from sidecar.agents.deciding import AgentFailed, Handled, InputRefused
-from sidecar.agents.inputs import agent_stream, state_hash
+from sidecar.agents.deciding import AgentFailed, Handled
+from sidecar.agents.inputs import InputRefused, agent_stream, state_hash
 from sidecar.agents.runtime import Runtime
 from streams.bus.command import Command
 from streams.identity import seeded_identity

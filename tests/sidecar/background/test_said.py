@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.opencode.redact import Redactor
-from sidecar.agents.engine import InputRefused
+from sidecar.agents.inputs import InputRefused
 from sidecar.background.people.answerers import Who
 from sidecar.background.people.people import AnswerArgs
 from sidecar.background.service import RegisterArgs

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError
-from sidecar.agents.engine import InputRefused
+from sidecar.agents.inputs import InputRefused
 from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule

@@ -138,7 +138,7 @@ async def test_a_dropped_letter_is_no_trouble_any_more(tmp_path: Path) -> None:
     """The error of an event makes a dead letter and degrades the agent; both are one trouble, which a person ends."""
     async with watched(tmp_path) as (made, run, _):
         moody = run.runtime.engines["moody"].agent
-        moody._events = ("shop.opened",)  # type: ignore[attr-defined]
+        moody.events = ("shop.opened",)
         moody._agent.receive = _fail  # type: ignore[attr-defined]
         run.runtime._listing.cache_clear()
         await run.happened("shop.opened")
