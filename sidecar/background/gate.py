@@ -8,8 +8,8 @@ else get the same answer, so that nobody learns which ids exist. What a person n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Literal, TypeVar
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.intents.state import Intent
@@ -20,29 +20,20 @@ from sidecar.background.people.checkpoints import Checkpoint
 T = TypeVar("T", Intent, Checkpoint)
 
 
-def intent_of_person(intents: Iterable[Intent], given: str) -> Intent:
-    """The intent whose id begins with ``given``, as a person names it.
+def of_person(known: Iterable[T], given: str, noun: Literal["intent", "checkpoint"]) -> T:
+    """The intent or checkpoint whose id begins with ``given``, as a person names it. A checkpoint may also be named as
+    OpenCode names its request.
 
     Raises:
-        RequestError: no intent has an id that begins with ``given``, or several have.
+        RequestError: none has such an id, or several have.
     """
-    found = [intent for intent in intents if intent.id.startswith(given)]
+    found = [each for each in known if each.id.startswith(given) or getattr(each, "request", None) == given]
     if len(found) == 1:
         return found[0]
-    raise RequestError("no-intent", _not_one(found, "intent", given, "durable-stream intents"))
-
-
-def checkpoint_of_person(listed: Iterable[Checkpoint], given: str) -> Checkpoint:
-    """The checkpoint whose id begins with ``given``, or whose request OpenCode calls so; raises as above."""
-    found = [each for each in listed if each.id.startswith(given) or each.request == given]
-    if len(found) == 1:
-        return found[0]
-    raise RequestError("no-checkpoint", _not_one(found, "checkpoint", given, "durable-stream checkpoints --all"))
-
-
-def _not_one(found: Sequence[T], noun: str, given: str, lists: str) -> str:
     several = "more than one" if found else "no"
-    return f"{several} {noun} has an id that begins with {given[:40]!a}; `{lists}` lists all ids"
+    lists = {"intent": "durable-stream intents", "checkpoint": "durable-stream checkpoints --all"}[noun]
+    why = f"{several} {noun} has an id that begins with {given[:40]!a}; `{lists}` lists all ids"
+    raise RequestError(f"no-{noun}", why)
 
 
 class Caller:
@@ -69,7 +60,7 @@ class Caller:
             RequestError: the caller has no such intent, or several.
         """
         mine = [intent for intent in self._intents.intents.values() if self.owns(intent.parent)]
-        return _only(mine, given, "no-intent", lambda intent: intent.id)
+        return _only(mine, given, "no-intent")
 
     def checkpoint(self, given: str) -> Checkpoint:
         """The caller's checkpoint whose id is, or begins with, ``given``.
@@ -78,12 +69,12 @@ class Caller:
             RequestError: the caller has no such checkpoint, or several.
         """
         mine = [known for known in self._asked.checkpoints.values() if self.owns(known.session)]
-        return _only(mine, given, "no-checkpoint", lambda known: known.id)
+        return _only(mine, given, "no-checkpoint")
 
 
-def _only(mine: Iterable[T], given: str, code: str, id_of: Callable[[T], str]) -> T:
-    found = [each for each in mine if id_of(each).startswith(given)]
-    found = [each for each in found if id_of(each) == given] or found
+def _only(mine: Iterable[T], given: str, code: str) -> T:
+    found = [each for each in mine if each.id.startswith(given)]
+    found = [each for each in found if each.id == given] or found
     if len(found) != 1:
         several = "several ids begin" if found else "no id begins"
         raise RequestError(code, f"of what this session asked or started, {several} with {given[:40]!a}")

@@ -21,7 +21,7 @@ from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
 from sidecar.background.gardener import GardenerAgent
-from sidecar.background.gate import Caller, intent_of_person
+from sidecar.background.gate import Caller, of_person
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import HostError
@@ -332,7 +332,8 @@ class DurableStream:
 
     def find(self, given: str) -> Intent:
         """The intent that a person names. For a model, see ``of_caller``."""
-        return intent_of_person(self.data.intents.values(), given)
+        found: Intent = of_person(self.data.intents.values(), given, "intent")
+        return found
 
     async def cancel(self, intent: Intent, reason: str) -> None:
         """Cancel an intent and everything that it started; returns when that is durable.

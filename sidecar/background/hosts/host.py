@@ -58,6 +58,8 @@ class Look(NamedTuple):
 class Host(Protocol):
     """Creates sessions, and acts on existing sessions. Every method raises ``HostError`` if it fails."""
 
+    _state: CaptureState
+
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
         """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
         which a tool call of the session came.
@@ -65,7 +67,6 @@ class Host(Protocol):
         Raises:
             HostError: the OpenCode that hosts the session cannot be asked, or does not know the agent.
         """
-        ...
 
     async def create(
         self,
@@ -83,7 +84,6 @@ class Host(Protocol):
         The session may do what ``agent`` may do in ``directory``, and no more than ``rights`` allow. Without
         ``rights``, a person asked for the work, and OpenCode's configuration decides.
         """
-        ...
 
     async def prompt(
         self,
@@ -100,18 +100,15 @@ class Host(Protocol):
         Parts whose key is already in the session's history are left out. Return false if the history already had all
         parts.
         """
-        ...
 
     async def holds(self, session: str, key: str, *, directory: str) -> bool:
         """Whether a message with this key is in a session's history."""
-        ...
 
     async def abort(self, session: str, *, directory: str) -> None:
         """Stop what a session is doing. A session in which nothing is running is not an error.
 
         The call fails if a phantom's process is running but cannot be reached, so that the caller tries again.
         """
-        ...
 
     async def status(self, session: str) -> Status:
         """What a session is doing in the process that hosts it.
@@ -119,11 +116,9 @@ class Host(Protocol):
         A phantom is ``absent`` only if its process has ended. The call fails if the process is running but cannot be
         reached.
         """
-        ...
 
     async def look(self, session: str, *, directory: str) -> Look:
         """What a phantom's session did with its last prompt, according to the session's history."""
-        ...
 
     async def goes_on(self, session: str) -> bool:
         """Whether OpenCode itself continues a phantom's session whose turn was interrupted.
@@ -131,7 +126,6 @@ class Host(Protocol):
         Raises:
             HostAbsent: no OpenCode is open that could continue the session.
         """
-        ...
 
     async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
         """The ids of a session's messages, oldest first; ``None`` if there is no such session.
@@ -139,43 +133,66 @@ class Host(Protocol):
         Raises:
             HostAbsent: no OpenCode of the user's is open that could fork the session in ``directory``.
         """
-        ...
 
     async def fork(self, session: str, before: str | None, *, directory: str) -> str:
         """Make a session of the user's own that has the messages of another one ``before`` one of them, or else all.
         Nothing runs in it. Returns its id. Raises what ``message_ids`` raises.
         """
-        ...
 
     async def begin(self, session: str, title: str, *, directory: str) -> str:
         """Make an empty session of the user's own, where ``fork`` would make one. Returns its id."""
-        ...
 
     async def toast(self, session: str, title: str, text: str) -> bool:
         """Show a short message where the session is open; false if nobody could see it."""
-        ...
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
         """Answer a ``permission`` (``once``, ``always``, or ``reject`` and a message) or a ``question``.
 
         Returns ``answered``, or ``gone`` if nothing is waiting for the answer.
         """
-        ...
+
+    @property
+    def is_there(self) -> bool:
+        """Whether an OpenCode of this version is linked."""
+
+    def waiting_for(self, link: Any) -> list[str]:
+        """The sessions on which a process that has just linked may now be asked to act."""
+
+    async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+        """The variables with which the OpenCode that runs a phantom was started.
+
+        Raises:
+            HostAbsent: they are not known until an OpenCode that has them is open.
+            HostError: several OpenCodes could be meant.
+        """
+
+    def knows(self, session: str) -> bool:
+        """Whether it is known which OpenCode the session of a tool call belongs to."""
+        return True
+
+    async def know(self, link: Any) -> str:
+        """Remember the environment of the OpenCode that has just linked; return its name. Empty if all work has the
+        environment of one service."""
+        return ""
+
+    def environment_of(self, session: str | None, pid: int | None) -> str:
+        """The environment for work for which a session asks, or a process; empty for work for which nobody does.
+
+        Raises:
+            HostError: the environment is not known.
+        """
+        return ""
 
     def about(self, session: str) -> dict[str, Any]:
         """What is known about a session: ``directory``, ``agent``, ``model``; empty if nothing is known."""
-        ...
-
-
-def about_session(state: CaptureState, session: str) -> dict[str, Any]:
-    known = state.sessions.get(session)
-    if known is None:
-        return {}
-    turn = known.turn or known.last_turn
-    about: dict[str, Any] = {"directory": known.directory or ""}
-    if turn is not None:
-        about["agent"] = turn.agent
-        model = turn.model or {}
-        if model.get("provider") and model.get("model"):
-            about["model"] = f"{model['provider']}/{model['model']}"
-    return about
+        known = self._state.sessions.get(session)
+        if known is None:
+            return {}
+        turn = known.turn or known.last_turn
+        about: dict[str, Any] = {"directory": known.directory or ""}
+        if turn is not None:
+            about["agent"] = turn.agent
+            model = turn.model or {}
+            if model.get("provider") and model.get("model"):
+                about["model"] = f"{model['provider']}/{model['model']}"
+        return about

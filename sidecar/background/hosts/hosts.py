@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sidecar.background.hosts.host import Host
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 
@@ -15,15 +16,15 @@ class Hosts:
     def __init__(self, one: V1Host, two: V2Host) -> None:
         self.one, self.two = one, two
 
-    def of(self, session: str) -> V1Host | V2Host:
+    def of(self, session: str) -> Host:
         return self.two if self.two.hosts(session) else self.one
 
-    def new(self, parent: str | None) -> V1Host | V2Host:
+    def new(self, parent: str | None) -> Host:
         """The OpenCode in which a phantom is created."""
         if parent is not None:
             return self.of(parent)
         return self.two if self.two.is_there and not self.one.is_there else self.one
 
-    def at(self, link: Any) -> V1Host | V2Host:
+    def at(self, link: Any) -> Host:
         """The OpenCode that a link is from."""
         return self.two if link.identity.service else self.one

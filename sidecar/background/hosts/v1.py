@@ -18,7 +18,7 @@ from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless
-from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, Status, about_session
+from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
@@ -53,7 +53,7 @@ class Link(Protocol):
     async def call(self, method: str, args: dict[str, Any], timeout: float = ...) -> Any: ...  # noqa: ASYNC109
 
 
-class V1Host:
+class V1Host(Host):
     """``Host`` on OpenCode 1. ``links`` returns the open links, and ``delivers`` says whether a link has ever delivered
     a hook."""
 
@@ -297,23 +297,10 @@ class V1Host:
             raise HostError(f"{method}: {error}", permanent=error.status == 400) from None
         return "answered"
 
-    def about(self, session: str) -> dict[str, Any]:
-        return about_session(self._state, session)
-
-    def knows(self, session: str) -> bool:
-        """Whether it is known which OpenCode the session of a tool call belongs to."""
-        return True
-
     async def know(self, link: Link) -> str:
-        """Remember the environment of the OpenCode that has just linked; return its name."""
         return await asyncio.to_thread(self._headless.know, link.pid)
 
     def environment_of(self, session: str | None, pid: int | None) -> str:
-        """The environment for work for which a session asks, or a process; empty for work for which nobody does.
-
-        Raises:
-            HostError: the environment is not known.
-        """
         if pid is None and session is None:
             return ""
         if session is not None and self._is_phantom(session):
@@ -325,16 +312,9 @@ class V1Host:
         return found
 
     async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
-        """The variables with which the OpenCode that runs a phantom was started.
-
-        Raises:
-            HostAbsent: they are not known until an OpenCode that has them is open.
-            HostError: several OpenCodes could be meant.
-        """
         return self._headless.variables(directory, environment)
 
     def waiting_for(self, link: Link) -> list[str]:
-        """The sessions on which a process that has just linked may now be asked to act."""
         return [session for session in self._state.sessions if self._would_host(session, link)]
 
     def _would_host(self, session: str, link: Link) -> bool:

@@ -23,7 +23,7 @@ from bridge.opencode.capture.state import CaptureState
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts import v2_requests as requests
 from sidecar.background.hosts.environments import read_process
-from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, State, Status, about_session
+from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, State, Status
 from sidecar.background.hosts.rights import Rights, for_work
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.background.hosts.v2_requests import as_list, path_of
@@ -42,7 +42,7 @@ _SETTLED: Final[dict[str, State]] = {"waiting": "answered", "cut": "stopped", "o
 asked, or nobody continues the turn."""
 
 
-class V2Host:
+class V2Host(Host):
     """``Host`` on OpenCode 2. ``registrations`` returns the registration files of the services whose plugins are
     linked."""
 
@@ -62,15 +62,8 @@ class V2Host:
         return is_phantom(session) or (known is not None and bool(known.host))
 
     def knows(self, session: str) -> bool:
-        """See ``V1Host``. The service makes tool calls as soon as it starts, but is heard of only a moment later."""
+        """See ``Host``. The service makes tool calls as soon as it starts, but is heard of only a moment later."""
         return session in self._state.sessions
-
-    async def know(self, link: Any) -> str:
-        return ""
-
-    def environment_of(self, session: str | None, pid: int | None) -> str:
-        """See ``V1Host``. All work has the environment of the service."""
-        return ""
 
     # --- phantoms ---
 
@@ -288,9 +281,6 @@ class V2Host:
         told = {"id": message, "text": said, "description": "Refused", "delivery": "steer"}
         await requests.change(client, "POST", f"{path_of(session)}/synthetic", told)
         return f"{path_of(session)}/inbox/{message}"
-
-    def about(self, session: str) -> dict[str, Any]:
-        return about_session(self._state, session)
 
     def waiting_for(self, link: Any) -> list[str]:
         place = place_of(Path(link.identity.service))

@@ -6,6 +6,7 @@ Later versions may know other requests. They answer an unknown request with 404,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -89,15 +90,21 @@ async def messages(client: ServiceClient, session: str, count: int = 0) -> list[
     """A session's messages from its newest prompt on, or all if it has no prompt; or the newest ``count``. Oldest
     first.
     """
-    path, query, newest = f"{path_of(session)}/message", f"order=desc&limit={count or PAGE}", list[dict[str, Any]]()
-    while True:
-        page = mapping(await find(client, f"{path}?{query}"))
-        found = [mapping(each) for each in as_list(page.get("data"))]
+    newest = list[dict[str, Any]]()
+    async for found in _pages(client, session, f"order=desc&limit={count or PAGE}"):
         newest += found
-        following = mapping(page.get("cursor")).get("next")
-        if count or not found or not following or any(map(is_prompt, found)):
-            return newest[::-1]
-        query = f"limit={PAGE}&cursor={quote(str(following), safe='')}"
+        if count or any(map(is_prompt, found)):
+            break
+    return newest[::-1]
+
+
+async def _pages(client: ServiceClient, session: str, query: str) -> AsyncIterator[list[dict[str, Any]]]:
+    while query:
+        page = mapping(await find(client, f"{path_of(session)}/message?{query}"))
+        found = [mapping(each) for each in as_list(page.get("data"))]
+        yield found
+        following = mapping(page.get("cursor")).get("next") if found else None
+        query = f"limit={PAGE}&cursor={quote(str(following), safe='')}" if following else ""
 
 
 async def change(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None = None) -> None:
@@ -122,15 +129,8 @@ async def make(client: ServiceClient, path: str, body: dict[str, Any]) -> str:
 
 async def message_ids(client: ServiceClient, session: str) -> list[str]:
     """The ids of a session's messages, oldest first; without those that only mark the end of a turn."""
-    path, query, found = f"{path_of(session)}/message", f"order=asc&limit={PAGE}", list[str]()
-    while True:
-        page = mapping(await find(client, f"{path}?{query}"))
-        listed = [mapping(each) for each in as_list(page.get("data"))]
-        found += [str(each.get("id")) for each in listed if each.get("type") != "idle"]
-        following = mapping(page.get("cursor")).get("next")
-        if not listed or not following:
-            return found
-        query = f"limit={PAGE}&cursor={quote(str(following), safe='')}"
+    pages = _pages(client, session, f"order=asc&limit={PAGE}")
+    return [str(each.get("id")) async for page in pages for each in page if each.get("type") != "idle"]
 
 
 async def send(client: ServiceClient, method: str, path: str, body: dict[str, Any] | None) -> Any:

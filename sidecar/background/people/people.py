@@ -20,7 +20,7 @@ from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
-from sidecar.background.gate import checkpoint_of_person
+from sidecar.background.gate import of_person
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
 from sidecar.background.people import alerts, checkpoints, signals
@@ -363,7 +363,7 @@ class People:
                 allowed, or OpenCode cannot be reached.
         """
         listed = await read_checkpoints(open_reader(self._home.store_path))
-        known = checkpoint_of_person(listed, args.checkpoint)
+        known = of_person(listed, args.checkpoint, "checkpoint")
         if known.state in CLOSED:
             raise _late(known)
         _check_answer(known, args.answer)

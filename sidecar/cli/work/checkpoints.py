@@ -45,7 +45,7 @@ async def checkpoints(
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """
-    from sidecar.background.gate import checkpoint_of_person
+    from sidecar.background.gate import of_person
     from sidecar.background.people.checkpoints import as_row
     from sidecar.background.reading import read_checkpoints, whole
     from sidecar.cli.printing.output import Output
@@ -71,7 +71,7 @@ async def checkpoints(
     reader = open_reader(home.store_path)
     listed = await read_checkpoints(reader)
     if checkpoint is not None:
-        _show(out, await whole(reader, checkpoint_of_person(listed, checkpoint)))
+        _show(out, await whole(reader, of_person(listed, checkpoint, "checkpoint")))
         return
     shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
     if json:

@@ -47,7 +47,7 @@ async def intents(
     json: JsonFlag = False,
 ) -> None:
     """List background work, newest last: its state, age, cost, title, and why it failed."""
-    from sidecar.background.gate import intent_of_person
+    from sidecar.background.gate import of_person
     from sidecar.background.intents.rows import as_row, spent_by
     from sidecar.background.reading import read_intents
     from sidecar.cli.printing.output import Output
@@ -84,7 +84,7 @@ async def intents(
     reader = open_reader(home.store_path)
     state = await read_intents(reader)
     if intent is not None:
-        named = intent_of_person(state.intents.values(), intent)
+        named = of_person(state.intents.values(), intent, "intent")
         if diff and not json:
             out.text(visible((await _diff(named)).rstrip("\n")))
             return
