@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.opencode.link.protocol import RequestError
@@ -17,7 +16,6 @@ from sidecar.agents.agent import EFFECT_REQUESTED, Agent, Output
 from sidecar.agents.effects.ledger import StepRecord
 from sidecar.agents.runtime import Runtime
 from sidecar.background.own_agent import OwnAgent
-from sidecar.background.tools import BadToolCall
 from sidecar.config import RemoteTool
 from streams.bus.command import Command
 from streams.event import StreamEvent
@@ -31,12 +29,9 @@ SPARE_MS: Final = 15_000
 CALL: Final = "call"
 
 
-@dataclass(slots=True)
-class _Nothing:
-    """The agent has no state: what it asked for is in the log."""
+class _Caller(OwnAgent[dict[str, Any]]):
+    """It has no state: what it asked for is in the log."""
 
-
-class _Caller(OwnAgent[_Nothing]):
     def receive(self, event: StreamEvent) -> list[Output]:
         if event.type != CALL:
             return []
@@ -53,7 +48,7 @@ class ModelTools:
     def __init__(self, log_id: str, tools: Mapping[str, RemoteTool]) -> None:
         self.tools = {name: tool for name, tool in tools.items() if tool.description}
         # Each home has an agent of its own, because another home must not own it.
-        self._agent = _Caller(f"tools-{log_id.lower()}", _Nothing)
+        self._agent = _Caller(f"tools-{log_id.lower()}", dict)
         self._runtime: Runtime | None = None
 
     @property
@@ -90,8 +85,7 @@ class ModelTools:
         ``project`` is that of the session.
 
         Raises:
-            BadToolCall: the arguments do not fit.
-            RequestError: the tool failed.
+            RequestError: the arguments do not fit, or the tool failed.
             InputRefused, AgentFailed, StreamError: the call could not be recorded.
         """
         assert self._runtime is not None
@@ -129,7 +123,7 @@ def _checked(name: str, tool: RemoteTool, args: dict[str, Any]) -> dict[str, Any
     ]
     for what, names in (("unknown", unknown), ("missing", missing), ("of a wrong type", wrong)):
         if names:
-            raise BadToolCall(f"wrong arguments for {name}: {what}: {', '.join(names)[:200]}")
+            raise RequestError("bad-arguments", f"wrong arguments for {name}: {what}: {', '.join(names)[:200]}")
     return given
 
 

@@ -44,7 +44,7 @@ from sidecar.background.stream_read import open_reader
 from sidecar.background.tools import tools_json
 from sidecar.background.worktrees.effects import WorktreeActs
 from sidecar.background.worktrees.setup import Setup
-from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
+from sidecar.background.worktrees.worktrees import Worktrees
 from sidecar.components import in_background
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
@@ -432,12 +432,9 @@ class DurableStream:
                 else f"{intent.id} is still running, so its changes are not saved yet"
             )
             raise RequestError("no-changes", why)
-        try:
-            changed = await self.worktrees.apply(
-                intent.id, intent.directory, intent.worktree, intent.changes.get("commit", "")
-            )
-        except WorktreeError as error:
-            raise RequestError(error.code, str(error)) from None
+        changed = await self.worktrees.apply(
+            intent.id, intent.directory, intent.worktree, intent.changes.get("commit", "")
+        )
         command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})
         await self._runtime.command(NAME, command)
         return {**as_row(self.data.intents[intent.id]), "was_applied": not changed}
@@ -449,10 +446,7 @@ class DurableStream:
         check_ended(self.data, intent)
         found = {"id": intent.id, "ref": intent.changes.get("ref", ""), "worktree": worktree_of(self.data, intent)}
         if not args.preview and (found["ref"] or found["worktree"]):
-            try:
-                await self.worktrees.discard(intent.id, found["worktree"], intent.worktree["repository"])
-            except WorktreeError as error:
-                raise RequestError(error.code, str(error)) from None
+            await self.worktrees.discard(intent.id, found["worktree"], intent.worktree["repository"])
             await self._runtime.command(NAME, Command(f"discard:{intent.id}", "intent.discard", {"intent": intent.id}))
         return found
 

@@ -26,7 +26,6 @@ from sidecar.background.people.people import AnswerArgs
 from sidecar.background.service import DurableStream
 from sidecar.background.tools import (
     AskArgs,
-    BadToolCall,
     CancelArgs,
     NotifyArgs,
     ReadArgs,
@@ -108,7 +107,7 @@ class ToolCalls:
                         return await self._wait_for(checked, call, mine)
                 case ReadArgs():
                     return await self._durable.people.read(checked, session)
-        except (BadToolCall, InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
+        except (InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
             raise CallError("tool", str(error)) from None
         raise AssertionError(name)
 

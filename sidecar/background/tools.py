@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bridge.opencode.link.protocol import RequestError
+
 
 class ToolArgs(BaseModel):
     """Base class of all tool arguments. Unknown arguments are refused."""
@@ -130,10 +132,6 @@ TOOLS: Final[dict[str, type[ToolArgs]]] = {
 }
 
 
-class BadToolCall(ValueError):
-    """The model called a tool wrongly; the text tells it what to change."""
-
-
 def tools_json() -> dict[str, Any]:
     """What the plugin registers: by name, ``description``, ``args`` (property → JSON schema) and ``required``.
 
@@ -146,17 +144,17 @@ def check(name: str, given: dict[str, Any]) -> ToolArgs:
     """The checked arguments of a call.
 
     Raises:
-        BadToolCall: an argument is missing, unknown or wrong.
+        RequestError: an argument is missing, unknown or wrong.
     """
     model = TOOLS.get(name)
     if model is None:
-        raise BadToolCall(f"there is no tool {name[:50]!a}")
+        raise RequestError("bad-arguments", f"there is no tool {name[:50]!a}")
     try:
         # Models send null for arguments that they leave out.
         return model.model_validate({key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, each['loc']))[:50]}: {each['msg']}" for each in error.errors())
-        raise BadToolCall(f"wrong arguments for {name}: {faults}") from None
+        raise RequestError("bad-arguments", f"wrong arguments for {name}: {faults}") from None
 
 
 def _tool(args: type[ToolArgs]) -> dict[str, Any]:

@@ -175,32 +175,25 @@ class EffectRunner:
             await kind.cancel(agent, turn)
 
     async def resolve(
-        self,
-        record: Record,
-        how: Resolution,
-        *,
-        attempt: int | None = None,
-        by: str = "user",
-        result: Any = None,
-        mark: str = "",
+        self, record: Record, how: Resolution, *, attempt: int = 1, by: str = "user", mark: str = ""
     ) -> bool:
         """Settle an effect in doubt, and all requests that share its key, as a person has decided.
 
-        ``attempt`` is the attempt that the person was asked about, if not any. ``result`` is what the agent gets as the
-        result of an effect that was done. ``mark`` names the decision: one that was made before is made again without
-        effect. Returns false if the effect is not in doubt, and another decision, or none, ended that.
+        ``attempt`` is the attempt that the person was asked about. ``mark`` names the decision: one that was made
+        before is made again without effect. Returns false if the effect is not in doubt, and another decision, or none,
+        ended that.
         """
         request = request_of(record)
         async with self._lock(request):
             step = await self.ledger.get_last_by_key(request.effect.run, request.key)
-            if step is None or step.status != "in_doubt" or attempt not in (None, step.attempt):
+            if step is None or step.status != "in_doubt" or attempt != step.attempt:
                 run, key = request.effect.run, request.key
-                return bool(mark) and await self.ledger.is_resolved(run, key, attempt or 1, mark)
+                return bool(mark) and await self.ledger.is_resolved(run, key, attempt, mark)
             others = self._doubtful.pop((request.effect.run, request.key), {})
             others.pop(request.id, None)
             about = {"resolved_by": by, "resolution": mark}
             if how == "done":
-                await self.ledger.completed(request, step.attempt, self._clean(result), **about)
+                await self.ledger.completed(request, step.attempt, None, **about)
             elif how == "retry":
                 now = self._identity.now_ms()
                 await self.ledger.failed(request, step.attempt, "it did not happen", retry_at=now, **about)

@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.protocol import CallError
@@ -22,6 +22,9 @@ from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Par
 from sidecar.background.hosts.rights import Rights, Rule, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
+
+if TYPE_CHECKING:
+    from sidecar.link.links import ShimConnection
 
 CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
@@ -39,20 +42,6 @@ HISTORY: Final = 60
 """How many of a session's newest messages are searched for a key."""
 
 
-class Link(Protocol):
-    """The part of a ``ShimConnection`` that the host needs."""
-
-    boot_id: str
-    instance: str
-    pid: int
-    directory: str
-
-    @property
-    def is_open(self) -> bool: ...
-
-    async def call(self, method: str, args: dict[str, Any], timeout: float = ...) -> Any: ...  # noqa: ASYNC109
-
-
 class V1Host(Host):
     """``Host`` on OpenCode 1. ``links`` returns the open links, and ``delivers`` says whether a link has ever delivered
     a hook."""
@@ -61,7 +50,7 @@ class V1Host(Host):
 
     def __init__(
         self,
-        links: Callable[[], Iterable[Link]],
+        links: Callable[[], Iterable[ShimConnection]],
         delivers: Callable[[Any], bool],
         state: CaptureState,
         headless: Headless | Borrowed,
@@ -171,7 +160,7 @@ class V1Host(Host):
     async def holds(self, session: str, key: str, *, directory: str) -> bool:
         return key in _keys(await self._history(await self._of(session, directory), session))
 
-    async def _history(self, link: Link, session: str) -> list[dict[str, Any]]:
+    async def _history(self, link: ShimConnection, session: str) -> list[dict[str, Any]]:
         """A session's newest messages, oldest first."""
         found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
         return found if isinstance(found, list) else []
@@ -245,7 +234,7 @@ class V1Host(Host):
     async def begin(self, session: str, title: str, *, directory: str) -> str:
         return _made(await _call(self._forking(session, directory), "session.create", {"body": {"title": title}}))
 
-    def _forking(self, session: str, directory: str) -> Link:
+    def _forking(self, session: str, directory: str) -> ShimConnection:
         """The user's OpenCode that makes a fork in a directory: the one that hosts the session, or else the newest.
 
         Unlike a change, a copy needs no particular process. A headless one would end when no background work is left.
@@ -297,7 +286,7 @@ class V1Host(Host):
             raise HostError(f"{method}: {error}", permanent=error.status == 400) from None
         return "answered"
 
-    async def know(self, link: Link) -> str:
+    async def know(self, link: ShimConnection) -> str:
         return await asyncio.to_thread(self._headless.know, link.pid)
 
     def environment_of(self, session: str | None, pid: int | None) -> str:
@@ -314,10 +303,10 @@ class V1Host(Host):
     async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
         return self._headless.variables(directory, environment)
 
-    def waiting_for(self, link: Link) -> list[str]:
+    def waiting_for(self, link: ShimConnection) -> list[str]:
         return [session for session in self._state.sessions if self._would_host(session, link)]
 
-    def _would_host(self, session: str, link: Link) -> bool:
+    def _would_host(self, session: str, link: ShimConnection) -> bool:
         hosting = self._hosting(session)
         if hosting is None and self._is_phantom(session):
             # An OpenCode with the same environment may continue the session, or let a headless one do so.
@@ -326,7 +315,7 @@ class V1Host(Host):
 
     # --- who hosts what ---
 
-    def _hosting(self, session: str) -> Link | None:
+    def _hosting(self, session: str) -> ShimConnection | None:
         """The link to the process that hosts a session; ``None`` while no process may act on it.
 
         The host is the process that last ran a turn of the session or sent its first hook. If that process has ended,
@@ -347,7 +336,7 @@ class V1Host(Host):
         near = [link for link in links if link.directory == known.directory and link.pid not in self._headless.pids]
         return near[-1] if near and not _still_runs(turn) else None
 
-    def _acting(self) -> list[Link]:
+    def _acting(self) -> list[ShimConnection]:
         """The links that may be asked to act. If a process has two plugin instances for a directory, it is only the one
         that delivers."""
         opened = [link for link in self._links() if link.is_open]
@@ -364,7 +353,7 @@ class V1Host(Host):
         turn = (known.turn or known.last_turn) if known is not None else None
         return _still_runs(turn) if turn is not None else self._headless.pid is not None
 
-    async def _of(self, session: str, directory: str) -> Link:
+    async def _of(self, session: str, directory: str) -> ShimConnection:
         link = self._hosting(session)
         if link is not None:
             return link
@@ -372,10 +361,10 @@ class V1Host(Host):
             return await self._phantoms(directory, session)
         raise HostError("the OpenCode that hosts this session is not connected")
 
-    async def _phantoms(self, directory: str, work: str) -> Link:
+    async def _phantoms(self, directory: str, work: str) -> ShimConnection:
         """The link to the OpenCode that hosts an intent, or a phantom's session, for a directory; a headless one is
         started if needed."""
-        link: Link = await self._headless.link(directory, self._environment(work))
+        link: ShimConnection = await self._headless.link(directory, self._environment(work))
         return link
 
 
@@ -414,7 +403,7 @@ def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
     return max(now - newest, 0) if newest else 0
 
 
-async def _rules_of(link: Link, agent: str, directory: str) -> tuple[Rule, ...]:
+async def _rules_of(link: ShimConnection, agent: str, directory: str) -> tuple[Rule, ...]:
     listed = await _call(link, "app.agents", {"query": {"directory": directory}})
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict) and each.get("name") == agent:
@@ -426,7 +415,7 @@ def _rules(listed: Any) -> tuple[Rule, ...]:
     return tuple(Rule(each["permission"], each["pattern"], each["action"]) for each in listed or ())
 
 
-async def _call(link: Link, method: str, args: dict[str, Any]) -> Any:
+async def _call(link: ShimConnection, method: str, args: dict[str, Any]) -> Any:
     try:
         return await link.call(method, args, timeout=CALL_SECONDS)
     except CallError as error:

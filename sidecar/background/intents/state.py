@@ -116,7 +116,7 @@ class Intent:
     """The ended work that the intent continues in the same session and worktree: ``intent``, ``session``, ``worktree``,
     ``commit`` (its changes that the user has not applied) and ``kept`` (whether the worktree was kept). Or empty."""
     setup: list[dict[str, Any]] = field(default_factory=list)
-    """What the commands did that made the worktree ready; see ``setup.Ready``."""
+    """What the commands did that made the worktree ready; see ``Setup.run``."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)

@@ -46,14 +46,13 @@ class Signal:
 @dataclass(slots=True)
 class State:
     signals: dict[str, Signal] = field(default_factory=dict)
-    awaited: dict[str, list[str]] = field(default_factory=dict)
-    """Maps a signal's name to the sessions that get the next signal with this name as a message."""
-    roots: dict[str, str] = field(default_factory=dict)
-    """Maps a session that waits to the root session of its tree."""
+    awaited: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Maps a signal's name to the sessions that get the next signal with this name as a message, each with the root
+    session of its tree."""
 
     def waits_of(self, root: str) -> int:
         """How many waits the tree below a root session has."""
-        return sum(self.roots.get(session, session) == root for of in self.awaited.values() for session in of)
+        return sum(each == root for of in self.awaited.values() for each in of.values())
 
 
 class SignalAgent(OwnAgent[State]):
@@ -72,32 +71,24 @@ class SignalAgent(OwnAgent[State]):
             return [Output("signal.awaited", {**given, "ts": event.ts})]
         if event.type != "signal":
             return []
-        sessions = self.data.awaited.get(given["name"], [])
+        sessions = self.data.awaited.get(given["name"], ())
         messages = [_message(given["name"], given.get("payload"), session, event.id) for session in sessions]
         return [Output("signal.raised", {**given, "ts": event.ts}), *messages]
 
     def apply(self, event: StreamEvent) -> None:
         given = event.payload
         if event.type == "signal.awaited":
-            self.data.awaited.setdefault(given["name"], []).append(given["session"])
-            self.data.roots[given["session"]] = given.get("root") or given["session"]
-            self._forget()
+            waiting = self.data.awaited.setdefault(given["name"], {})
+            waiting[given["session"]] = given.get("root") or given["session"]
+            while sum(map(len, self.data.awaited.values())) > MOST_WAITS:
+                del self.data.awaited[next(iter(self.data.awaited))]
         elif event.type == "signal.raised":
             self.data.awaited.pop(given["name"], None)
-            self._forget()
             before = self.data.signals.pop(given["name"], None)
             count = before.count + 1 if before is not None else 1
             self.data.signals[given["name"]] = Signal(given["name"], given.get("payload"), given["ts"], count)
             if len(self.data.signals) > KEPT:
                 del self.data.signals[next(iter(self.data.signals))]
-
-    def _forget(self) -> None:
-        """Forget the oldest waits beyond ``MOST_WAITS``, and the roots of sessions that no longer wait."""
-        awaited = self.data.awaited
-        while sum(map(len, awaited.values())) > MOST_WAITS:
-            del awaited[next(iter(awaited))]
-        waiting = {session for of in awaited.values() for session in of}
-        self.data.roots = {session: root for session, root in self.data.roots.items() if session in waiting}
 
 
 def as_json(payload: Any) -> str:

@@ -15,7 +15,7 @@ from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
 from sidecar.background.worktrees.setup import Setup, end
-from sidecar.background.worktrees.worktrees import Before, WorktreeError, Worktrees
+from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
 
 log = logging.getLogger("sidecar.background")
 
@@ -61,9 +61,11 @@ class WorktreeActs:
         intent = args["intent"]
         note = self._worktrees.root(intent).with_suffix(".setup")
         await asyncio.to_thread(end, note)
-        before = continued(args.get("continues") or {})
-        if before is not None and await self._worktrees.kept(before):
-            return dict(args["continues"]["worktree"])
+        before = args.get("continues")
+        if not before or not before["worktree"]:  # the work before had no worktree
+            before = None
+        elif await self._worktrees.kept(before):
+            return dict(before["worktree"])
         try:
             variables = await self._variables(intent) if self._setup.commands else {}
         except HostAbsent:
@@ -71,11 +73,13 @@ class WorktreeActs:
         made = await self._worktrees.add(intent, args["directory"], before)
         if made is None or not self._setup.commands:
             return {} if made is None else made._asdict()
-        ready = await self._setup.run(Path(made.root), made.top, variables, note, lambda: self._is_wanted(intent))
-        if ready.failed:
+        runs, failed = await self._setup.run(
+            Path(made.root), made.top, variables, note, lambda: self._is_wanted(intent)
+        )
+        if failed:
             await self._worktrees.drop(made)
-            return {"failed": ready.failed, "setup": ready.runs}
-        return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": ready.runs}
+            return {"failed": failed, "setup": runs}
+        return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": runs}
 
     async def collect(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
@@ -105,12 +109,3 @@ class WorktreeActs:
                 return
             await asyncio.sleep(_POLL_SECONDS)
         raise HostError("the session did not stop, so its worktree was left in place")
-
-
-def continued(continues: Mapping[str, Any]) -> Before | None:
-    """The worktree of work that is continued; ``None`` if it had none."""
-    worktree = continues.get("worktree")
-    if not worktree:
-        return None
-    known = {"name": Path(worktree["root"]).name, "base": worktree["base"], "folder": worktree.get("folder") or ""}
-    return Before(**known, commit=continues["commit"], is_kept=continues["kept"])

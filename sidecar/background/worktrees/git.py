@@ -13,7 +13,9 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+from bridge.opencode.link.protocol import RequestError
 
 _SECONDS: Final = 120.0
 
@@ -61,12 +63,8 @@ _IDENTITY: Final = {
 }
 
 
-class WorktreeError(Exception):
-    """Git failed; the text says how. ``code`` is stable, for programs."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
+class WorktreeError(RequestError):
+    """Git failed; the text says how."""
 
 
 class Git:
@@ -125,11 +123,13 @@ class Git:
         return place | ({"GIT_INDEX_FILE": str(self._index)} if self._index is not None else {})
 
 
-class Place:
+class Place(NamedTuple):
     """Where a directory of the user belongs."""
 
-    def __init__(self, top: str, below: str, folder: str, repository: str) -> None:
-        self.top, self.below, self.folder, self.repository = top, below, folder, repository
+    top: str
+    below: str
+    folder: str
+    repository: str
 
 
 async def find(directory: str) -> Place | None:

@@ -39,28 +39,23 @@ _AWAY: Final = (
 """Variables that would lead a command out of the worktree, or that are not the user's."""
 
 
-class Ready(NamedTuple):
-    """What the commands did: ``{command, code, seconds, output}`` for each that began. ``code`` is ``None`` if the
-    command was stopped. ``failed`` says why the worktree is not ready; empty if it is."""
-
-    runs: list[dict[str, Any]]
-    failed: str = ""
-
-
-class Setup:
+class Setup(NamedTuple):
     """The commands of ``[phantom] setup``, which together may take so many seconds."""
 
-    def __init__(self, commands: Sequence[str] = (), seconds: float = 600.0) -> None:
-        self.commands, self.seconds = tuple(commands), seconds
+    commands: Sequence[str] = ()
+    seconds: float = 600.0
 
     async def run(
         self, root: Path, project: str, variables: Mapping[str, str], note: Path, wanted: Callable[[], bool]
-    ) -> Ready:
+    ) -> tuple[list[dict[str, Any]], str]:
         """Run the commands in ``root``, a copy of ``project``, one after the other, until one fails.
 
         Args:
             note: the file that names the process while a command runs; see ``end``.
             wanted: whether the work is still wanted. If not, the commands are stopped.
+
+        Returns what the commands did: ``{command, code, seconds, output}`` for each that began, where ``code`` is
+        ``None`` if the command was stopped; and why the worktree is not ready, empty if it is.
         """
         own = {name: value for name, value in variables.items() if name not in _AWAY}
         own |= {"PWD": str(root), "DURABLE_STREAM_PROJECT": project}
@@ -74,11 +69,11 @@ class Setup:
             runs.append({"command": command, "code": code, "seconds": round(loop.time() - start, 1), "output": said})
             if code is None:
                 late = f"took more than {self.seconds / 60:g} minutes ([phantom] setup_minutes)"
-                return Ready(runs, f"setup: `{command}` {late if wanted() else 'was stopped'}")
+                return runs, f"setup: `{command}` {late if wanted() else 'was stopped'}"
             if code != 0:
                 last = next((line for line in reversed(said.splitlines()) if line.strip()), "it printed nothing")
-                return Ready(runs, f"setup: `{command}` ended with code {code}: {last.strip()[:300]}")
-        return Ready(runs)
+                return runs, f"setup: `{command}` ended with code {code}: {last.strip()[:300]}"
+        return runs, ""
 
 
 async def _run(

@@ -87,18 +87,6 @@ class Worktree(NamedTuple):
     """What else is not as in the user's directory, in words."""
 
 
-class Before(NamedTuple):
-    """The worktree of ended work that is continued."""
-
-    name: str
-    base: str
-    folder: str
-    commit: str
-    """The changes that the user has not applied; empty if there are none."""
-    is_kept: bool
-    """Whether the worktree was kept."""
-
-
 class Worktrees:
     """All worktrees of a home, below ``folder``."""
 
@@ -106,18 +94,19 @@ class Worktrees:
         self._folder = folder
 
     @_as_worktree_error
-    async def add(self, intent: str, directory: str, before: Before | None = None) -> Worktree | None:
+    async def add(self, intent: str, directory: str, before: Mapping[str, Any] | None = None) -> Worktree | None:
         """Create the worktree of an intent. Replaces a worktree whose creation was cut off.
 
-        If the intent continues the work ``before``, its worktree is in the same place. It has the changes of before, if
-        the user has not applied them; they count as changes of this intent, too.
+        If the intent continues the work ``before`` (see ``Intent.continues``), its worktree is in the same place. It
+        has the changes of before, if the user has not applied them; they count as changes of this intent, too.
 
         Returns ``None`` if the directory is not in a git repository, or if the repository has no commit.
 
         Raises:
             WorktreeError: git refused.
         """
-        root = self.root(intent if before is None else before.name)
+        old = before["worktree"] if before is not None else {}
+        root = self.root(intent if before is None else Path(old["root"]).name)
         place = await find(directory)
         if place is None:
             return None
@@ -126,11 +115,11 @@ class Worktrees:
             head = await git.commit("HEAD")
         except WorktreeError:
             return None
-        if before is not None and await asyncio.to_thread(_is_strange, root, before.folder):
+        if before is not None and await asyncio.to_thread(_is_strange, root, old.get("folder") or ""):
             why = f"{root} has files that no worktree brought there; move it away, then continue the work"
             raise WorktreeError("worktree-changed", why)
-        if before is not None and before.commit:
-            base, commit = await git.commit(before.base), await git.commit(before.commit)
+        if before is not None and before["commit"]:
+            base, commit = await git.commit(old["base"]), await git.commit(before["commit"])
         else:
             base = commit = await _uncommitted(git, head, f"before {intent}")
         await asyncio.to_thread(_remove, root, place.repository)
@@ -157,15 +146,16 @@ class Worktrees:
         return Worktree(str(root / place.below), str(root), base, place.repository, folder, place.top, named, notes)
 
     @_as_worktree_error
-    async def kept(self, before: Before) -> bool:
+    async def kept(self, before: Mapping[str, Any]) -> bool:
         """Whether the worktree of the work ``before`` is still there, whole, as that work left it.
 
         Raises:
             WorktreeError: the worktree no longer belongs to the repository (code ``worktree-changed``).
         """
-        if not before.is_kept or not await asyncio.to_thread(Path(before.folder, _COPIED).exists):
+        root, folder = Path(before["worktree"]["root"]), before["worktree"].get("folder") or ""
+        if not before["kept"] or not await asyncio.to_thread(Path(folder, _COPIED).exists):
             return False
-        await self._check(self.root(before.name), before.folder)
+        await self._check(self.root(root.name), folder)
         return True
 
     @_as_worktree_error

@@ -103,7 +103,7 @@ class TestInDoubt:
     @pytest.mark.parametrize(
         ("how", "calls", "answer"),
         [
-            ("done", 0, ("completed", "seen")),
+            ("done", 0, ("completed", None)),
             ("retry", 1, ("completed", {"n": 1})),
             ("fail", 0, ("failed", "given-up")),
         ],
@@ -116,7 +116,7 @@ class TestInDoubt:
         await bench.crash(kind, asked)
         runner = bench.runner(kind)
         await bench.run(runner, asked)
-        assert await runner.resolve(asked, how, result="seen")
+        assert await runner.resolve(asked, how)
         await bench.run(runner)
         assert len(kind.keys) == calls
         assert await bench.answers() == {asked.event.id: [answer]}

@@ -79,7 +79,7 @@ def answered(text: str) -> str:
 
 def signalled(text: str) -> str:
     agent = SignalAgent()
-    agent.data.awaited["go"] = ["ses_1"]
+    agent.data.awaited["go"] = {"ses_1": "ses_1"}
     return str(_outputs(agent, "signal", {"name": "go", "payload": {text: [text]}})[-1].payload["text"])
 
 

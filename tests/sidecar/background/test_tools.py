@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.service import write_tools
-from sidecar.background.tools import TOOLS, WAIT_MS, BadToolCall, WaitArgs, check, tools_json
+from sidecar.background.tools import TOOLS, WAIT_MS, WaitArgs, check, tools_json
 from sidecar.home import Home
 
 MOST_TOKENS = 1500
@@ -79,5 +80,5 @@ def test_they_can_be_switched_off(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_call_is_refused(name: str, given: dict[str, object]) -> None:
-    with pytest.raises(BadToolCall):
+    with pytest.raises(RequestError):
         check(name, given)

@@ -7,11 +7,11 @@ import os
 import shutil
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-from sidecar.background.worktrees.worktrees import Before, Worktree, WorktreeError, Worktrees
+from sidecar.background.worktrees.worktrees import Worktree, WorktreeError, Worktrees
 from tests.sidecar.background.projects import ID, git, write
 
 T = TypeVar("T")
@@ -124,8 +124,8 @@ def test_opencodes_own_untracked_files_are_in_the_worktree_and_are_no_changes_of
     assert (project / ".opencode/agent/a.md").is_file(), "the user's files are still there"
 
 
-def before(made: Worktree, commit: str = "", *, is_kept: bool = False) -> Before:
-    return Before(ID, made.base, made.folder, commit, is_kept)
+def before(made: Worktree, commit: str = "", *, is_kept: bool = False) -> dict[str, Any]:
+    return {"worktree": made._asdict(), "commit": commit, "kept": is_kept}
 
 
 def test_work_that_goes_on_has_the_changes_of_before_in_the_same_place(worktrees: Worktrees, project: Path) -> None:
