@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.opencode.link.protocol import RequestError
-from streams.errors import StreamError
+from streams.errors import CodedError
 
 log = logging.getLogger("sidecar.registry")
 
@@ -65,7 +65,7 @@ class Requests:
     def register(self, name: str, args: type[A], handler: Callable[[A], Any], value: str) -> None:
         """Add a request. ``handler``, which may be async, gets the checked arguments and returns a JSON value.
 
-        If ``handler`` raises a ``RequestError``, ``StreamError``, ``NatsUnavailable`` or ``OSError``, the caller gets
+        If ``handler`` raises a ``RequestError``, ``CodedError``, ``NatsUnavailable`` or ``OSError``, the caller gets
         the code and the text of the error.
 
         Raises:
@@ -105,7 +105,7 @@ class Requests:
         try:
             found = request.handler(checked)
             return await found if isawaitable(found) else found
-        except (StreamError, NatsUnavailable) as error:
+        except (CodedError, NatsUnavailable) as error:
             # Pass the error's text on unchanged, because it is written for the caller.
             raise RequestError(error.code, str(error)) from None
         except OSError as error:

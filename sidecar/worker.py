@@ -16,14 +16,12 @@ from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
-from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind
-from sidecar.agents.inputs import InputRefused
 from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
 from sidecar.agents.metrics import Metrics
 from sidecar.agents.owner import ALONE, Owner
-from sidecar.agents.runtime import Runtime, UnknownAgent
+from sidecar.agents.runtime import Runtime
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.private_files import others_may_write
@@ -166,37 +164,18 @@ class Worker:
     async def stop(self, args: StopArgs) -> dict[str, Any]:
         """End a turn of an agent before its time."""
         command = Command(f"stop:{args.turn}", "inbox.stop", {"reason": args.reason})
-        try:
-            stopped = await self.runtime.stop(args.agent, args.turn, args.epoch, command)
-        except UnknownAgent as error:
-            raise RequestError("unknown-agent", str(error)) from None
-        except AgentFailed as error:
-            raise RequestError(error.code, str(error)) from None
-        if not stopped:
+        if not await self.runtime.stop(args.agent, args.turn, args.epoch, command):
             raise RequestError("no-turn", f"the agent {args.agent} has no open turn with this id and epoch")
         return {"stopped": True}
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
         """Hand a dead letter to its agent again. If the input fails again, it stays a dead letter."""
         await self.runtime.until_level()
-        try:
-            outcome = await self.runtime.redrive(args.letter)
-        except UnknownAgent as error:
-            raise RequestError("unknown-agent", str(error)) from None
-        except LookupError:
-            raise _no_letter(args.letter) from None
-        except InputRefused as error:
-            raise RequestError(error.code, str(error)) from None
-        except AgentFailed as error:
-            raise RequestError(error.code, str(error)) from None
-        return {"letter": args.letter, "outcome": outcome}
+        return {"letter": args.letter, "outcome": await self.runtime.redrive(args.letter)}
 
     async def drop(self, args: LetterArgs) -> dict[str, Any]:
         await self.runtime.until_level()
-        try:
-            await self.runtime.drop(args.letter)
-        except LookupError:
-            raise _no_letter(args.letter) from None
+        await self.runtime.drop(args.letter)
         return {"letter": args.letter, "outcome": "dropped"}
 
     def status(self) -> dict[str, Any]:
@@ -207,22 +186,10 @@ class Worker:
         """Hand a command to an agent, as a person; answers when its results are durable."""
         key = args.key or self._identity.ulid()
         await self._owner.until_known(args.agent)  # a moment after the start, it may not be
-        try:
-            handled = await self.runtime.command(args.agent, Command(f"cli:{key}", args.type, args.payload))
-        except UnknownAgent as error:
-            raise RequestError("unknown-agent", str(error)) from None
-        except InputRefused as error:
-            raise RequestError(error.code, str(error)) from None
-        except AgentFailed as error:
-            raise RequestError(error.code, str(error)) from None
+        handled = await self.runtime.command(args.agent, Command(f"cli:{key}", args.type, args.payload))
         # Only the command itself was recorded, so the agent has nothing to do for it.
         outcome = "ignored" if handled.outcome == "done" and len(handled.records) == 1 else handled.outcome
         return {"outcome": outcome, "key": key, "records": [record.as_json() for record in handled.records]}
-
-
-def _no_letter(letter: str) -> RequestError:
-    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` lists the open dead letters"
-    return RequestError("no-dead-letter", text)
 
 
 def _check_file(spec: str, home: Home) -> None:

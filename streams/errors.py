@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class StreamError(Exception):
+class CodedError(Exception):
+    """An error that is told to whoever asked, in the words of its text. ``code`` is stable, for programs."""
+
+    code: ClassVar[str]
+
+
+class StreamError(CodedError):
     """Root of all errors of the log."""
 
     code: ClassVar[str] = "log-error"

@@ -15,7 +15,7 @@ from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, InputRefused, Outbox
 from sidecar.agents.stops import Stop
 from sidecar.agents.turns import Turns
 from streams.bus.command import Refusal
-from streams.errors import Conflict, IdempotencyConflict, InvalidEvent, StreamError
+from streams.errors import CodedError, Conflict, IdempotencyConflict, InvalidEvent, StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import Record, StreamStore
@@ -40,7 +40,7 @@ class Handled(NamedTuple):
     records: tuple[Record, ...] = ()
 
 
-class AgentFailed(Exception):
+class AgentFailed(CodedError):
     code: ClassVar[str] = "agent-failed"
 
     def __init__(self, agent: str, reason: str) -> None:

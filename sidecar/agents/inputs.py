@@ -23,7 +23,7 @@ from sidecar.agents.agent import EFFECT_REQUESTED, Cause, Output
 from sidecar.agents.chains import depth_of, hop, inherited
 from sidecar.agents.effects.policy import Effect, EffectPolicy
 from streams.bus.command import Command, Refusal
-from streams.errors import InvalidEvent
+from streams.errors import CodedError, InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
 from streams.identity import Identity
@@ -65,13 +65,14 @@ Route = Literal["log", "bus"]
 """How a command reaches its agent: through the log if the agent is in this home, or over a bus."""
 
 
-class InputRefused(Exception):
+class InputRefused(CodedError):
     """The input can never be handled, because its key is known with another body, or because the input does not match
     the envelope."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
-        self.code, self.reason = code, reason
+        self.code = code  # type: ignore[misc]  # each refusal has its own
+        self.reason = reason
 
 
 @dataclass  # not frozen, because an Input is made for every event that an agent lists, and a frozen one takes longer

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Agent
 from sidecar.agents.chains import inherited
-from sidecar.agents.deciding import AgentFailed, Handled
+from sidecar.agents.deciding import Handled
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
@@ -37,7 +37,7 @@ from sidecar.agents.view import (
     RuntimeView,
 )
 from streams.bus.command import Command
-from streams.errors import StreamError
+from streams.errors import CodedError, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.projection import resume
@@ -59,8 +59,10 @@ LEVEL_SECONDS: Final = 5.0
 _RESULTS: Final = frozenset({COMPLETED, FAILED, IN_DOUBT})
 
 
-class UnknownAgent(LookupError):
+class UnknownAgent(CodedError):
     """No agent of this name is configured."""
+
+    code = "unknown-agent"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no agent is named {name[:80]!a}; `durable-stream agents` lists all agents")
@@ -103,7 +105,9 @@ class Runtime:
             )
             for agent in agents
         }
-        self._listing = lru_cache(maxsize=MAX_TYPES)(self._find_listing)
+        self._listing = lru_cache(maxsize=MAX_TYPES)(
+            lambda type_: tuple(engine for engine in self.engines.values() if _lists(engine.agent, type_))
+        )
         self.view = RuntimeView()
         self.effects = EffectRunner(
             store, identity, kinds or {}, clean=clean, policy=policy, metrics=metrics, owner=owner, stop=stop
@@ -149,9 +153,7 @@ class Runtime:
             NotOwner: another home owns the agent, or may own it.
             StreamError: the log cannot be written.
         """
-        engine = self.engines.get(agent)
-        if engine is None:
-            raise UnknownAgent(agent)
+        engine = self._engine(agent)
         if (known := self.chain(turn)) is not None:
             trace = parse_traceparent(known.traceparent) or made_trace(turn)
             command = replace(command, depth=known.depth, traceparent=str(trace.child(command.key)))
@@ -180,16 +182,17 @@ class Runtime:
         if previous is not None and not record.event.payload.get("inherited"):
             self.effects.taken[agent] = record.position
 
+    def _engine(self, agent: str) -> Engine:
+        if agent not in self.engines:
+            raise UnknownAgent(agent)
+        return self.engines[agent]
+
     async def resume(self) -> None:
         """Hand the agents that this home has just come to own what the log holds for them. Nothing cuts this off."""
         before = self._reading
         if before is not None and not before.done():
             before.cancel()
-            self._reading = asyncio.create_task(self._read_after(before))
-
-    async def _read_after(self, before: asyncio.Task[None]) -> None:
-        await asyncio.gather(before, return_exceptions=True)
-        await self._read()
+            self._reading = asyncio.create_task(self._read(before))
 
     async def close(self) -> None:
         """Stop handing out events, finish the inputs that the engines hold, and store snapshots. Idempotent."""
@@ -212,9 +215,7 @@ class Runtime:
             UnknownAgent: no agent has this name.
             InputRefused, AgentFailed, StreamError: see ``Engine.command``.
         """
-        engine = self.engines.get(agent)
-        if engine is None:
-            raise UnknownAgent(agent)
+        engine = self._engine(agent)
         if command.correlation_id is None or command.refusal is not None:
             return await engine.command(command)
         # The next command of the chain may be judged before this one is in the log, or in the view.
@@ -236,8 +237,7 @@ class Runtime:
         return coming[0] if coming else self.view.chains.get(correlation_id)
 
     async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record:
-        """Record a command as a dead letter of an agent, or of anything else that takes messages. The record is durable
-        when this method returns.
+        """Record a command as a dead letter of an agent, or of anything else that takes messages.
 
         ``key`` identifies the message, which makes only one letter. ``about`` is redacted and recorded with the letter;
         if it has a ``body``, the letter cannot be redriven.
@@ -292,11 +292,10 @@ class Runtime:
 
     @property
     def is_known(self) -> bool:
-        """Whether the view covers everything that was in the log at the start."""
         return self._level.is_set()
 
     async def until_known(self) -> None:
-        """Wait until the view covers everything that was in the log at the start, so that every chain is known."""
+        """Wait until every chain that was in the log at the start is known."""
         await self._level.wait()
 
     async def until_level(self) -> None:
@@ -327,28 +326,20 @@ class Runtime:
     async def redrive(self, letter_id: str) -> str:
         """Hand a dead letter to its agent again; returns the outcome.
 
-        If the input fails again, it stays a dead letter.
-
         Raises:
-            LookupError: no open dead letter has this id.
-            UnknownAgent, InputRefused, AgentFailed, StreamError: the input stays a dead letter.
+            CodedError: the input stays a dead letter.
         """
         letter = self.view.dead.get(letter_id)
-        if letter is None:
-            raise LookupError(letter_id)
-        kept = await self._in(letter.stream, letter.offset)
-        if kept is None:
-            raise LookupError(letter_id)
-        event = kept.event
-        payload = event.payload
+        kept = await self._in(letter.stream, letter.offset) if letter is not None else None
+        if letter is None or kept is None:
+            raise _no_letter(letter_id)
+        event, payload = kept.event, kept.event.payload
         given: Any = payload.get("payload")
         if not isinstance(given, dict) and "position" not in payload:
             raise InputRefused(
                 "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
             )
-        engine = self.engines.get(letter.agent)
-        if engine is None:
-            raise UnknownAgent(letter.agent)
+        engine = self._engine(letter.agent)
         if "position" in payload:
             found = await self._at(payload["position"])
             if found is None:
@@ -374,11 +365,9 @@ class Runtime:
         return handled.outcome
 
     async def drop(self, letter_id: str) -> None:
-        """Mark a dead letter as dropped; the letter's record stays. Raises ``LookupError`` if no open letter has this
-        id.
-        """
+        """Mark a dead letter as dropped; its record stays. Raises ``InputRefused`` if it is not open."""
         if letter_id not in self.view.dead:
-            raise LookupError(letter_id)
+            raise _no_letter(letter_id)
         await self._settle(DROPPED, letter_id)
 
     async def _in(self, stream: str, offset: int) -> Record | None:
@@ -415,7 +404,9 @@ class Runtime:
 
     # --- the log ---
 
-    async def _read(self) -> None:
+    async def _read(self, before: asyncio.Task[None] | None = None) -> None:
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
         try:
             async for record in self._store.read_all(after=self.view.position):
                 self.view.apply(record)
@@ -456,9 +447,8 @@ class Runtime:
         if _concerns_agents(event):
             return True
         engines = self._listing(event.type)
-        for engine in engines:
-            if not engine.ignores(event):
-                return True
+        if not all(engine.ignores(event) for engine in engines):
+            return True
         for engine in engines:
             engine.count_ignored()
         self._unwanted = event
@@ -469,9 +459,6 @@ class Runtime:
             return [engine for engine in self.engines.values() if wants(engine.agent, event)]
         return self._listing(event.type)
 
-    def _find_listing(self, type_: str) -> tuple[Engine, ...]:
-        return tuple(engine for engine in self.engines.values() if _lists(engine.agent, type_))
-
     async def _keep(self) -> None:
         self._kept = self.view.position
         if self.view.position > NOTHING:
@@ -479,6 +466,11 @@ class Runtime:
                 await self._store.put_snapshot(VIEW, Snapshot(VIEW_VERSION, self.view.position, self.view.dump()))
         for engine in self.engines.values():
             await engine.keep_place()
+
+
+def _no_letter(letter: str) -> InputRefused:
+    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` lists the open dead letters"
+    return InputRefused("no-dead-letter", text)
 
 
 def _concerns_agents(event: StreamEvent) -> bool:
@@ -506,6 +498,3 @@ def wants(agent: Agent, event: StreamEvent) -> bool:
 
 def _lists(agent: Agent, type_: str) -> bool:
     return any(type_matches(type_, wanted) for wanted in agent.events)
-
-
-__all__ = ["AgentFailed", "InputRefused", "Runtime", "UnknownAgent", "wants"]

@@ -16,7 +16,6 @@ from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
-from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
@@ -52,7 +51,7 @@ from sidecar.notify_config import GardenerConfig, NotifyConfig
 from sidecar.read.select import matching
 from sidecar.registry import NoArgs, Requests
 from streams.bus.command import Command
-from streams.errors import StreamError
+from streams.errors import CodedError
 from streams.identity import Identity
 from streams.system.files import write_durably
 
@@ -185,7 +184,7 @@ class DurableStream:
                 await self.tell("tick", f"tick:{now}", {"now": now})
             try:
                 await self.people.keep_time()
-            except (RequestError, StreamError) as error:
+            except (RequestError, CodedError) as error:
                 log.error("a tick was not handled: %s", error)
             wanted = {each.environment for each in self.data.unfinished()}
             idle = self.headless.idle(wanted) if not self.people.owes() and "" not in wanted else frozenset()
@@ -205,7 +204,7 @@ class DurableStream:
         assert self._runtime is not None
         try:
             await self._runtime.command(NAME, Command(key, type_, payload, actor="sidecar", sender="sidecar"))
-        except (AgentFailed, InputRefused, StreamError) as error:
+        except CodedError as error:
             log.error("%s was not handled: %s", type_, error)
 
     async def _variables(self, intent: str) -> Mapping[str, str]:
@@ -390,8 +389,6 @@ class DurableStream:
         except HostError as error:
             why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
             raise RequestError("rights-unknown", why) from None
-        except (InputRefused, AgentFailed) as error:
-            raise RequestError(error.code, str(error)) from None
 
     def _ended(self, args: RegisterArgs) -> Intent:
         """The work that ``args.continues`` names."""

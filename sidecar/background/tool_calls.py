@@ -9,8 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import CallError, RequestError
-from sidecar.agents.deciding import AgentFailed
-from sidecar.agents.inputs import InputRefused
 from sidecar.background import background_command
 from sidecar.background.gate import Caller
 from sidecar.background.hosts.host import HostError
@@ -36,7 +34,7 @@ from sidecar.background.tools import (
     check,
 )
 from sidecar.components import until
-from streams.errors import StreamError
+from streams.errors import CodedError
 from streams.identity import Identity
 from streams.lineage import traceparent
 
@@ -107,7 +105,7 @@ class ToolCalls:
                         return await self._wait_for(checked, call, mine)
                 case ReadArgs():
                     return await self._durable.people.read(checked, session)
-        except (InputRefused, AgentFailed, StreamError, HostError, RequestError) as error:
+        except (CodedError, HostError, RequestError) as error:
             raise CallError("tool", str(error)) from None
         raise AssertionError(name)
 

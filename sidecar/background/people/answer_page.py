@@ -15,6 +15,7 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.background.people import answer_link
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.notify_config import NotifyConfig
+from streams.errors import CodedError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -117,7 +118,7 @@ class AnswerPage:
             await self._answer(known.id, given)
         except ValueError:
             return 400, answer_link.form_page(known, "The form could not be read.")
-        except RequestError as error:
+        except (RequestError, CodedError) as error:
             now = self._find(link.checkpoint) or known
             return _STATUS.get(error.code, 503), answer_link.form_page(now, str(error))
         return 200, answer_link.text_page(_DONE)

@@ -15,9 +15,8 @@ from typing import Any, Final
 from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
-from sidecar.agents.deciding import AgentFailed, Handled
+from sidecar.agents.deciding import Handled
 from sidecar.agents.effects.runner import EffectKind
-from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
 from sidecar.background.gate import of_person
@@ -421,10 +420,7 @@ class People:
 
     async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
         assert self._runtime is not None
-        try:
-            return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
-        except (InputRefused, AgentFailed) as error:
-            raise RequestError(error.code, str(error)) from None
+        return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
 
 
 def _how_it_ended(known: Checkpoint) -> str:

@@ -17,11 +17,12 @@ import streams
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.owner import NotOwner
+from sidecar.agents.runtime import UnknownAgent
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import code_of
 from sidecar.failure import Failure
 from sidecar.read.select import SelectError
-from streams.errors import CorruptLog
+from streams.errors import CodedError, CorruptLog
 from tests.sidecar.cli.helpers import ROOT, run
 
 KEBAB = re.compile(r"[a-z]+(-[a-z]+)*")
@@ -49,7 +50,7 @@ INTERNAL = {
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
 
-CARRIED = {RequestError, Failure, SelectError}
+CARRIED = {RequestError, Failure, SelectError, CodedError}
 """Their codes are given where they are raised."""
 
 
@@ -89,7 +90,7 @@ def given(names: set[str]) -> set[str]:
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
     carried = given({"Failure", "RequestError", "InputRefused", "WorktreeError", "SelectError"})
-    agents = {AgentFailed.code, NotOwner.code}
+    agents = {AgentFailed.code, NotOwner.code, UnknownAgent.code}
     return system | carried | agents | {vars(error)["code"] for error in errors()}
 
 
