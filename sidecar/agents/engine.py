@@ -362,7 +362,6 @@ class Engine:
             self.is_broken = True
 
     async def _wait_for_the_log(self, group: list[_Waiting], error: StreamError) -> None:
-        """Wait after a failed write."""
         self._fail([waiting for waiting in group if waiting.input.position is None], error)
         self._waiting.extendleft(reversed([waiting for waiting in group if waiting.input.position is not None]))
         if self._closing:

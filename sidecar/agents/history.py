@@ -52,7 +52,6 @@ class History:
         self._last_own = NOTHING
 
     def appended(self, records: Sequence[Record]) -> None:
-        """Note what was written; the agent's state includes it."""
         self.next, self._last_own = records[-1].offset + 1, records[-1].position
         self.since_snapshot += len(records)
 

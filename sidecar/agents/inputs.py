@@ -287,7 +287,6 @@ class Outbox:
         return request_key(effect, visit)
 
     def refused(self, cause: Input, refusal: Refusal) -> StreamEvent:
-        """The event that records the refusal of an input."""
         return self._refused(cause, -1, refusal.code, refusal.reason, refusal.depth)
 
     def _refused(

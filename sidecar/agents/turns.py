@@ -77,7 +77,6 @@ class Turns:
         return marked
 
     def apply(self, event: StreamEvent) -> None:
-        """Fold one record of the agent's stream."""
         turn, edges = event.correlation_id, event.metadata.get("turn") or ()
         if event.type == OWNED and event.metadata.get("role") == "owned":
             self.epoch = max(self.epoch, int(event.payload.get("epoch") or 0))

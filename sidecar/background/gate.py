@@ -47,7 +47,6 @@ class Caller:
         return bool(session) and self.session in self._works.above(session)
 
     def root(self) -> str:
-        """The session at the top of the caller's tree."""
         return list(self._works.above(self.session))[-1]
 
     def started(self) -> list[Intent]:

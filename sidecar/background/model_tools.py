@@ -45,11 +45,12 @@ class _Caller(OwnAgent[dict[str, Any]]):
 class ModelTools:
     """The tools that the model sees, and the agent that calls them. Attach the runtime before the first call."""
 
+    _runtime: Runtime
+
     def __init__(self, log_id: str, tools: Mapping[str, RemoteTool]) -> None:
         self.tools = {name: tool for name, tool in tools.items() if tool.description}
         # Each home has an agent of its own, because another home must not own it.
         self._agent = _Caller(f"tools-{log_id.lower()}", dict)
-        self._runtime: Runtime | None = None
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -88,7 +89,6 @@ class ModelTools:
             RequestError: the arguments do not fit, or the tool failed.
             InputRefused, AgentFailed, StreamError: the call could not be recorded.
         """
-        assert self._runtime is not None
         given = _checked(name, self.tools[name], args)
         payload = {"tool": name, "args": given, "call": key}
         place = {"project": project} if project else {}
@@ -99,14 +99,14 @@ class ModelTools:
         asked = [record.event for record in handled.records if record.event.type == EFFECT_REQUESTED]
         if not asked:
             raise RequestError("call-repeated", "this call was already made; its result is in the log")
-        step = await self._ended(self._runtime, asked[0].payload)
+        step = await self._ended(asked[0].payload)
         if step.status != "completed":
             raise RequestError("tool-failed", f"{name}: {step.error}")
         return step.result if isinstance(step.result, str) else json.dumps(step.result, ensure_ascii=False)
 
-    async def _ended(self, runtime: Runtime, request: dict[str, Any]) -> StepRecord:
+    async def _ended(self, request: dict[str, Any]) -> StepRecord:
         while True:
-            step = await runtime.effects.ledger.get_last_by_key(request["run"], request["key"])
+            step = await self._runtime.effects.ledger.get_last_by_key(request["run"], request["key"])
             if step is not None and step.final:
                 return step
             await asyncio.sleep(LOOK_SECONDS)

@@ -39,7 +39,6 @@ from sidecar.background.people.people import People
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
 from sidecar.background.said import Said
-from sidecar.background.stream_read import open_reader
 from sidecar.background.tools import tools_json
 from sidecar.background.worktrees.effects import WorktreeActs
 from sidecar.background.worktrees.setup import Setup
@@ -48,7 +47,7 @@ from sidecar.components import in_background
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
 from sidecar.notify_config import GardenerConfig, NotifyConfig
-from sidecar.read.select import matching
+from sidecar.read.select import matching, open_reader
 from sidecar.registry import NoArgs, Requests
 from streams.bus.command import Command
 from streams.errors import CodedError
@@ -78,7 +77,9 @@ def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
 
 
 class DurableStream:
-    """A component: intents, phantoms and notices of one home."""
+    """A component: intents, phantoms and notices of one home. Attach the runtime before ``start``."""
+
+    _runtime: Runtime
 
     def __init__(
         self,
@@ -129,7 +130,6 @@ class DurableStream:
             self.works.asker,
         )
         self._card = CardFile(home.path)
-        self._runtime: Runtime | None = None
         self.more_tools: Mapping[str, Any] = {}
         """Tools that the model gets beside ours, in the form of ``tools_json``."""
 
@@ -155,8 +155,7 @@ class DurableStream:
     # --- life ---
 
     def attach(self, runtime: Runtime, worker: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """Use this runtime, which runs ``agent``; ``worker`` returns the status of all agents. Call once, before
-        ``start``."""
+        """Use this runtime, which runs ``agents``; ``worker`` returns the status of all agents."""
         self._runtime = runtime
         self.people.attach(runtime, worker)
 
@@ -201,7 +200,6 @@ class DurableStream:
 
     async def tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
         """Tell the agent ``intents`` what happened; returns when that is durable. A failure is only logged."""
-        assert self._runtime is not None
         try:
             await self._runtime.command(NAME, Command(key, type_, payload, actor="sidecar", sender="sidecar"))
         except CodedError as error:
@@ -258,7 +256,6 @@ class DurableStream:
             InputRefused, AgentFailed, StreamError: nothing was registered. The code ``key-conflict`` means that the key
                 was already used for different work, ``redacted-argument`` that the log cannot hold an argument.
         """
-        assert self._runtime is not None
         key = given.key or self._identity.ulid()
         intent = f"int_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
         found: Intent | None = self.data.intents.get(intent)
@@ -317,7 +314,6 @@ class DurableStream:
         return causes.asked(self.data, session, mark)
 
     def _environment(self, work: str) -> str:
-        """The environment of an intent, or of a phantom's session."""
         intent = self.works.intent(work) or self.data.intents.get(work)
         return intent.environment if intent is not None else ""
 
@@ -340,7 +336,6 @@ class DurableStream:
         Raises:
             InputRefused, AgentFailed, StreamError: nothing was recorded.
         """
-        assert self._runtime is not None
         payload = {"intent": intent.id, "reason": reason}
         await self._runtime.command(NAME, Command(f"cancel:{intent.id}", "intent.cancel", payload))
 
@@ -391,7 +386,6 @@ class DurableStream:
             raise RequestError("rights-unknown", why) from None
 
     def _ended(self, args: RegisterArgs) -> Intent:
-        """The work that ``args.continues`` names."""
         if args.parent or args.agent or args.isolation:
             why = "work that continues has the parent, agent and isolation of before; leave these arguments out"
             raise RequestError("bad-arguments", why)
@@ -418,7 +412,6 @@ class DurableStream:
 
     async def _request_apply(self, args: IntentArgs) -> dict[str, Any]:
         """Apply the changes of an intent to the user's directory. Idempotent."""
-        assert self._runtime is not None
         intent = self.find(args.intent)
         if not intent.changes.get("ref"):
             why = (
@@ -438,7 +431,6 @@ class DurableStream:
 
     async def _request_discard(self, args: DiscardArgs) -> dict[str, Any]:
         """Remove an ended intent's saved changes, and its worktree if it was kept. Idempotent."""
-        assert self._runtime is not None
         intent = self.find(args.intent)
         check_ended(self.data, intent)
         found = {"id": intent.id, "ref": intent.changes.get("ref", ""), "worktree": worktree_of(self.data, intent)}
@@ -448,7 +440,6 @@ class DurableStream:
         return found
 
     def status(self) -> dict[str, Any]:
-        """Every intent and notice that the state holds."""
         return {
             "intents": [as_row(intent) for intent in self.data.intents.values()],
             "notices": [asdict(notice) for notice in self.data.notices.values()],

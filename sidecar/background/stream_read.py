@@ -15,7 +15,7 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.background.messages import without_tags
 from sidecar.read.catalog import Catalog
 from sidecar.read.projects import Project
-from sidecar.read.select import catalog_of, family_of, newest, open_reader
+from sidecar.read.select import catalog_of, family_of, newest
 from sidecar.read.telling.describe import describe
 from sidecar.read.wording import iso_time, one_line
 from streams.log.reader import LogReader
@@ -24,8 +24,6 @@ from streams.store import Record
 MAX_LINE: Final = 400
 MAX_CHARACTERS: Final = 16_000
 """Maximum length of an answer, in characters. From a longer answer, the oldest lines are dropped."""
-
-__all__ = ["open_reader", "read_lines"]
 
 
 async def read_lines(reader: LogReader, session: str, given: str, last: int) -> str:

@@ -91,7 +91,6 @@ class _Plan(NamedTuple):
         }
 
     def _told(self) -> str:
-        """What will happen, in sentences."""
         event = self.record.event.id
         where = f"before the prompt of event {event}" if self.cut.is_prompt else f"after the answer of event {event}"
         if self.messages is None:
@@ -257,7 +256,6 @@ async def _around(reader: LogReader, record: Record, session: str) -> tuple[list
 
 
 async def _conversation(reader: LogReader, plan: _Plan) -> str:
-    """What was said until the fork, as Markdown."""
     family = await family_of(reader, plan.record.event.stream_id, session=plan.session)
     told = Conversation()
     async for record in records_of(reader, family, up_to=plan.cut.position):

@@ -20,11 +20,9 @@ class Hosts:
         return self.two if self.two.hosts(session) else self.one
 
     def new(self, parent: str | None) -> Host:
-        """The OpenCode in which a phantom is created."""
         if parent is not None:
             return self.of(parent)
         return self.two if self.two.is_there and not self.one.is_there else self.one
 
     def at(self, link: Any) -> Host:
-        """The OpenCode that a link is from."""
         return self.two if link.identity.service else self.one

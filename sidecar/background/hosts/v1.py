@@ -373,7 +373,6 @@ def _still_runs(turn: Turn | None) -> bool:
 
 
 def _made(session: Any) -> str:
-    """The id of a session that OpenCode created."""
     if not isinstance(session, dict) or not isinstance(session.get("id"), str):
         raise HostError("OpenCode created no session")
     return str(session["id"])

@@ -17,7 +17,6 @@ def session_id(intent: str) -> str:
 
 
 def is_phantom(session: str) -> bool:
-    """Whether a session of OpenCode 2 is one that ``session_id`` names."""
     return session.startswith(_PHANTOM)
 
 

@@ -227,7 +227,6 @@ class State:
     # --- remembering ---
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:
-        """Apply one event of the agent to the state."""
         for step, about in steps_of(type_, payload):
             self._fold(step, about)
 

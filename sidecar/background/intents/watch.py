@@ -32,7 +32,6 @@ def deadlines(state: State, check_ms: int) -> list[int]:
 
 
 def late(state: State, now: int) -> list[tuple[Intent, Doom]]:
-    """The intents that have worked for longer than their limit allows."""
     found = [i for i in state.unfinished() if i.wall_ms and i.since is not None and i.ran(now) >= i.wall_ms]
     return [
         (i, Doom("intent.failed", f"timeout: it ran for more than {i.wall_ms // 1000} s", "timeout")) for i in found
@@ -62,7 +61,6 @@ def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | N
 
 
 def asked(state: State, event: StreamEvent) -> list[Output]:
-    """Handle a checkpoint that opened in an intent's session, or in a session that the intent started."""
     intent = state.intents.get(str(event.payload.get("intent")))
     if intent is None or intent.state in ENDED:
         return []

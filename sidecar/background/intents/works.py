@@ -34,7 +34,6 @@ class Works:
         self.intents, self._state = intents, state
 
     def intent(self, session: str | None) -> Intent | None:
-        """The intent whose session this is or was."""
         data = self.intents()
         return data.intents.get(data.sessions.get(session or "", ""))
 

@@ -234,7 +234,6 @@ class AlertAgent(OwnAgent[State]):
         return [Output("alert.raised", raised), *toast]
 
     def _troubled(self, troubles: Sequence[Mapping[str, Any]], ts: int) -> list[Output]:
-        """Handle a change among the troubles of agents."""
         known, outputs = self.data.troubles, list[Output]()
         for about in known.keys() - {each["about"] for each in troubles}:
             outputs += [Output("alert.over", {"about": about}), *self._closed(about, "it is over", ts)]

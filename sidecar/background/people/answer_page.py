@@ -73,7 +73,6 @@ class AnswerPage:
 
     @property
     def is_on(self) -> bool:
-        """Whether links work."""
         return self._key is not None
 
     def link(self, checkpoint: str) -> str | None:

@@ -41,11 +41,12 @@ from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
 from sidecar.background.reading import read_checkpoints, waiting
 from sidecar.background.said import Said
-from sidecar.background.stream_read import open_reader, read_lines
+from sidecar.background.stream_read import read_lines
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.components import until
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.read.select import open_reader
 from sidecar.read.telling.agents import agent_troubles
 from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
@@ -85,8 +86,9 @@ class SignalArgs(Args):
 
 
 class People:
-    """The part of the orchestration that talks to people. Call ``start`` with the runtime, and then ``keep_time``
-    often."""
+    """The part of the orchestration that talks to people. Attach the runtime first, and call ``keep_time`` often."""
+
+    _runtime: Runtime
 
     def __init__(
         self,
@@ -114,7 +116,6 @@ class People:
             alerts.SEND: Repeatable(partial(send, self.channels, self.page.link)),
             RESOLVE: Repeatable(self._resolve),
         }
-        self._runtime: Runtime | None = None
         self._worker: Callable[[], Mapping[str, Any]] = dict
         self._since: dict[str, float] = {}
         """Since when each trouble of an agent has lasted. One that may pass is told only if it lasts long enough."""
@@ -155,8 +156,7 @@ class People:
         await self._note_troubles()
 
     async def _note_troubles(self) -> None:
-        """Tell the agent ``alerts`` which troubles of agents have begun or are over, if somebody can be told."""
-        if self._runtime is None or not self._runtime.is_known or not self.channels.names:
+        if not self._runtime.is_known or not self.channels.names:
             return
         found, known = [each for each in agent_troubles(self._worker()) if not each.is_asked], self.alerts.data.troubles
         now = asyncio.get_running_loop().time()
@@ -185,7 +185,6 @@ class People:
         The decision is in the log in one batch with this request, so it survives every process. The ledger knows each
         decision by its mark, so it is carried out once.
         """
-        assert self._runtime is not None
         which, how = {**args["effect"], "request": args["request"]}, DECISIONS[args["answer"][0]]
         is_settled = await self._runtime.resolve(which, how, by=args["by"], mark=key)
         return {"status": "answered" if is_settled else "gone"}
@@ -419,7 +418,6 @@ class People:
         return {"channels": found, "turns": self._turns}
 
     async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
-        assert self._runtime is not None
         return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
 
 

@@ -51,7 +51,6 @@ class State:
     session of its tree."""
 
     def waits_of(self, root: str) -> int:
-        """How many waits the tree below a root session has."""
         return sum(each == root for of in self.awaited.values() for each in of.values())
 
 

@@ -83,7 +83,6 @@ class CardFile:
         self.written = b"" if self._path.exists() else _NOTHING
 
     def write(self, text: bytes) -> None:
-        """Replace the file's content."""
         try:
             write_durably(self._path, text)
         except OSError as error:

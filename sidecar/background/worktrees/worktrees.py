@@ -427,7 +427,6 @@ def _remember(root: Path, folder: str, saved: set[str], copied: Mapping[str, str
 
 
 def _listed(folder: str, name: str) -> dict[str, str]:
-    """What ``_write`` wrote."""
     try:
         text = Path(folder, name).read_bytes()
     except FileNotFoundError:
@@ -445,7 +444,6 @@ def _is_strange(root: Path, folder: str) -> bool:
 
 
 def _remove(root: Path, repository: str) -> None:
-    """Remove a worktree, and what git keeps about it. Other worktrees are not touched, even if they are not there."""
     if os.path.lexists(root):
         shutil.rmtree(root)
     modules.forget(Path(repository, "worktrees"), root)
