@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from sidecar.agents.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
 from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled, Unknown
+from sidecar.agents.effects.runner import EffectKind, Reconciled
 from streams.event import EVENT_TYPE, StreamEvent
 from streams.hashing import canonical
 
@@ -179,8 +179,8 @@ class UserEffect(EffectKind):
         ask = getattr(self._run, "reconcile", None)
         found = await _asked(ask, effect, key) if ask is not None else None
         if not isinstance(found, dict):
-            return Unknown()
-        return Done(found.get("result")) if found.get("done") else NotDone()
+            return Reconciled(None)
+        return Reconciled(bool(found.get("done")), found.get("result"))
 
 
 def _headers_for(run: Any) -> dict[str, dict[str, str]]:

@@ -335,7 +335,7 @@ class Runtime:
             raise _no_letter(letter_id)
         event, payload = kept.event, kept.event.payload
         given: Any = payload.get("payload")
-        if not isinstance(given, dict) and "position" not in payload:
+        if not letter.can_redrive:
             raise InputRefused(
                 "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
             )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
@@ -18,7 +18,7 @@ from streams.store import NOTHING, Record
 from streams.trace import Chain
 
 VIEW: Final = "runtime"
-VIEW_VERSION: Final = 3
+VIEW_VERSION: Final = 4
 
 MAX_STOPPED: Final = 1000
 """Maximum number of stopped turns that are remembered."""
@@ -43,15 +43,43 @@ class OpenEffect:
 
 @dataclass(slots=True)
 class DeadLetter:
-    """An input that could not be handled. ``stream`` and ``offset`` locate its record."""
+    """An input that could not be handled. ``stream`` and ``offset`` locate its record. ``can_redrive`` is false for a
+    message that was never a command."""
 
     id: str
     agent: str
     type: str
     reason: str
+    code: str
     ts: int
+    can_redrive: bool
+    subject: str | None
+    attempts: int | None
     stream: str
     offset: int
+    state: Literal["open", "redriven", "dropped"] = "open"
+
+    @classmethod
+    def of(cls, record: Record) -> DeadLetter:
+        event, payload = record.event, record.event.payload
+        type_, reason, code = (str(payload.get(name)) for name in ("type", "reason", "code"))
+        subject, attempts = payload.get("subject"), payload.get("attempts")
+        return cls(
+            event.id,
+            event.source.agent,
+            type_,
+            reason,
+            code if payload.get("code") else "agent-failed",
+            event.ts,
+            "position" in payload or isinstance(payload.get("payload"), dict),
+            subject if isinstance(subject, str) else None,
+            attempts if isinstance(attempts, int) else None,
+            event.stream_id,
+            record.offset,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("stream", "offset")}
 
 
 @dataclass(slots=True)
@@ -95,15 +123,7 @@ class RuntimeView:
             if event.payload.get("previous") is not None and not event.payload.get("inherited"):
                 self.taken[event.actor] = record.position
         elif event.type == DEAD_LETTER:
-            self.dead[event.id] = DeadLetter(
-                event.id,
-                event.source.agent,
-                str(event.payload.get("type")),
-                str(event.payload.get("reason")),
-                event.ts,
-                event.stream_id,
-                record.offset,
-            )
+            self.dead[event.id] = DeadLetter.of(record)
         elif event.type in (REDRIVEN, DROPPED):
             self.dead.pop(str(event.payload.get("letter")), None)
         else:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import Done, EffectKind, NotDone, Reconciled
+from sidecar.agents.effects.runner import EffectKind, Reconciled
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
@@ -56,7 +56,7 @@ class Repeatable(EffectKind):
         return await self._act(effect.args, key)
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
-        return NotDone()
+        return Reconciled(False)
 
 
 class Prompt(Repeatable):
@@ -69,7 +69,7 @@ class Prompt(Repeatable):
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         args = effect.args
         held = await self._hosts.of(args["session"]).holds(args["session"], key, directory=args["directory"])
-        return Done({"held": True}) if held else NotDone()
+        return Reconciled(held, {"held": True})
 
 
 class HostActs:

@@ -27,7 +27,7 @@ from bridge.nats.subjects import NO_PROJECT, escape
 from sidecar.agents.chains import depth_of, hop, trace_headers
 from sidecar.agents.effects.ledger import Ledger, bounded
 from sidecar.agents.effects.policy import Effect
-from sidecar.agents.effects.runner import Done, EffectKind, EndsTurn, NotDone, Reconciled, Unknown
+from sidecar.agents.effects.runner import EffectKind, EndsTurn, Reconciled
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
 from sidecar.agents.view import RuntimeView
 from sidecar.config import RemoteTool
@@ -293,8 +293,8 @@ class RemoteKind(EffectKind):
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         report = await self._calls.reported(effect, key)
         if report is None:
-            return Unknown("no report of the tool has arrived")
-        return Done(report.event.payload.get("result")) if report.event.payload["status"] == "success" else NotDone()
+            return Reconciled(None, reason="no report of the tool has arrived")
+        return Reconciled(report.event.payload["status"] == "success", report.event.payload.get("result"))
 
 
 class _Cause(NamedTuple):

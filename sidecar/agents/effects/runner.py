@@ -58,23 +58,12 @@ _LOCKS: Final[WeakKeyDictionary[StreamStore, WeakValueDictionary[tuple[str, str]
 """For each log, the lock of each run and key that somebody works on."""
 
 
-class Done(NamedTuple):
-    """Result of ``reconcile``: the effect took place, and had this result."""
+class Reconciled(NamedTuple):
+    """Whether an effect took place, and its result or why that is not known."""
 
+    took_place: bool | None
     result: Any = None
-
-
-class NotDone(NamedTuple):
-    """Result of ``reconcile``: the effect did not take place."""
-
-
-class Unknown(NamedTuple):
-    """Result of ``reconcile``: it is unknown whether the effect took place."""
-
     reason: str = "it is unknown whether the effect took place"
-
-
-Reconciled = Done | NotDone | Unknown
 
 
 class EndsTurn(NamedTuple):
@@ -106,7 +95,7 @@ class EffectKind:
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         """Find out whether an attempt that was cut off took effect."""
-        return Unknown()
+        return Reconciled(None)
 
     async def cancel(self, agent: str, turn: str) -> None:
         """End the effects of a turn early, if that is possible. May be called again."""
@@ -349,15 +338,15 @@ class EffectRunner:
                 async with asyncio.timeout(self._policy.deadline_seconds(request.effect)):
                     found = await kind.reconcile(request.effect, request.key)
         except Exception as error:  # noqa: BLE001 - foreign code
-            found = Unknown(f"reconcile raised {type(error).__name__}")
-        if isinstance(found, Done):
+            found = Reconciled(None, reason=f"reconcile raised {type(error).__name__}")
+        if found.took_place:
             await self.ledger.completed(request, step.attempt, self._clean(found.result), reconciled=True)
             return None
-        if isinstance(found, Unknown) and kind.effect_class == "unsafe":
+        if found.took_place is None and kind.effect_class == "unsafe":
             await self._doubt(request, step.attempt, found.reason)
             return None
         said = "the process ended during this attempt"
-        about: dict[str, Any] = {"reconciled": isinstance(found, NotDone)}
+        about: dict[str, Any] = {"reconciled": found.took_place is False}
         if step.attempt >= attempts:
             about["error_code"] = "attempts-exhausted"
             await self.ledger.failed(request, step.attempt, said, retry_at=None, **about)

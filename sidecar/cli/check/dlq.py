@@ -10,7 +10,7 @@ from sidecar.cli.shared.command import JsonFlag, home_of, note
 from sidecar.failure import Failure
 
 if TYPE_CHECKING:
-    from sidecar.agents.letters import Letter
+    from sidecar.agents.view import DeadLetter
     from sidecar.home import Home
 
 _CUT_OFF: Final = "it is safe to run the same command again"
@@ -65,13 +65,17 @@ async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = 
     """Show the input of a dead letter, and why it failed."""
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import outline
+    from streams.log.reader import LogReader
 
-    out = Output(json)
-    found = _one(await _letters(home_of(context)), letter)
+    out, home = Output(json), home_of(context)
+    found = _one(await _letters(home), letter)
+    record = await LogReader(home.store_path).find_event(found.id)
+    if record is None:
+        raise Failure("no-dead-letter", f"the record of {found.id} has just been removed")
     if json:
-        out.object({**found.as_json(), "record": found.record.as_json()})
+        out.object({**found.as_json(), "record": record.as_json()})
         return
-    for line in outline({**found.as_json(), **{"payload": found.record.event.payload}}):
+    for line in outline({**found.as_json(), "payload": record.event.payload}):
         out.text(line)
 
 
@@ -119,14 +123,14 @@ async def _settle(context: typer.Context, request: str, given: list[str], json: 
     return 1 if failed else 0
 
 
-async def _letters(home: Home) -> list[Letter]:
+async def _letters(home: Home) -> list[DeadLetter]:
     from sidecar.agents.letters import letters_of
     from streams.log.reader import LogReader
 
     return await letters_of(LogReader(home.store_path))
 
 
-def _one(letters: list[Letter], given: str) -> Letter:
+def _one(letters: list[DeadLetter], given: str) -> DeadLetter:
     """The letter whose id is, or ends with, ``given``.
 
     Raises:

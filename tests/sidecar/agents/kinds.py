@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from sidecar.agents.effects.policy import Effect, EffectClass
-from sidecar.agents.effects.runner import EffectKind, Reconciled, Unknown
+from sidecar.agents.effects.runner import EffectKind, Reconciled
 from sidecar.agents.inputs import agent_stream
 from streams.identity import Identity
 from streams.store import Record, StreamStore
@@ -43,7 +43,7 @@ class Work(EffectKind):
         self.asked += 1
         if isinstance(self.found, BaseException):
             raise self.found
-        return Unknown() if self.found is None else self.found
+        return Reconciled(None) if self.found is None else self.found
 
 
 async def never_ends() -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.agents.effects.ledger import MAX_RESULT
 from sidecar.agents.effects.policy import Effect, EffectPolicy
-from sidecar.agents.effects.runner import LONGEST_SLEEP, EffectRunner
+from sidecar.agents.effects.runner import LONGEST_SLEEP, EffectRunner, Reconciled
 from sidecar.agents.inputs import effects_stream
 from streams.errors import StoreFailed
 from streams.hashing import canonical
@@ -344,6 +344,7 @@ async def test_the_end_of_an_attempt_is_recorded_only_by_the_owner(bench: Bench,
         lease.held.clear()
         if ends != "completed":
             raise OSError("down") if ends == "failed" else TimeoutError
+        return Reconciled(False) if cut_off else None
 
     kind = Work(ending, effect_class="unsafe" if ends == "in_doubt" else "idempotent")
     asked = await request(bench.store, bench.identity)

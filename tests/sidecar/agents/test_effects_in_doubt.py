@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.agents.effects.ledger import request_of
 from sidecar.agents.effects.policy import Effect
-from sidecar.agents.effects.runner import Done, NotDone, Unknown
+from sidecar.agents.effects.runner import Reconciled
 from sidecar.agents.inputs import effects_stream
 from streams.store import Record
 from tests.sidecar.agents.bench import Bench
@@ -44,25 +44,25 @@ class TestInDoubt:
         assert kind.asked == 3, "the kind is asked again at every start"
 
     async def test_done_is_recorded_as_the_result(self, bench: Bench) -> None:
-        kind = Work(effect_class="unsafe", found=Done({"id": 9}))
+        kind = Work(effect_class="unsafe", found=Reconciled(True, {"id": 9}))
         asked = await cut_off(bench, kind)
         await bench.run(bench.runner(kind), asked)
         assert kind.keys == []
         assert await bench.answers() == {asked.event.id: [("completed", {"id": 9})]}
 
     async def test_not_done_is_tried_again(self, bench: Bench) -> None:
-        kind = Work(effect_class="unsafe", found=NotDone())
+        kind = Work(effect_class="unsafe", found=Reconciled(False))
         asked = await cut_off(bench, kind)
         await bench.run(bench.runner(kind), asked)
         assert await bench.steps() == [("started", 1), ("failed", 1), ("started", 2), ("completed", 2)]
 
-    @pytest.mark.parametrize("found", [Unknown("asked in vain"), ZeroDivisionError()])
+    @pytest.mark.parametrize("found", [Reconciled(None, reason="asked in vain"), ZeroDivisionError()])
     async def test_without_an_answer_it_stays_in_doubt(self, bench: Bench, found: Any) -> None:
         kind = Work(effect_class="unsafe", found=found)
         asked = await cut_off(bench, kind)
         await bench.run(bench.runner(kind), asked)
         assert (await bench.last()).status == "in_doubt"
-        kind.found = Done("at last")
+        kind.found = Reconciled(True, "at last")
         await bench.run(bench.runner(kind), asked)
         assert await bench.answers() == {asked.event.id: [("completed", "at last")]}
 

@@ -15,7 +15,7 @@ import pytest
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
-from sidecar.agents.effects.runner import Done
+from sidecar.agents.effects.runner import Reconciled
 from sidecar.agents.inputs import MAX_DEPTH, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point
@@ -175,7 +175,7 @@ async def test_an_attempt_that_is_in_doubt_again_is_asked_about_again(tmp_path: 
 async def test_what_goes_on_by_itself_is_no_longer_asked(tmp_path: Path) -> None:
     async with doubting(tmp_path, unsafe()) as (made, run):
         (known,) = await made.waiting()
-    async with doubting(tmp_path, unsafe(found=Done({"id": 3})), cut_off=False) as (made, run):
+    async with doubting(tmp_path, unsafe(found=Reconciled(True, {"id": 3})), cut_off=False) as (made, run):
         assert await made.waiting() == []
         assert made.checkpoints.data.checkpoints[known.id].state == "withdrawn"
         assert await answered(made, "try again") == "already-answered"
