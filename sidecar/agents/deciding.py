@@ -6,12 +6,12 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from sidecar.agents.agent import Agent, BadOutput, Output, decisions
-from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, InputRefused, Outbox, state_hash, with_metadata
+from sidecar.agents.effects.policy import Effect
+from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, InputRefused, Outbox, request_key, state_hash, with_metadata
 from sidecar.agents.stops import Stop
 from sidecar.agents.turns import Turns
 from streams.bus.command import Refusal
@@ -155,16 +155,14 @@ class Decider:
                 continue
             effect = self._outbox.effect(given, number, output)
             taken = {*in_batch, *(event.idempotency_key for event in events)}
-            visit = await self._visit(partial(self._outbox.visit_key, effect), taken)
-            effect = replace(effect, visit=visit)
-            key = self._outbox.visit_key(effect, visit)
-            events.append(self._outbox.requested(given, number, effect, key, output.cause))
+            effect = replace(effect, visit=await self._visit(effect, taken))
+            events.append(self._outbox.requested(given, number, effect, output.cause))
 
-    async def _visit(self, key_of: Callable[[int], str], taken: set[str]) -> int:
+    async def _visit(self, effect: Effect, taken: set[str]) -> int:
         """The number of the next visit (see ``Effect``). Looks up few of the earlier visits, even in a long loop."""
 
         async def is_known(visit: int) -> bool:
-            key = key_of(visit)
+            key = request_key(effect, visit)
             return key in taken or await self.is_known(key)
 
         high = 1

@@ -264,14 +264,11 @@ class Outbox:
 
     def effect(self, cause: Input, number: int, output: Output) -> Effect:
         assert output.effect is not None
-        args, run = self._clean(output.payload), self._run_of(cause)
+        args, run = self._clean(output.payload), cause.record.correlation_id or cause.record.id
         return Effect(output.effect, args, run, output.node, agent=self._agent)
 
-    def requested(
-        self, cause: Input, number: int, effect: Effect, key: str, earlier: Cause | None = None
-    ) -> StreamEvent:
-        """The event that requests an effect with a known visit; ``key`` is its ``visit_key``, and ``earlier`` the
-        cause of the output."""
+    def requested(self, cause: Input, number: int, effect: Effect, earlier: Cause | None = None) -> StreamEvent:
+        """The event that requests an effect with a known visit; ``earlier`` is the cause of the output."""
         payload = {
             "kind": effect.kind,
             "args": effect.args,
@@ -281,10 +278,7 @@ class Outbox:
             "key": self._policy.idempotency_key(run=effect.run, node=effect.node, effect=effect),
         }
         event = self._stamp(cause, number, EFFECT_REQUESTED, payload, "effect", earlier=earlier)
-        return StreamEvent.parse({**event.fields(), "idempotency_key": key})
-
-    def visit_key(self, effect: Effect, visit: int) -> str:
-        return request_key(effect, visit)
+        return StreamEvent.parse({**event.fields(), "idempotency_key": request_key(effect)})
 
     def refused(self, cause: Input, refusal: Refusal) -> StreamEvent:
         return self._refused(cause, -1, refusal.code, refusal.reason, refusal.depth)
@@ -318,9 +312,6 @@ class Outbox:
         """
         given = command_input(self._agent, command, self._identity, self._clean)
         return self.dead(given, reason, self._clean(about), scoped("message", self._agent, key))
-
-    def _run_of(self, cause: Input) -> str:
-        return cause.record.correlation_id or cause.record.id
 
     def _stamp(
         self,

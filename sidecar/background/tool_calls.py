@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import CallError, RequestError
-from sidecar.background import background_command
+from sidecar.background import background_command, tools
 from sidecar.background.gate import Caller
 from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.lifecycle import ENDED
@@ -22,17 +22,6 @@ from sidecar.background.model_tools import ModelTools
 from sidecar.background.people.answerers import IN_OPENCODE
 from sidecar.background.people.people import AnswerArgs
 from sidecar.background.service import DurableStream
-from sidecar.background.tools import (
-    AskArgs,
-    CancelArgs,
-    NotifyArgs,
-    ReadArgs,
-    ResultArgs,
-    SpawnArgs,
-    StatusArgs,
-    WaitArgs,
-    check,
-)
 from sidecar.components import until
 from streams.errors import CodedError
 from streams.identity import Identity
@@ -75,7 +64,7 @@ class ToolCalls:
             if name == background_command.COMMAND:
                 return await self._background(str(args.get("text") or ""))
             is_other = self._others is not None and name in self._others.tools
-            checked = None if is_other else check(name, args)
+            checked = None if is_other else tools.check(name, args)
             session = str(context.get("sessionID") or "")
             if not await until(lambda: self._durable.hosts.at(link).knows(session), KNOWN_SECONDS):
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
@@ -86,24 +75,24 @@ class ToolCalls:
             match checked:
                 case None:
                     return await self._call_other(name, args, call, context)
-                case SpawnArgs():
+                case tools.SpawnArgs():
                     return await self._spawn(link, call, checked, context)
-                case StatusArgs():
+                case tools.StatusArgs():
                     return self._listing(mine.started(), checked.unfinished)
-                case ResultArgs():
+                case tools.ResultArgs():
                     return await self._result(mine.intent(checked.intent), call)
-                case CancelArgs():
+                case tools.CancelArgs():
                     intent = mine.intent(checked.intent)
                     await self._durable.cancel(intent, "cancelled by the model")
                     return f"{intent.id} is being cancelled."
-                case NotifyArgs():
+                case tools.NotifyArgs():
                     return await self._durable.people.notify(session, checked, context)
-                case AskArgs():
+                case tools.AskArgs():
                     return await self._durable.people.ask(session, checked, call.id, call.turn or "")
-                case WaitArgs():
+                case tools.WaitArgs():
                     with self._one_more_wait(mine.root()):
                         return await self._wait_for(checked, call, mine)
-                case ReadArgs():
+                case tools.ReadArgs():
                     return await self._durable.people.read(checked, session)
         except (CodedError, HostError, RequestError) as error:
             raise CallError("tool", str(error)) from None
@@ -123,7 +112,7 @@ class ToolCalls:
             project=known.project if known is not None else None,
         )
 
-    async def _spawn(self, link: Any, call: _Call, args: SpawnArgs, context: dict[str, Any]) -> str:
+    async def _spawn(self, link: Any, call: _Call, args: tools.SpawnArgs, context: dict[str, Any]) -> str:
         session = call.session
         key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
@@ -203,7 +192,7 @@ class ToolCalls:
             if not self._waits[root]:
                 del self._waits[root]
 
-    async def _wait_for(self, args: WaitArgs, call: _Call, mine: Caller) -> str:
+    async def _wait_for(self, args: tools.WaitArgs, call: _Call, mine: Caller) -> str:
         people = self._durable.people
         if args.what.startswith("chk_"):
             known = mine.checkpoint(args.what)
