@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
@@ -20,7 +18,7 @@ from sidecar.background.intents.texts import told
 from sidecar.background.messages import inline
 from sidecar.background.model_tools import ModelTools
 from sidecar.background.people.answerers import IN_OPENCODE
-from sidecar.background.people.people import AnswerArgs
+from sidecar.background.people.people import AnswerArgs, counted
 from sidecar.background.service import DurableStream
 from sidecar.components import until
 from streams.errors import CodedError
@@ -90,7 +88,10 @@ class ToolCalls:
                 case tools.AskArgs():
                     return await self._durable.people.ask(session, checked, call.id, call.turn or "")
                 case tools.WaitArgs():
-                    with self._one_more_wait(mine.root()):
+                    if self._waits[root := mine.root()] >= MOST_WAITS:
+                        many = f"{MOST_WAITS} calls of this session and its background work wait"
+                        raise RequestError("too-many-waits", many)
+                    with counted(self._waits, root):
                         return await self._wait_for(checked, call, mine)
                 case tools.ReadArgs():
                     return await self._durable.people.read(checked, session)
@@ -179,18 +180,6 @@ class ToolCalls:
             told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id, "turn": call.turn}
             await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)
         return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
-
-    @contextmanager
-    def _one_more_wait(self, root: str) -> Iterator[None]:
-        if self._waits[root] >= MOST_WAITS:
-            raise RequestError("too-many-waits", f"{MOST_WAITS} calls of this session and its background work wait")
-        self._waits[root] += 1
-        try:
-            yield
-        finally:
-            self._waits[root] -= 1
-            if not self._waits[root]:
-                del self._waits[root]
 
     async def _wait_for(self, args: tools.WaitArgs, call: _Call, mine: Caller) -> str:
         people = self._durable.people

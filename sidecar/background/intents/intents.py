@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 NAME: Final = "intents"
 
 MAX_RESULT: Final = 16 * 1024
-MAX_GIST: Final = 300
-"""Length, in characters, of the beginning of a result that the sentence for a person may use."""
 """Maximum length of a result that an intent keeps and sends to its parent, in characters. The phantom's session has the
 whole result."""
+
+MAX_GIST: Final = 300
+"""Length, in characters, of the beginning of a result that the sentence for a person may use."""
 
 MAX_REASON: Final = 500
 """Maximum length of the error that an intent keeps, in characters. The log has the whole error."""

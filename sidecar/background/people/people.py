@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import Field
 
@@ -52,6 +52,8 @@ from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
 from streams.bus.command import Command
 from streams.identity import Identity
+
+T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 25.0
 """How many seconds an answer may take to reach OpenCode, including all attempts."""
@@ -120,10 +122,8 @@ class People:
         self._since: dict[str, float] = {}
         """Since when each trouble of an agent has lasted. One that may pass is told only if it lasts long enough."""
         self._lasts_seconds = config.escalate_after_seconds
-        self._waited: Counter[str] = Counter()
-        """The checkpoints for which a call in this process is waiting, and how many calls are waiting for each."""
-        self._asking: dict[str, str] = {}
-        """The session of each question whose call is waiting."""
+        self._waited: Counter[tuple[str, str]] = Counter()
+        """How many calls in this process are waiting, by the session that asked and the checkpoint."""
 
     @property
     def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
@@ -148,8 +148,8 @@ class People:
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
                 await self._command(agent.name, f"tick:{now}", "tick", {"now": now, **await self._focus()})
-        waiting = [c.id for c in self.checkpoints.data.checkpoints.values() if c.waiting]
-        if left := [identifier for identifier in waiting if not self._waited[identifier]]:
+        waiting = [c for c in self.checkpoints.data.checkpoints.values() if c.waiting]
+        if left := [c.id for c in waiting if (c.session, c.id) not in self._waited]:
             payload = {"checkpoints": left}
             await self._command(checkpoints.NAME, f"later:{self._identity.ulid()}", "checkpoint.later", payload)
 
@@ -233,12 +233,7 @@ class People:
             "default": args.default,
             "expires": self._identity.now_ms() + round(args.minutes * 60_000),
         }
-        self._asking[identifier] = session
-        try:
-            return await self._await_answer(identifier, payload, call, seconds)
-        finally:
-            if not self._waited[identifier]:
-                self._asking.pop(identifier, None)
+        return await self._await_answer(identifier, payload, call, seconds)
 
     def _refuse_crowd(self, session: str, identifier: str) -> None:
         """Refuse a question of a session that waits for too many answers, or a model could bury a person in them."""
@@ -246,7 +241,7 @@ class People:
         open_ = {c.id for c in known if c.kind == "ask" and c.session == session and c.state == "open"}
         # A question that was asked at the same time may not be in the agent's state yet.
         ids = self.checkpoints.data.checkpoints
-        open_ |= {each for each, of in self._asking.items() if of == session and each not in ids}
+        open_ |= {each for of, each in self._waited if of == session and each not in ids}
         if identifier not in open_ and len(open_) >= MOST_ASKS:
             raise RequestError(
                 "too-many-asks",
@@ -298,7 +293,7 @@ class People:
         return await read_lines(open_reader(self._home.store_path), session, args.stream, args.last)
 
     async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
-        with self._waiting(identifier):
+        with counted(self._waited, (payload["session"], identifier)):
             await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
 
             def is_over() -> bool:
@@ -318,16 +313,6 @@ class People:
         if known.intent is not None:
             return f"{later} Do not end before: you get the answer from that call."
         return f"{later} Or end your turn: the answer will come as a message."
-
-    @contextmanager
-    def _waiting(self, identifier: str) -> Iterator[None]:
-        self._waited[identifier] += 1
-        try:
-            yield
-        finally:
-            self._waited[identifier] -= 1
-            if not self._waited[identifier]:
-                del self._waited[identifier]
 
     # --- requests ---
 
@@ -419,6 +404,18 @@ class People:
 
     async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
         return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
+
+
+@contextmanager
+def counted(counter: Counter[T], key: T) -> Iterator[None]:
+    """Count one more of ``key`` while the block runs."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
 
 
 def _how_it_ended(known: Checkpoint) -> str:

@@ -109,9 +109,8 @@ class Git:
     async def tree(self, name: str) -> str:
         return (await self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{tree}}")).strip()
 
-    async def names(self, *arguments: str, given: Iterable[str] | None = None) -> list[str]:
-        text = None if given is None else nul(given)
-        return [each for each in (await self.run(*arguments, given=text)).split("\0") if each]
+    async def names(self, *arguments: str) -> list[str]:
+        return [each for each in (await self.run(*arguments)).split("\0") if each]
 
     @property
     def _files(self) -> str:
