@@ -77,7 +77,7 @@ class WorktreeActs:
             Path(made.root), made.top, variables, note, lambda: self._is_wanted(intent)
         )
         if failed:
-            await self._worktrees.drop(made)
+            await self._worktrees.discard(intent, made.root, made.repository)
             return {"failed": failed, "setup": runs}
         return {**(await self._worktrees.settle(intent, made))._asdict(), "setup": runs}
 

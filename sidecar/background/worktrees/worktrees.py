@@ -189,9 +189,6 @@ class Worktrees:
         if await asyncio.to_thread(Path(repository).is_dir):
             await Git(repository).run("update-ref", "-d", _ref(intent))
 
-    async def drop(self, made: Worktree) -> None:
-        await asyncio.to_thread(_remove, self.root(Path(made.root).name), made.repository)
-
     async def _check(self, root: Path, folder: str) -> None:
         if not await asyncio.to_thread(modules.is_ours, root, folder):
             raise WorktreeError("worktree-changed", f"the file {root}/.git is not the one that git wrote")
