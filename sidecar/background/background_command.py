@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent
@@ -31,25 +31,18 @@ USAGE: Final = (
 )
 
 
-class Asked(NamedTuple):
-    """What a person asked for: to list the work, or to ``cancel`` or ``answer`` what ``target`` names."""
-
-    verb: Literal["list", "cancel", "answer", "help"]
-    target: str = ""
-    answer: str = ""
-
-
-def parse(text: str) -> Asked:
-    """Parse the text after ``/background``; anything unknown counts as a request for help."""
+def parse(text: str) -> tuple[Literal["list", "cancel", "answer", "help"], str, str]:
+    """What a person asked for after ``/background``: to list the work, or to cancel or answer what the second text
+    names, with the third as the answer. Anything unknown counts as a request for help."""
     verb, _, rest = text.strip().partition(" ")
     target, _, answer = rest.strip().partition(" ")
     if not verb or verb == "list":
-        return Asked("list")
+        return "list", "", ""
     if verb == "cancel" and target:
-        return Asked("cancel", target)
+        return "cancel", target, ""
     if verb == "answer" and target and answer.strip():
-        return Asked("answer", target, answer.strip())
-    return Asked("help")
+        return "answer", target, answer.strip()
+    return "help", "", ""
 
 
 def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: int) -> str:

@@ -143,22 +143,22 @@ class ToolCalls:
         return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
 
     async def _background(self, text: str) -> str:
-        asked = background_command.parse(text)
-        match asked.verb:
+        verb, target, answer = background_command.parse(text)
+        match verb:
             case "list":
                 waiting, now = await self._durable.people.waiting(), self._identity.now_ms()
                 return background_command.listing(self._durable.data.intents.values(), waiting, now)
             case "cancel":
-                intent = self._durable.find(asked.target)
+                intent = self._durable.find(target)
                 await self._durable.cancel(intent, "cancelled by the user")
                 return f"{intent.id} is being cancelled."
             case "answer":
                 row = await self._durable.people.answer(
-                    AnswerArgs(checkpoint=asked.target, answer=[asked.answer]),
+                    AnswerArgs(checkpoint=target, answer=[answer]),
                     IN_OPENCODE,
                     most=background_command.MAX_ASK,
                 )
-                return f"{row['id']} answered: {asked.answer}"
+                return f"{row['id']} answered: {answer}"
         return background_command.USAGE
 
     def _listing(self, mine: list[Intent], unfinished: bool) -> str:
