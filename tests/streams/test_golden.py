@@ -96,7 +96,7 @@ def test_a_snapshot_anywhere_gives_the_state_of_a_whole_replay(name: str) -> Non
     whole = CaptureState()
     for each in events:
         whole.apply(each)
-    for at in range(0, len(events) + 1, max(len(events) // 3, 1)):
+    for at in range(0, len(events) + 1, 1 + len(events) // 25):
         state = CaptureState()
         for each in events[:at]:
             state.apply(each)

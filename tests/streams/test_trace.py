@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.lineage import span_id, trace_id
+from streams.lineage import trace_id
 from streams.trace import made_trace, parse_traceparent
-from tests.bridge.opencode.playing import names, play
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 100), deadline=None, derandomize=True, database=None)
@@ -60,18 +59,3 @@ def test_a_chain_of_causes_keeps_its_trace_and_has_a_span_for_each_hop(root: str
     assert {each.trace_id for each in chain} == {trace_id(root)}
     assert len({each.span_id for each in chain}) == len(chain)
     assert all(parse_traceparent(str(each)) == each for each in chain)
-
-
-@pytest.mark.parametrize("name", [name for name in names() if name.startswith(("task", "chat", "abort_task"))])
-def test_every_recorded_event_of_a_family_is_in_one_trace(name: str) -> None:
-    """This holds along causation, too: an event's cause is in the event's trace."""
-    events = {event.id: event for event in play(name).log.events.values() if event.traceparent}
-    assert events
-    for event in events.values():
-        context = parse_traceparent(event.traceparent or "")
-        assert context is not None and context.trace_id == trace_id(event.stream_id)
-        assert context.span_id == span_id(event.payload["session"])
-        cause = events.get(event.causation_id or "")
-        if cause is not None:
-            caused_by = parse_traceparent(cause.traceparent or "")
-            assert caused_by is not None and caused_by.trace_id == context.trace_id

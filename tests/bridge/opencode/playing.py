@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -108,3 +109,22 @@ def play(name: str) -> Player:
     player.feed(recording(name))
     player.wait()
     return player
+
+
+_ID = re.compile(r"\b(ses|msg|prt|per|que|evt|inp)_\w+")
+
+
+def story(log: Log) -> list[str]:
+    """One line for each event of the log: its number, stream, type, actor, the number of its cause, the message that it
+    belongs to, and its payload. Ids are numbered as they come."""
+    places = {event.id: number for number, event in enumerate(log.events.values())}
+    names: dict[str, str] = {}
+    lines = []
+    for number, event in enumerate(log.events.values()):
+        cause = f"after {places[event.causation_id]}" if event.causation_id else "first"
+        past = ["history"] if event.metadata.get("history") else []
+        payload = json.dumps(event.payload, sort_keys=True, ensure_ascii=False)
+        words = [event.stream_id, event.type, event.actor, cause, f"of {event.correlation_id}", *past, payload]
+        numbered = _ID.sub(lambda id_: names.setdefault(id_[0], f"{id_[1]}_{len(names)}"), " ".join(words))
+        lines.append(f"{number} {numbered}")
+    return lines

@@ -148,8 +148,3 @@ def summary(player: Player2) -> list[str]:
         past = ["(history)"] if event.metadata.get("history") else []
         lines.append(" ".join([f"{session}", event.type, event.actor, *state, *told, *past]))
     return lines
-
-
-if __name__ == "__main__":
-    for each in names():
-        (RECORDINGS / f"{each}.events").write_text("".join(f"{line}\n" for line in summary(play2(each))))

@@ -14,36 +14,6 @@ OUTCOMES = ["completed", "aborted", "completed"]
 """Of the turns in ``shell_abort``: a command, an interrupted one, a prompt."""
 
 
-def test_a_command_is_an_input_a_turn_and_a_step() -> None:
-    player = play("shell")
-    created, given, started, runs, step, ended = player.log.events.values()
-    assert (runs.type, runs.payload["input"]["command"]) == ("execution.step.started", "echo hi")
-    assert created.type == "lifecycle.session.created"
-    assert (given.type, given.actor, given.payload["shell"]) == ("human.input", "user", "echo hi")
-    assert (started.type, started.payload["trigger"]) == ("turn.started", "shell")
-    assert "model" not in started.payload and "model" not in ended.payload
-    assert (step.payload["tool"], step.payload["output"]) == ("bash", "hi\n")
-    assert (ended.payload["outcome"], ended.payload["steps"]) == ("completed", 1)
-    assert started.causation_id == given.id and step.causation_id == ended.causation_id == started.id
-    assert {given.payload["message"]} == {e.correlation_id for e in (given, started, step, ended)}
-
-
-def test_an_interrupted_command_is_an_aborted_turn_and_the_next_prompt_is_not() -> None:
-    player = play("shell_abort")
-    assert [e.payload["trigger"] for e in player.of("turn.started")] == ["shell", "shell", "prompt"]
-    assert [e.payload["outcome"] for e in player.of("turn.ended")] == OUTCOMES
-    given = [e.payload.get("shell") for e in player.of("human.input")]
-    assert given == ["echo one; exit 3", "echo started; sleep 60", None]
-
-
-def test_a_fork_does_not_tell_the_commands_again_that_it_copied() -> None:
-    player = play("shell_fork")
-    assert [e.payload.get("shell") for e in player.of("human.input")] == ["echo one; exit 3", None, None, "echo infork"]
-    assert len(player.of("turn.started")) == len(player.of("turn.ended")) == 4
-    tools = [e.payload["input"]["command"] for e in player.of("execution.step") if e.payload["kind"] == "tool"]
-    assert tools == ["echo one; exit 3", "echo infork"]
-
-
 def test_nothing_of_a_command_is_acknowledged_before_its_text_is_known() -> None:
     player, items = Player(), recording("shell")
     player.feed(items[:RUNNING])
