@@ -21,12 +21,11 @@ from streams.lineage import Lineage, Session
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.log.verify import Verification
 from streams.projection import fold, state_hash
 from streams.store import Snapshot, StreamReader
 from streams.stores.directory import Backend, read_manifest
 from tests.bridge.opencode.playing import play
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 
 FOLDER: Final = Path(__file__).with_name("golden")
 PLAYED: Final = ("task_child", "two_queued", "fork")
@@ -85,7 +84,7 @@ async def opened(name: str, to: Path) -> tuple[Log, LogReader, Backend]:
     shutil.copytree(FOLDER / name, to)
     manifest = read_manifest(to)
     assert manifest is not None
-    assert [str(finding) async for finding in Verification(to).run()] == []
+    assert await faults(to) == []
     return await Log.open(to, seeded_identity(2)), LogReader(to), manifest.backend
 
 

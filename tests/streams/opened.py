@@ -1,17 +1,24 @@
-"""The store for a contract's tests, and reading all of it."""
+"""The store for a contract's tests, and reading all of it; what a whole check of a store's directory finds."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streams.log.verify import Verification
 from streams.store import Record, StreamStore
 
 
 async def collect(records: AsyncIterator[Record]) -> list[Record]:
     return [record async for record in records]
+
+
+async def faults(store: Path) -> list[str]:
+    """Everything that verifying the store finds, in words; empty if the store is sound."""
+    return [str(finding) async for finding in Verification(store).run()]
 
 
 async def everything(store: StreamStore) -> list[dict[str, Any]]:

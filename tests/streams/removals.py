@@ -8,7 +8,6 @@ from typing import Any
 
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.verify import Verification
 from streams.retention import Removed
 from streams.stores.directory import Backend
 from streams.stores.disk import Disk
@@ -24,10 +23,6 @@ async def open_log(store: Path, backend: Backend = "jsonl", disk: Disk | None = 
     return await Log.open(
         store, seeded_identity(1), backend=backend, disk=disk or FastDisk(), segment_bytes=SEGMENT_BYTES
     )
-
-
-async def faults(store: Path) -> list[str]:
-    return [str(finding) async for finding in Verification(store).run()]
 
 
 async def prune(log: Log) -> Removed:

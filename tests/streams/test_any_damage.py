@@ -22,8 +22,7 @@ from streams.query import Filter
 from streams.store import Record
 from streams.stores.directory import Backend
 from tests.streams.builders import event
-from tests.streams.opened import collect
-from tests.streams.removals import faults
+from tests.streams.opened import collect, faults
 from tests.streams.sizes import size
 from tests.streams.sqlite_logs import change
 

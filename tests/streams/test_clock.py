@@ -15,11 +15,10 @@ import pytest
 from streams.identity import Identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
-from streams.log.verify import Verification
 from streams.query import Filter
 from streams.stores.directory import Backend
 from tests.streams.builders import event
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 
 NOW = 1_795_000_000_000
 YEAR = 365 * 86_400_000
@@ -66,4 +65,4 @@ async def test_order_is_that_of_positions(tmp_path: Path, clock: str) -> None:
     await Migration(log, "sqlite" if backend == "jsonl" else "jsonl").run()
     assert await collect(log.read_all()) == written
     await log.close()
-    assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+    assert await faults(tmp_path) == []

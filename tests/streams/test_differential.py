@@ -23,13 +23,13 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.log.verify import Verification
 from streams.query import Filter
 from streams.store import NOTHING, Record, RetentionStore, Snapshot
 from streams.stores.directory import Backend
 from tests.memory import MemoryStore
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
+from tests.streams.opened import faults
 from tests.streams.sizes import is_set, size
 
 HANG_S = 60.0
@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
             assert await _plain(reader.read_all()) == everything
             assert await reader.removed() == await self.memory.removed()
             await reader.close()
-            assert [str(finding) async for finding in Verification(self.place(name)).run()] == []
+            assert await faults(self.place(name)) == []
 
 
 def test_the_stores_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,11 @@ from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
-from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.directory import Backend
 from tests.streams.builders import event
 from tests.streams.calls import Call, ShortWrite, watching
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 
 BATCHES = 40
 MANY = 4000
@@ -81,7 +80,7 @@ async def check_reopened(store: Path, backend: Backend, acked: list[Record], mos
         assert keys == [each.idempotency_key for number in range(following + 5) for each in batch(number)]
     finally:
         await log.close()
-    assert [str(finding) async for finding in Verification(store).run()] == []
+    assert await faults(store) == []
 
 
 FAULTS = [

@@ -16,10 +16,9 @@ from streams.errors import StoreFenced, StoreLocked
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
-from streams.log.verify import Verification
 from streams.stores.directory import LOCK, MANIFEST, Backend, is_being_written
 from tests.streams.builders import event
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 
 
 @pytest.fixture(params=["jsonl", "sqlite"])
@@ -55,7 +54,7 @@ def files(store: Path) -> dict[str, bytes]:
 
 
 async def keys(store: Path) -> list[str]:
-    assert [str(finding) async for finding in Verification(store).run()] == []
+    assert await faults(store) == []
     log = await Log.open(store, system_identity())
     found = [record.event.idempotency_key for record in await collect(log.read_all())]
     await log.close()

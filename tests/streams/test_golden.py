@@ -19,13 +19,12 @@ from sidecar.care.upkeep import SNAPSHOT, restore
 from streams import hashing
 from streams.log.log import Log
 from streams.log.migrate import Migration
-from streams.log.verify import Verification
 from streams.stores.directory import FORMATS, Backend, read_manifest
 from tests.bridge.opencode.playing import RECORDINGS, names, play
 from tests.streams.builders import IDENTITY, event
 from tests.streams.golden import FOLDER, described, expected, opened
 from tests.streams.golden import names as golden_names
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 
 
 @pytest.mark.parametrize("name", golden_names())
@@ -52,7 +51,7 @@ async def test_a_store_of_any_released_format_opens_and_goes_on(tmp_path: Path, 
     finally:
         await reader.close()
         await log.close()
-    assert [str(finding) async for finding in Verification(tmp_path / "store").run()] == []
+    assert await faults(tmp_path / "store") == []
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
@@ -68,11 +67,11 @@ async def test_a_log_of_a_library_that_wrote_exponents_otherwise_is_sound(
             patch.setattr(hashing, "orjson", older)
             records = await log.append([event("a", payload=payload), event("b", payload=payload)])
         await log.append([event("c", payload=payload)])
-        assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+        assert await faults(tmp_path) == []
         await Migration(log, "sqlite" if backend == "jsonl" else "jsonl").run()
-        assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+        assert await faults(tmp_path) == []
         await log.forget([], positions=[records[1].position], at_ms=1)
-        assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+        assert await faults(tmp_path) == []
     finally:
         await log.close()
 

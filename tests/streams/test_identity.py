@@ -80,17 +80,6 @@ class TestStamp:
         assert event.id and event.ts and event.schema_version == 1 and event.idempotency_key == f"event:{event.id}"
 
 
-def identity_of(ms: int, drawn: bytes) -> Identity:
-    return Identity(lambda: ms, lambda count: drawn[:count])
-
-
-def test_ids_are_as_the_library_writes_them() -> None:
-    random = Random(1)
-    for _ in range(200):
-        ms, drawn = random.randrange(2**48), random.randbytes(10)
-        assert identity_of(ms, drawn).ulid() == str(ULID(ms.to_bytes(6, "big") + drawn))
-
-
 def test_a_forked_process_draws_other_randomness() -> None:
     identity = system_identity()
     identity.nonce()

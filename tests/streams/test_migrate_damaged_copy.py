@@ -12,10 +12,9 @@ import pytest
 from streams.errors import StoreUnavailable
 from streams.log.log import Log
 from streams.log.migrate import Migration, Progress, discard_old
-from streams.log.verify import Verification
 from streams.stores.directory import Backend, read_manifest
 from tests.streams.moves import BOTH, fill, open_log, plain
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 from tests.streams.sizes import size
 from tests.streams.sqlite_logs import change
 
@@ -48,10 +47,6 @@ def damage_with(what: str | int, file: Path) -> None:
     used = [place for place, byte in enumerate(data) if byte]  # most of a small database is empty
     data[chance.choice(used)] ^= 1 << chance.randrange(8)
     file.write_bytes(bytes(data))
-
-
-async def faults(store: Path) -> list[str]:
-    return [str(finding) async for finding in Verification(store).run()]
 
 
 async def check_moved(store: Path, log: Log, written: list[dict[str, object]]) -> None:

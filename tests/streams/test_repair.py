@@ -17,13 +17,13 @@ from streams.log.migrate import Migration
 from streams.log.reader import LogReader
 from streams.log.repair import RepairRun, examine
 from streams.log.repair_plan import Facts, Item, StoreFacts, decide
-from streams.log.verify import Verification
 from streams.store import Snapshot
 from streams.stores.directory import Backend, KeptStore, Manifest, read_manifest
 from streams.stores.hints import Hints
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event, events
 from tests.streams.calls import Call, watching
+from tests.streams.opened import faults
 from tests.streams.sizes import size
 
 EVERY = size("REPAIR_EVERY", 20)
@@ -57,10 +57,6 @@ async def repair(store: Path) -> list[Item]:
         if item.action is not None:
             await repair_run.carry_out(item)
     return items
-
-
-async def faults(store: Path) -> list[str]:
-    return [str(finding) async for finding in Verification(store).run()]
 
 
 def segments(store: Path) -> list[Path]:

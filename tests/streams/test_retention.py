@@ -16,8 +16,8 @@ from streams.store import Snapshot
 from streams.stores.directory import Backend
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event
-from tests.streams.opened import collect
-from tests.streams.removals import BACKENDS, Remove, faults, forget, open_log, prune
+from tests.streams.opened import collect, faults
+from tests.streams.removals import BACKENDS, Remove, forget, open_log, prune
 from tests.streams.retention_contract import NOW, check_chains, fill
 
 

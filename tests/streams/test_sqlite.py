@@ -14,7 +14,6 @@ from streams.errors import ForeignStore
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.verify import Verification
 from streams.query import Filter
 from streams.stores.sqlite import lookups
 from streams.stores.sqlite.files import STEPS
@@ -23,7 +22,7 @@ from streams.stores.sqlite.search import SearchIndex, remove_search
 from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event
 from tests.streams.golden import FOLDER
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 from tests.streams.sqlite_logs import change, written
 
 
@@ -102,7 +101,7 @@ async def test_a_query_finds_the_same_in_the_lookups_and_beside_them(
     assert await reader.find_event(made[3].id) is None
     await reader.close()
     await log.close()
-    assert [str(finding) async for finding in Verification(tmp_path).run()] == []
+    assert await faults(tmp_path) == []
 
 
 async def test_a_log_of_the_first_schema_is_read_as_it_is(tmp_path: Path) -> None:

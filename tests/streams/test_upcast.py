@@ -11,10 +11,9 @@ from streams.event import SCHEMA_VERSION, StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration
-from streams.log.verify import Verification
 from streams.upcast import UPCASTERS
 from tests.streams.builders import event
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 
 
 def fields(version: int, **more: Any) -> dict[str, Any]:
@@ -44,4 +43,4 @@ async def test_a_move_and_verify_work_on_what_was_written(
     assert [record.hash for record in records] == [record.hash for record in written]
     assert all(record.event.payload == {"new": True} for record in records)
     await log.close()
-    assert [finding async for finding in Verification(tmp_path).run()] == []
+    assert await faults(tmp_path) == []
