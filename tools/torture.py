@@ -70,7 +70,7 @@ PLAN = (
     Part(
         "background-kills",
         "kill -9 in every step of background work, on OpenCode",
-        (f"{TORTURE}/test_background_kills.py", f"{TORTURE}/test_asking_kills.py", "-m", "torture or not torture"),
+        (f"{TORTURE}/test_background_kills.py", "-m", "torture or not torture"),
         5,
         {"BACKGROUND_KILLS": 10, "ASKING_KILLS": 10},
     ),

@@ -15,11 +15,11 @@ Point = Literal[
     "after-commit",
     "before-publish",
     "after-publish",
-    "before-ack",
-    "after-ack",
     "effect-started",
     "effect-done",
     "effect-recorded",
+    "before-ack",
+    "after-ack",
 ]
 
 Stop = Callable[[Point], None]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streams.log.verify import Verification
 from streams.store import Record
 from tests.real.durable import PLUGIN, DurableStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Json
+from tests.streams.opened import faults
 from tests.torture.many_homes import Member, World, handled, undisturbed, until, world
 
 pytestmark = pytest.mark.real_opencode
@@ -79,7 +79,7 @@ async def judge(made: World, script: str) -> None:
     (owned,) = [record.event.payload for record in after if record.event.type == "agent.owned"]
     assert owned["inherited"]
     for home in made.homes:
-        assert [str(finding) async for finding in Verification(home.one.home.store_path).run()] == []
+        assert await faults(home.one.home.store_path) == []
 
 
 async def both_called(made: World) -> bool:

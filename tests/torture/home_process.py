@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.options import ConnectOptions, PullSettings
@@ -22,6 +22,7 @@ from bridge.nats.l0.calls import REPORT
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
+from sidecar.agents.stops import Point
 from sidecar.config import RemoteTool
 from sidecar.mirror import inheriting, owning
 from sidecar.mirror.calling import RemoteCalls
@@ -39,22 +40,9 @@ from tests.torture.many_homes import Tally
 
 SUBJECT: Final = "cmd.tool.words.count"
 TAKE_OVER_READ: Final = "take-over-read"
-STEPS: Final = (
-    "pulled",
-    "received",
-    "before-commit",
-    "after-commit",
-    "before-publish",
-    "after-publish",
-    "effect-started",
-    "call-published",
-    "report-published",
-    "effect-done",
-    "effect-recorded",
-    "before-ack",
-    "after-ack",
-    "lease-renewed",
-)
+_POINTS: Final = get_args(Point)
+_CALLED: Final = _POINTS.index("effect-done")
+STEPS: Final = (*_POINTS[:_CALLED], "call-published", "report-published", *_POINTS[_CALLED:], "lease-renewed")
 """The steps from a command to its effect's result, at an owner that also carries out calls."""
 
 SETTINGS: Final = PullSettings(

@@ -2,8 +2,9 @@
 
 An undisturbed life writes some twenty records to the streams of the built-in agents. Each kill waits for one of them,
 the next one every time, and ends the sidecar, the headless OpenCode, the user's OpenCode or its terminal. Then
-everything goes on by itself: one session for the intent, one message to the parent, nothing lost.
-``TORTURE_BACKGROUND_KILLS`` sets how often for each victim.
+everything goes on by itself: one session for the intent, one message to the parent, nothing lost. The answer to a
+question reaches the model once: as the result of its call, or as one message.
+``TORTURE_BACKGROUND_KILLS`` and ``TORTURE_ASKING_KILLS`` set how often for each victim.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.background.intents.lifecycle import ENDED
-from tests.real.durable import wait_until
+from tests.real.durable import DurableStream, wait_until
+from tests.real.opencode import RealOpenCode
 from tests.real.terminal import ENTER, READY, Terminal
 from tests.streams.sizes import size
 from tests.torture.figures import note
@@ -29,6 +30,7 @@ from tests.torture.tormented import Tormented, client_and_home
 pytestmark = pytest.mark.real_opencode
 
 KILLS = size("BACKGROUND_KILLS", 1)
+ASKING_KILLS = size("ASKING_KILLS", 1)
 
 
 class Torment(Tormented):
@@ -112,7 +114,7 @@ class Torment(Tormented):
         assert (self.lost, self.doubled) == (0, 0), (mark, self.step, children, wakes)
 
 
-class Asking(Torment):
+class Permission(Torment):
     """The intent asks for a permission, and a person answers on the command line."""
 
     def work(self, mark: str) -> str:
@@ -170,32 +172,107 @@ class Cancelled(Torment):
         wait_until(is_at_rest, f"the end of every turn of {mark} (step {self.step})")
 
 
+class Question(Tormented):
+    """A session calls ``checkpoint_ask``, and a person answers from the command line."""
+
+    steps = 13
+    last = "checkpoint.told"
+
+    def life(self, victim: str, mark: str) -> None:
+        """One question from the prompt to the answer."""
+        session, after = self.client.create_session(mark), self.head()
+        ask = json.dumps({"question": f"May I end {mark}?"})
+        self.client.prompt_async(session, f"CALL:checkpoint_ask {ask}THEN: SAY:heard")
+        person = threading.Thread(target=self._answers, args=(mark,))
+        person.start()
+        if self.reached(after):
+            self.kill(victim)
+        person.join()
+        wait_until(lambda: self._heard(session, mark), f"the answer in {mark} ({victim}, step {self.step})")
+        wait_until(lambda: self._at_rest(session), f"the end of {mark} ({victim}, step {self.step})")
+        heard = self._heard(session, mark)
+        self.doubled += max(len(heard) - 1, 0)
+        assert self.doubled == 0, (victim, self.step, json.dumps(heard, indent=1))
+
+    def _answers(self, mark: str) -> None:
+        """A person who looks until something waits, and tries again until the answer is taken."""
+
+        def answered() -> bool:
+            mine = [each for each in self.durable.lines("checkpoints", "--all") if f"{mark}?" in each["text"]]
+            if mine and mine[0]["state"] == "open":
+                self.durable._run("checkpoints", mine[0]["id"], "--answer", f"yes, {mark} may end")
+                return False
+            return bool(mine) and mine[0]["state"] == "answered"
+
+        wait_until(answered, f"the answer to {mark}")
+
+    def _heard(self, session: str, mark: str) -> list[dict[str, Any]]:
+        """The parts in which the model gets the answer."""
+        found = []
+        for message in self.client.messages(session):
+            kind = "text" if message["info"]["role"] == "user" else "tool"  # the scripted model repeats what it reads
+            parts = [part for part in message["parts"] if part["type"] == kind]
+            found += [part for part in parts if f"yes, {mark} may" in _read(part)]
+        return found
+
+    def _at_rest(self, session: str) -> bool:
+        last = self.client.messages(session)[-1]["info"]
+        return session not in self.client.status() and last["role"] == "assistant"
+
+
+def _read(part: dict[str, Any]) -> str:
+    """What the model reads in a part."""
+    if part["type"] == "text":
+        return str(part["text"])
+    return str(part["state"].get("output") or "")
+
+
 FULL = pytest.mark.torture
+OTHERS = ("headless", "opencode", "terminal")
+
+World = tuple[DurableStream, RealOpenCode]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One OpenCode and one home for every victim: the lives come one after the other."""
+    with client_and_home(tmp_path_factory.mktemp("kills"), config={"permission": {"bash": "ask"}}) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
-    "victim", ["sidecar", *(pytest.param(name, marks=FULL) for name in ("headless", "opencode", "terminal"))]
+    ("part", "kind", "kills", "victim"),
+    [
+        ("background", Torment, KILLS, "sidecar"),
+        *(
+            pytest.param("background", Torment, KILLS, name, marks=FULL)
+            for name in ("headless", "opencode", "terminal")
+        ),
+        ("permission", Permission, KILLS, "headless"),
+        *(pytest.param("permission", Permission, KILLS, name, marks=FULL) for name in ("sidecar", "opencode")),
+        ("cancel", Cancelled, KILLS, "sidecar"),
+        pytest.param("cancel", Cancelled, KILLS, "headless", marks=FULL),
+        ("asking", Question, ASKING_KILLS, "sidecar"),
+        pytest.param("asking", Question, ASKING_KILLS, "opencode", marks=FULL),
+    ],
 )
-def test_one_session_and_one_message_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
-    with client_and_home(tmp_path) as (durable, client):
-        tormented = Torment(durable, client)
-        tormented.torment(victim, KILLS)
-        note(f"background-{victim}", **tormented.figures())
+def test_all_of_it_happens_once_whoever_is_killed_and_when(
+    world: World, part: str, kind: type[Tormented], kills: int, victim: str
+) -> None:
+    tormented = kind(*world)
+    tormented.torment(victim, kills)
+    note(f"{part}-{victim}", **tormented.figures())
 
 
-@pytest.mark.parametrize(
-    "victim", ["headless", pytest.param("sidecar", marks=FULL), pytest.param("opencode", marks=FULL)]
-)
-def test_a_permission_of_background_work_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
-    with client_and_home(tmp_path, config={"permission": {"bash": "ask"}}) as (durable, client):
-        tormented = Asking(durable, client)
-        tormented.torment(victim, KILLS)
-        note(f"permission-{victim}", **tormented.figures())
-
-
-@pytest.mark.parametrize("victim", ["sidecar", pytest.param("headless", marks=FULL)])
-def test_a_cancelled_one_stops_and_tells_nobody_whoever_is_killed_and_when(tmp_path: Path, victim: str) -> None:
-    with client_and_home(tmp_path) as (durable, client):
-        tormented = Cancelled(durable, client)
-        tormented.torment(victim, KILLS)
-        note(f"cancel-{victim}", **tormented.figures())
+@FULL
+def test_a_signal_after_a_kill_of_the_sidecar_ends_the_wait_that_died_with_it(world: World) -> None:
+    """A signal that came while nobody waited is returned by the next call of ``wait_for``."""
+    durable, client = world
+    session = client.create_session("waits")
+    wait = f"CALL:wait_for {json.dumps({'what': 'deployed', 'seconds': 120})}"
+    client.prompt_async(session, f"{wait}THEN: {wait}THEN: SAY:went on")
+    wait_until(lambda: client.parts(session, "tool"), "the call")
+    os.kill(durable.wait_running(), signal.SIGKILL)
+    # A command does not wait for the next sidecar.
+    wait_until(lambda: durable._run("signal", "deployed", '{"version": 7}').returncode == 0, "the signal")
+    wait_until(lambda: "version" in _read(client.parts(session, "tool")[-1]), "the payload")

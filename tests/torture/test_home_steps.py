@@ -20,10 +20,10 @@ from typing import Any
 import nats
 
 from streams.log.reader import LogReader
-from streams.log.verify import Verification
 from streams.store import Record
 from tests.mirrors import unsynced
 from tests.nats_servers import TOKEN, RealServer, real_server
+from tests.streams.opened import faults
 from tests.torture import home_process
 from tests.torture.figures import note
 from tests.torture.home_process import CONTEXT, STEPS, TAKE_OVER_READ, Given
@@ -196,7 +196,7 @@ async def test_each_fault_at_each_step_costs_and_doubles_nothing(tmp_path: Path)
             for fault in FAULTS.values():
                 owner, other = await made.send_and_hold(step)
                 await fault(owner)
-        records = await judge(made, faults=len(STEPS) * len(FAULTS))
+        records = await judge(made, disturbed=len(STEPS) * len(FAULTS))
         assert [record.event.type for record in records].count("effect.completed") == made.sent
         assert [record.event.type for record in records].count("agent.owned") == 1
         assert not handled(await other.records())
@@ -212,7 +212,7 @@ async def test_each_fault_while_a_home_reads_what_it_takes_over_costs_and_double
             await fault(heir)
             await until(made.is_settled)
             await owner.again()
-        await judge(made, faults=len(FAULTS))
+        await judge(made, disturbed=len(FAULTS))
 
 
 async def test_an_owner_that_sleeps_at_a_step_while_another_home_takes_its_agent_costs_nothing(tmp_path: Path) -> None:
@@ -229,17 +229,17 @@ async def test_an_owner_that_sleeps_at_a_step_while_another_home_takes_its_agent
             owner.signal(signal.SIGCONT)
             owner.pipe.send("go on")
             await until(made.is_settled)
-        await judge(made, faults=len(OWN_STEPS))
+        await judge(made, disturbed=len(OWN_STEPS))
 
 
-async def judge(made: World, *, faults: int) -> list[Record]:
+async def judge(made: World, *, disturbed: int) -> list[Record]:
     """Each command handled once, one key for each effect, the state of a quiet home. Returns what the owner did."""
     await until(made.is_settled)
     await until(made.is_acknowledged)
     records = await (await made.owner()).records()
     inputs = handled(records)
     lost, doubled = made.sent - len(inputs), inputs.total() - len(inputs)
-    note("many-homes", kills=faults, inputs=made.sent, lost=lost, doubled=doubled)
+    note("many-homes", kills=disturbed, inputs=made.sent, lost=lost, doubled=doubled)
     assert (lost, doubled) == (0, 0)
     assert len(list(made.done.iterdir())) == made.sent
     taken = [record.event.payload for record in records if record.event.type == "agent.owned"]
@@ -249,7 +249,7 @@ async def judge(made: World, *, faults: int) -> list[Record]:
     for home in made.homes:
         ids = [record.event.id for record in await home.records()]
         assert len(set(ids)) == len(ids)
-        assert [str(finding) async for finding in Verification(home.path).run()] == []
+        assert await faults(home.path) == []
     return records
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from streams.log.reader import LogReader
-from streams.log.verify import Verification
+from tests.streams.opened import faults
 from tests.streams.sizes import size
 from tests.torture.figures import note, percentile, seeded
 from tests.torture.load import Content, Lane, content, expected
@@ -125,7 +125,7 @@ async def judge(part: str, torments: Sequence[Torment]) -> None:
         lost += missing.total() + torment.lost_acked
         doubled += surplus.total()
         told += [f"missing: {one}" for one in missing] + [f"too much: {one}" for one in surplus]
-        findings = [str(finding) async for finding in Verification(torment.one.home.store_path).run()]
+        findings = await faults(torment.one.home.store_path)
         assert findings == []
     recovery = [took for torment in torments for took in torment.recovery_s]
     note(

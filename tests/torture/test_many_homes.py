@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bridge.opencode.link.protocol import RequestError
-from streams.log.verify import Verification
+from tests.streams.opened import faults
 from tests.streams.sizes import size
 from tests.torture.figures import note
 from tests.torture.many_homes import AGENTS, LEASE_S, World, handled, undisturbed, until, world
@@ -83,7 +83,7 @@ async def judge(made: World, epoch: int) -> None:
     owned = [record.event.payload for record in records if record.event.type == "agent.owned"]
     assert owned == [{"epoch": epoch, "previous": None, "inherited": False}]
     for home in made.homes:
-        assert [str(finding) async for finding in Verification(home.one.home.store_path).run()] == []
+        assert await faults(home.one.home.store_path) == []
 
 
 async def take_over(made: World) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from streams.log.verify import Verification
+from tests.streams.opened import faults
 from tests.streams.sizes import size
 from tests.torture.figures import MAX_GROWTH_MIB, note, seeded
 from tests.torture.hostile import corpus, hooks_corpus, hostile_message, mutate
@@ -113,7 +113,7 @@ async def test_hostile_bytes_close_their_own_connection_at_most(tmp_path: Path) 
         assert attacker.closed and attacker.survived
         assert end_mib - start_mib < MAX_GROWTH_MIB
         assert left <= 5
-    findings = [str(finding) async for finding in Verification(one.home.store_path).run()]
+    findings = await faults(one.home.store_path)
     assert findings == []
 
 

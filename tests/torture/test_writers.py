@@ -37,13 +37,12 @@ from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
 from streams.log.migrate import Migration, discard_kept
 from streams.log.reader import LogReader
-from streams.log.verify import Verification
 from streams.query import Filter
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend, is_being_written
 from streams.stores.sqlite import keys as sqlite_keys
 from tests.streams.builders import event
-from tests.streams.opened import collect
+from tests.streams.opened import collect, faults
 from tests.streams.sizes import size
 from tests.torture.figures import MAX_GROWTH_MIB, note, rss_mib, seeded
 
@@ -277,7 +276,7 @@ async def check(store: Path, acked: dict[int, list[Ack]]) -> int:
             assert number == following[run, lane], "a lane appends one batch after the other"
             following[run, lane] += 1
         place += count
-    assert [str(finding) async for finding in Verification(store).run()] == []
+    assert await faults(store) == []
     return len(records)
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from tests.torture.figures import SEED
 from tools.install_opencode import binary_path
 
 _POLL_S = 0.001
+
+_numbers = count(1)
+"""The lives of a process: several victims may share a home."""
 
 
 class Tormented:
@@ -53,7 +57,7 @@ class Tormented:
             assert self.lives < 3 * kills, f"{self.late} of {self.lives} kills came too late"
             self.step = 7 * (SEED * kills + self.lives) % self.steps
             self.lives += 1
-            self.life(victim, f"life {SEED}.{self.lives}")
+            self.life(victim, f"life {SEED}.{next(_numbers)}")
             print(f"{victim}, step {self.step}: {self.kills} kills, {self.late} too late", file=sys.stderr)
 
     def head(self) -> int:
