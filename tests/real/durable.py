@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from sidecar.home import Home
@@ -59,9 +58,7 @@ class DurableStream:
     def __enter__(self) -> DurableStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         # A client's end may be followed by another headless OpenCode, which the sidecar started to deliver a message.
         end_marked("DURABLE_STREAM_HOME", str(self.home))

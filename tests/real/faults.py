@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from bridge.opencode.link.frames import PROTOCOL
 from sidecar.home import Home, SidecarInfo
@@ -58,9 +57,7 @@ class Scene:
     def __enter__(self) -> Scene:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the sidecar, unmount, remove everything."""
         self.close()
 

@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.real.api import OpenCodeApi, OpenCodeError
@@ -128,9 +127,7 @@ class RealOpenCode(OpenCodeApi):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

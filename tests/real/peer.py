@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
@@ -68,9 +67,7 @@ class FloodingPeer:
         self._home.write_info(SidecarInfo(os.getpid(), self._port, "peer", "0", PROTOCOL, 0))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._home.remove_info()
         self._ended.set()
         self._server.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import termios
@@ -12,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import pyte
 
@@ -27,6 +27,8 @@ READY = "Ask anything"
 _WHERE_IS_THE_CURSOR = b"\x1b[6n"
 _QUIT_LIMIT_S = 20
 _POLL_S = 0.05
+_BETWEEN_COLUMNS = re.compile(r" {2,}")
+"""A wide screen has a sidebar beside the answers."""
 
 
 class Terminal:
@@ -64,9 +66,7 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -140,5 +140,5 @@ class Terminal:
 
 
 def _answered(lines: list[str], answer: str) -> bool:
-    said = any(line.strip() == answer for line in lines)
+    said = any(answer in _BETWEEN_COLUMNS.split(line.strip()) for line in lines)
     return said and not any("esc interrupt" in line for line in lines)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.real import rings
 from tests.real.background import (
     assert_typing_answers,
     cancel_from_the_list,
@@ -44,14 +45,17 @@ def open_list(screen: Terminal) -> None:
     screen.press(ENTER)
 
 
-def test_the_native_list_cancels_and_answers_and_the_card_shows_what_runs_and_asks(
+def test_long_turns_ring_the_list_cancels_and_answers_and_the_card_shows_what_runs_and_asks(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
-    durable.start()
-    with RealOpenCode(opencode_binary, model.port, serve=False) as client:
+    with Receiver() as phone, RealOpenCode(opencode_binary, model.port, serve=False) as client:
+        rings.configure(durable, phone)
+        durable.start()
         durable.in_project(client, "install")
         with window(client, columns=170) as screen:
             screen.wait_for(READY)
+            rings.assert_rings(screen, durable, model, phone)
+            screen.press(rings.FRONT)
             say(screen, spawn("HOLD:native SAY:never"), "HOLD:native")
             running = one(durable, "running")
             screen.wait_for("count things in project started")  # a toast

@@ -1,4 +1,8 @@
-"""Background work with the real client under other settings."""
+"""Background work with the real client under other settings, behind a proxy that refuses this machine: budgets and a
+person stop it, and so do the end of its OpenCode and silence.
+
+One OpenCode and one home for all tests.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 
-from tests.real.background import intents, one, spawn, with_plugin
+from tests.real.api import OpenCodeError
+from tests.real.background import intents, of_session, one, spawn, spawns, with_plugin
 from tests.real.durable import DurableStream, is_alive, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -19,17 +25,168 @@ from tests.real.proxy import RefusingProxy
 
 pytestmark = pytest.mark.real_opencode
 
+BUDGETS = "[phantom]\nmax_depth = 2\nmax_sessions = 3\nmax_tokens = 5000\n"
+
 
 @pytest.fixture(scope="module")
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    with with_plugin(opencode_binary, model, durable) as opencode:
+    own = {"OPENCODE_EXPERIMENTAL_BACKGROUND_SUBAGENTS": "true"}
+    with (
+        RefusingProxy(model.port) as proxy,
+        with_plugin(opencode_binary, model, durable, BUDGETS, environment=proxy.environment | own) as opencode,
+    ):
+        opencode.sessions()  # loads the plugin
         yield opencode
 
 
 def settings(durable: DurableStream, text: str) -> None:
-    """The next sidecar has these."""
+    """The next sidecar has these, and is there."""
     (durable.home / "config.toml").write_text(text)
     durable.stop()
+    durable.wait_linked()
+
+
+def ended(durable: DurableStream, parent: str, *codes: str) -> None:
+    """Wait until the intents of a root have ended like this."""
+    wait_until(lambda: [i["code"] for i in intents(durable, parent)] == list(codes), f"ends with {codes}")
+
+
+def outcomes(durable: DurableStream, *sessions: str) -> list[str]:
+    """How the turns of these sessions ended."""
+    events = [record["event"] for record in durable.lines("query", "--type", "turn.ended")]
+    return [e["payload"]["outcome"] for e in events if e["payload"]["session"] in sessions]
+
+
+def test_a_runaway_spawner_meets_its_budget(client: RealOpenCode, durable: DurableStream) -> None:
+    parent = client.create_session("spawns in one answer")
+    client.prompt(parent, " ".join(spawns(f"SAY:{n}", f"number {n}") for n in range(5)) + "THEN: SAY:spawned")
+    states = ["completed"] * 3 + ["refused"] * 2
+    wait_until(lambda: sorted(i["state"] for i in intents(durable, parent)) == states, "three that ran, two refused")
+    assert {i["code"] for i in intents(durable, parent)} == {"", "budget-sessions"}
+    read = [part["state"]["output"] for part in client.parts(parent, "tool")]
+    assert sum(text.startswith("Not started (budget-sessions)") for text in read) == 2
+
+
+def test_a_chain_of_agents_meets_its_limit_and_cancelling_the_first_reaches_the_others(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    deepest = f"{spawns('SAY:never', 'third')}THEN: HOLD:second SAY:two"
+    parent = client.create_session("spawns in depth")
+    client.prompt(parent, spawn(f"{spawns(deepest, 'second')}THEN: HOLD:first SAY:one", "first"))
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["running", "running", "refused"], "the third")
+    first, _, refused = intents(durable, parent)
+    assert (refused["code"], refused["session"]) == ("recursion_depth_exceeded", None)
+    wait_until(lambda: "recursion_depth_exceeded" in json.dumps(durable.log(parent)), "what the model read")
+    durable.cli("intents", first["id"], "--cancel")
+    ends = ["cancelled", "cancelled", "refused"]
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ends, "the end of both")
+    for gate in ("first", "second"):
+        model.release(gate)
+    client.prompt(parent, "SAY:after")
+    assert "background-agent" not in json.dumps(client.messages(parent)), "a cancelled one wakes nobody"
+
+
+def test_tokens_stop_an_agent_in_the_middle(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
+    parent = client.create_session("costs too much")
+    wasteful = 'USAGE:6000 CALL:bash {"command": "true", "description": "x"}THEN: HOLD:tokens SAY:never'
+    client.prompt(parent, spawn(wasteful))
+    ended(durable, parent, "budget")
+    model.release("tokens")
+    (intent,) = intents(durable, parent)
+    wait_until(lambda: outcomes(durable, intent["session"]) == ["aborted"], "the end of its turn")
+
+
+def test_the_model_looks_cancels_and_reaches_a_child_of_the_task_tool(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    parent = client.create_session("cancels")
+    task = {"description": "look", "prompt": "HOLD:task SAY:never", "subagent_type": "general"}
+    client.prompt(parent, spawn(f"CALL:task {json.dumps(task)}THEN: SAY:never"))
+    model.wait_held("task")
+    (intent,) = intents(durable, parent)
+    asked = json.dumps({"intent": intent["id"]})
+    client.prompt(parent, f"CALL:intent_status {{}} CALL:intent_result {asked} CALL:intent_cancel {asked}THEN: SAY:ok")
+    status, result, cancel = (part["state"]["output"] for part in client.parts(parent, "tool")[-3:])
+    assert f"{intent['id']} running" in status
+    assert "is running" in result
+    assert "is being cancelled" in cancel
+    ended(durable, parent, "cancelled")
+    model.release("task")
+    wait_until(lambda: outcomes(durable, intent["session"]) == ["aborted"], "the end of its turn")
+    children = [r["event"]["payload"] for r in durable.lines("query", "--type", "lifecycle.session.created")]
+    (child,) = (each["session"] for each in children if each.get("parent") == intent["session"])
+    wait_until(lambda: outcomes(durable, child) == ["aborted"], "the end of its child's turn")
+
+
+def test_the_command_lists_and_cancels_without_a_call_of_the_model(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    parent = client.create_session("commands")
+    client.prompt(parent, spawn("HOLD:listed SAY:never"))
+    running = one(durable, "running", parent)
+    model.wait_held("listed")
+    before = len(model.of(parent))
+    for typed, shown in (("list", running["id"]), (f"cancel {running['id']}", "is being cancelled")):
+        body = {"command": "background", "arguments": typed}
+        with suppress(OpenCodeError):  # the plugin ends the command before the model is asked
+            client.request("POST", f"/session/{parent}/command", body)
+        wait_until(lambda shown=shown: shown in json.dumps(client.messages(parent)[-1]), shown)
+    one(durable, "cancelled", parent)
+    assert len(model.of(parent)) == before, "no call of the model"
+    model.release("listed")
+    told = [e["event"] for e in of_session(durable, parent)]
+    assert [e["type"] for e in told if "/background cancel" in json.dumps(e["payload"])] == ["agent.input"]
+
+
+def test_opencodes_own_background_agent_is_told_apart(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    parent = client.create_session("has OpenCode start it")
+    task = {"description": "own", "prompt": "HOLD:own SAY:below", "subagent_type": "general", "background": True}
+    client.prompt(parent, f"CALL:task {json.dumps(task)}THEN: SAY:started")
+
+    def states() -> list[str]:
+        return [each["state"] for each in durable.lines("intents", "--all") if each.get("parent") == parent]
+
+    wait_until(lambda: states() == ["running"], "OpenCode's own agent in the list")
+    (state,) = durable.lines("top")
+    assert [each["host"] for each in state["sessions"] if each["session"] != parent] == [True]
+    assert "OpenCode's own" in durable.cli("tree", parent)
+    model.release("own")
+    wait_until(lambda: states() == ["completed"], "its end")
+    assert intents(durable, parent) == []
+
+
+def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCode, durable: DurableStream) -> None:
+    parent = client.create_session("asks for the impossible")
+    client.prompt(parent, "SAY:hello")
+    here = ("--directory", str(client.project))
+    for code, words in (
+        ("not-found", ["--directory", "/nowhere/at/all"]),
+        ("not-found", [*here, "--parent", "ses_zz"]),
+        ("bad-arguments", [*here, "--model", "mock"]),
+    ):
+        assert durable._run("spawn", "SAY:never", *words).stderr.rstrip().endswith(f"[{code}]")
+    words = ("--parent", parent[-9:], "--model", "foo/bar", "--isolation", "shared")
+    done = durable._run("spawn", "SAY:never", *here, *words)
+    assert (done.returncode, "Model not found: foo/bar" in done.stderr) == (1, True), "told before the command returned"
+    ended(durable, parent, "error")
+    (intent,) = intents(durable, parent)
+    assert intent["reason"].startswith("Model not found: foo/bar")
+    wait_until(lambda: "Model not found" in json.dumps(client.messages(parent)), "the reason in the parent's history")
+    assert "[has-ended]" in durable._run("intents", intent["id"], "--cancel").stderr
+    wrong = durable._run("spawn", "HTTPERR:401", *here, "--wait")
+    assert (wrong.returncode, "failed: HTTP 401: " in wrong.stderr) == (1, True)
+    assert wrong.stderr.rstrip().endswith("[work-failed]")
+    assert durable._run("spawn", "HTTPERR:401", *here, "--agent", "nobody", "--wait").returncode == 1
+    reasons = [each["reason"] for each in intents(durable) if each["directory"] == str(client.project)][-2:]
+    assert reasons[0].startswith("HTTP 401: ") and "nobody" in reasons[1]
+    assert durable.cli("intents").count("HTTP 401: ") == 1
+    alerts = [r["event"]["payload"]["text"] for r in durable.lines("query", "--type", "alert.raised")]
+    assert sum("Model not found" in text for text in alerts) == 1, "though it took less than min_seconds"
+    assert durable.cli("spawn", "SAY:the result", *here, "--wait") == "the result\n"
+    durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
+    wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")
 
 
 def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
@@ -77,19 +234,17 @@ def test_a_silent_one_is_stopped(client: RealOpenCode, durable: DurableStream, m
     model.release("never")
 
 
-def test_it_runs_behind_a_proxy_that_refuses_this_machine(
-    opencode_binary: Path, model: ModelServer, tmp_path: Path
-) -> None:
-    with (
-        RefusingProxy(model.port) as proxy,
-        DurableStream(tmp_path / "home") as durable,
-        with_plugin(opencode_binary, model, durable, environment=proxy.environment) as client,
-    ):
-        parent = client.create_session("parent")
-        client.prompt(parent, spawn("SAY:forty two"))
-        one(durable, "completed")
-        wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
-        # A sidecar that starts later takes the headless one for one of the same environment.
-        os.kill(durable.wait_linked(), signal.SIGKILL)
-        client.prompt(parent, spawn("SAY:again"))
-        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 2, "the next work")
+def test_the_next_sidecar_knows_the_headless_one_by_its_proxy(client: RealOpenCode, durable: DurableStream) -> None:
+    settings(durable, "")
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("SAY:forty two"))
+    one(durable, "completed", parent)
+    wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
+    headless = durable.status()["headless"]
+    # A sidecar that starts later takes the headless one for one of the same environment.
+    os.kill(killed := durable.wait_linked(), signal.SIGKILL)
+    durable.wait_running({killed})
+    durable.wait_linked()
+    client.prompt(parent, spawn("SAY:again"))
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["completed"] * 2, "the next work")
+    assert durable.status()["headless"] == headless

@@ -20,6 +20,7 @@ from tests.real.events import Event, EventStream
 from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Expectation, Json, differences, expected, family, other_twin
+from tests.real.scripts import bash, call, task
 
 pytestmark = pytest.mark.real_opencode
 
@@ -40,18 +41,6 @@ def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) 
         yield client
         durable.end_with(client)
         wait_until(lambda: client.leftovers() == [], "the end of all processes")
-
-
-def call(tool: str, **arguments: Any) -> str:
-    return f"CALL:{tool} {json.dumps(arguments)}"
-
-
-def bash(command: str) -> str:
-    return call("bash", command=command, description="d")
-
-
-def task(prompt: str, **more: str) -> str:
-    return call("task", description="work", prompt=prompt, subagent_type="general", **more)
 
 
 def check(

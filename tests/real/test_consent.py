@@ -22,6 +22,7 @@ from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode, free_port
 from tests.real.opencode2 import RealOpenCode2
+from tests.real.scripts import call
 from tests.real.test_notify import press
 from tests.sidecar.background.receiver import Receiver
 
@@ -51,7 +52,7 @@ def durable(tmp_path: Path, phone: Receiver) -> Iterator[DurableStream]:
 
 
 def questions(count: int) -> str:
-    return "".join(f"CALL:checkpoint_ask {json.dumps({'question': f'May I do {n}?'})} " for n in range(count))
+    return " ".join(call("checkpoint_ask", question=f"May I do {n}?") for n in range(count))
 
 
 def assert_only_what_is_shown_is_allowed(durable: DurableStream, phone: Receiver, ends: Callable[[], bool]) -> None:
@@ -89,10 +90,6 @@ def assert_not_buried(durable: DurableStream, phone: Receiver, states: Callable[
     wait_until(lambda: sorted(states()) == ["completed"] * MOST_ASKS + ["error"] * 3, "the answers and the refusals")
 
 
-def call(tool: str, **arguments: Any) -> str:
-    return f"CALL:{tool} {json.dumps(arguments)} "
-
-
 def foreign_calls(intent: str, asked: str, session: str) -> list[str]:
     """Calls that name another session's things by id, and by how ids begin."""
     waits = [call("wait_for", what=what, seconds=0.1) for what in (asked, "chk_", intent, "int_")]
@@ -119,12 +116,12 @@ def names_nothing_on_opencode_1(client: RealOpenCode, durable: DurableStream, mo
     theirs = client.create_session("theirs")
     client.prompt(theirs, spawn(f"HOLD:work SAY:{FORGED}", "hunter2"))
     intent = one(durable, "running", theirs)["id"]
-    client.prompt_async(theirs, f"{call('checkpoint_ask', question='Delete it? hunter2')}THEN: SAY:heard")
+    client.prompt_async(theirs, f"{call('checkpoint_ask', question='Delete it? hunter2')} THEN: SAY:heard")
     asked = only(durable, "ask", background=False)["id"]
 
     ours = client.request("POST", "/session", {"title": "ours"}, directory=elsewhere)["id"]
     calls = foreign_calls(intent, asked, theirs)
-    body = {"parts": [{"type": "text", "text": "".join(calls)}]}
+    body = {"parts": [{"type": "text", "text": " ".join(calls)}]}
     client.request("POST", f"/session/{ours}/message", body, directory=elsewhere)
     parts = [p for m in client.request("GET", f"/session/{ours}/message", directory=elsewhere) for p in m["parts"]]
     assert [p["state"]["status"] for p in parts if p["type"] == "tool"] == ["error"] * len(calls)
@@ -144,12 +141,12 @@ def names_nothing_on_opencode_2(client: RealOpenCode2, durable: DurableStream, m
     client.prompt(theirs, spawn(f"HOLD:work2 SAY:{FORGED}", "hunter2"))
     client.wait(theirs)
     intent = one(durable, "running", theirs)["id"]
-    client.prompt(theirs, f"{call('checkpoint_ask', question='Delete it? hunter2')}THEN: SAY:heard")
+    client.prompt(theirs, f"{call('checkpoint_ask', question='Delete it? hunter2')} THEN: SAY:heard")
     asked = only(durable, "ask", background=False)["id"]
 
     # Its own project may be read, so only what was asked and started is tried.
     calls = [each for each in foreign_calls(intent, asked, theirs) if "stream_read" not in each]
-    client.prompt(ours, "".join(calls))
+    client.prompt(ours, " ".join(calls))
     client.wait(ours)
     found = [p for m in client.messages(ours) for p in m.get("content", []) if p["type"] == "tool"]
     assert [p["state"]["status"] for p in found] == ["error"] * len(calls)

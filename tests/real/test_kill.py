@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from tests.real.events import Event, EventStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Family, expected, family
+from tests.real.scripts import bash, task
 
 pytestmark = pytest.mark.real_opencode
 
@@ -43,18 +42,6 @@ def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) 
     with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
         yield client
         durable.end_with(client)
-
-
-def call(tool: str, **arguments: Any) -> str:
-    return f"CALL:{tool} {json.dumps(arguments)}"
-
-
-def bash(command: str) -> str:
-    return call("bash", command=command, description="d")
-
-
-def task(prompt: str) -> str:
-    return call("task", description="work", prompt=prompt, subagent_type="general")
 
 
 def of_type(kind: str) -> Callable[[Event], bool]:

@@ -18,7 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from tests.mirrors import Seen, chain_hashes
 from tests.nats_servers import reached
 from tests.real.durable import PLUGIN, DurableStream, wait_until
-from tests.real.model_server import ModelServer
+from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Json
 
@@ -92,17 +92,20 @@ async def read_back(durable: DurableStream, stream: str, subject: str) -> list[S
 
 
 async def prompted_while_listening(durable: DurableStream, opencode: RealOpenCode, session: str) -> list[Json]:
-    """The chunks published while a prompt was answered."""
+    """The chunks published while a prompt was answered, until one of its answer came."""
     heard: list[Json] = []
+    came = asyncio.Event()
 
     async def hear(message: Msg) -> None:
         heard.append({"subject": message.subject, **json.loads(message.data)})
+        if "and" in heard[-1]["content"]:
+            came.set()
 
     client = await connect(durable)
     await client.subscribe("cg.v1.*.public.str.agent.*.chunk", cb=hear)
     await reached(client)
     await asyncio.to_thread(opencode.prompt, session, "SAY:one and two and three and four")
-    await asyncio.sleep(0.3)  # what is joined leaves within a twentieth of a second, if at all
+    await asyncio.wait_for(came.wait(), HANG_LIMIT_S)
     await client.close()
     return heard
 

@@ -14,12 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.real import rings
-from tests.real.background import window
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode, free_port
-from tests.real.terminal import READY
 from tests.sidecar.background.receiver import SECRET, Receiver
 
 pytestmark = pytest.mark.real_opencode
@@ -76,16 +73,3 @@ def test_the_phone_answers_and_is_told_when_opencode_is_closed(
         signature = link[0].rpartition("/")[2]
         for secret in (SECRET, signature):
             assert [path for path in files if secret.encode() in path.read_bytes()] == []
-
-
-def test_an_ordinary_turn_that_was_long_rings_the_phone(
-    opencode_binary: Path, model: ModelServer, tmp_path: Path
-) -> None:
-    with Receiver() as phone, DurableStream(tmp_path / "home") as durable:
-        rings.configure(durable, phone)
-        durable.start()
-        with RealOpenCode(opencode_binary, model.port, serve=False) as client:
-            durable.in_project(client, "install")
-            with window(client) as screen:
-                screen.wait_for(READY)
-                rings.assert_rings(screen, durable, model, phone)

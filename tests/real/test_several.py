@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import expected, family, other_twin
+from tests.real.scripts import bash, call
 
 pytestmark = pytest.mark.real_opencode
 
@@ -25,14 +25,6 @@ def durable(tmp_path: Path) -> Iterator[DurableStream]:
     """A separate home for each test, because another test's sidecar would answer here."""
     with DurableStream(tmp_path / "home") as stream:
         yield stream
-
-
-def call(tool: str, **arguments: Any) -> str:
-    return f"CALL:{tool} {json.dumps(arguments)}"
-
-
-def bash(command: str) -> str:
-    return call("bash", command=command, description="d")
 
 
 def test_two_copies_of_the_plugin_record_once(

@@ -18,6 +18,7 @@ from tests.real.faults import FAULTS, Scene, hung_without_spool
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Json, expected, family
+from tests.real.scripts import bash
 from tests.real.terminal import READY, Terminal
 
 pytestmark = pytest.mark.real_opencode
@@ -75,10 +76,6 @@ def opencode(opencode_binary: Path, model: ModelServer) -> Iterator[RealOpenCode
 def scene(opencode: RealOpenCode) -> Iterator[Scene]:
     with Scene(opencode, "faults", FLOOD) as made:
         yield made
-
-
-def bash(command: str) -> str:
-    return f"CALL:bash {json.dumps({'command': command, 'description': 'd'})}"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

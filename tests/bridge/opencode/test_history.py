@@ -1,6 +1,6 @@
 """Old sessions of OpenCode 1, from its API, become what a recording at the time would have been.
 
-``tests/real/test_opencode2.py`` compares the two with a real OpenCode.
+``tests/real/test_exclusion.py`` compares the two with a real OpenCode.
 """
 
 from __future__ import annotations
