@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from tests.real.background import (
     intents,
     one,
     only,
-    planted,
     spawn,
     two_with_plugin,
 )
@@ -301,21 +299,3 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode2
     assert [each["id"] for each in durable.lines("checkpoints")] == [asked["id"]], "it still waits"
     durable.cli("checkpoints", asked["id"], "--answer", "reject")
     client.wait(asking)
-
-
-def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(
-    client: RealOpenCode2, durable: DurableStream, tmp_path: Path
-) -> None:
-    ran = tmp_path / "ran"
-    files = planted(ran)
-    writes = " ".join(f"CALL:write {json.dumps({'path': k, 'content': v})}" for k, v in files.items())
-    parent = client.new_session()
-    rules = [{"action": "shell", "resource": "*", "effect": "deny"}]
-    client.api("PATCH", f"/api/session/{parent}", {"permissions": rules})
-    client.prompt(parent, spawn(f"{writes}THEN: SAY:wrote it", isolation="worktree"))
-    done = one(durable, "completed", parent)
-    root = Path(done["worktree"]["root"])
-    assert (root / ".git").read_text() == files[".git"], "it could write the file"
-    assert done["changes"]["code"] == "worktree-changed" and not ran.exists()
-    wait_until(lambda: str(root) in json.dumps(client.messages(parent)), "the parent is told where it is")
-    shutil.rmtree(root)
