@@ -79,7 +79,7 @@ def test_two_opencodes_share_one_sidecar(durable: DurableStream, opencode_binary
         wait_until(lambda: one.leftovers() + other.leftovers() == [], "the end of all processes")
 
 
-def test_off_then_on_in_new_processes(
+def test_off_then_on_in_new_processes_and_sessions_of_the_command_line(
     durable: DurableStream, opencode_binary: Path, model: ModelServer, tmp_path: Path
 ) -> None:
     how: dict[str, Any] = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "root": tmp_path / "opencode"}
@@ -91,7 +91,8 @@ def test_off_then_on_in_new_processes(
     session = model.requests[-1].session
 
     with RealOpenCode(opencode_binary, model.port, serve=False, **how) as client:
-        recorded = client.run("SAY:same words", "--session", session)
+        recorded = client.run("SAY:same words", "--title", "begun")
+        begun = model.requests[-1].session
         wait_until(lambda: durable.processes(client) == [durable.running()], "one sidecar alone")
         # On a busy machine, the command ends before its link opens, and its hooks wait in the spool. The hooks of the
         # next process may be recorded before that spool.
@@ -102,11 +103,13 @@ def test_off_then_on_in_new_processes(
         assert "durable" not in (recorded.stdout + recorded.stderr).lower()
         assert "shim" not in (recorded.stdout + recorded.stderr).lower()
 
+        assert "again" in client.run("SAY:again", "--continue").stdout
         client.start()
+        durable.assert_recorded(expected(family(client, begun, resumed={begun: 1})))
         client.prompt(session, bash("echo and from a server"))
         client.prompt(session, "SAY:twice")
         # Recorded from where the plugin was on, and as a root: OpenCode was asked, or said so itself.
-        told = family(client, session, created=False, resumed={session: 2})
+        told = family(client, session, created=False, resumed={session: 1})
         del told.sessions[0].messages[:2]
         records = durable.assert_recorded(expected(told))
         assert [r["event"]["type"] for r in records[:2]] == ["lifecycle.session.resumed", "human.input"]

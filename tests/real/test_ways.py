@@ -1,4 +1,4 @@
-"""Every way to use OpenCode is recorded: windows, an IDE and its clients, the command line.
+"""Every way to use OpenCode is recorded: windows, an IDE and its clients. The command line is in ``test_several.py``.
 
 All work in one project on one home. Afterwards a server of the same user, with the plugin switched off,
 reports what OpenCode itself knows of their sessions.
@@ -42,16 +42,6 @@ def window(opencode: RealOpenCode, *arguments: str) -> Terminal:
     environment = opencode.environment()
     del environment["DURABLE_STREAM"]
     return Terminal([str(opencode.binary), *arguments], opencode.project, environment)
-
-
-@pytest.fixture
-def command_line(
-    opencode: RealOpenCode, opencode_binary: Path, model: ModelServer, durable: DurableStream
-) -> Iterator[RealOpenCode]:
-    """``opencode run`` in the same project."""
-    how = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "root": opencode.root}
-    with RealOpenCode(opencode_binary, model.port, serve=False, **how) as client:  # type: ignore[arg-type]
-        yield client
 
 
 def session_of(opencode: RealOpenCode, text: str) -> str:
@@ -107,11 +97,3 @@ def test_an_ide_and_an_attached_terminal(opencode: RealOpenCode, durable: Durabl
 
 def instances(durable: DurableStream) -> set[str]:
     return {link["instance"] for link in links(durable)}
-
-
-def test_run_and_continue(opencode: RealOpenCode, command_line: RealOpenCode, durable: DurableStream) -> None:
-    assert "from the line" in command_line.run("SAY:from the line").stdout
-    assert "again" in command_line.run("SAY:again", "--continue").stdout
-    [session] = {session_of(opencode, text) for text in ('"SAY:from the line"', "SAY:again")}
-    durable.assert_recorded(expected(family(opencode, session, resumed={session: 1})))
-    durable.assert_whole()
