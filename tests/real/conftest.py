@@ -1,8 +1,8 @@
 """Fixtures of the tests against the real OpenCode client.
 
-A test module shares one server. It may set ``OPENCODE``, keyword arguments of ``RealOpenCode``:
+A test module shares one server. It may set ``OPENCODE``, the client's configuration:
 
-    OPENCODE = {"config": {"permission": {"bash": "ask"}}}
+    OPENCODE = {"permission": {"bash": "ask"}}
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.durable import DurableStream
+from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.events import EventStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -44,11 +44,15 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]
 
 
 @pytest.fixture(scope="module")
-def opencode(request: pytest.FixtureRequest, opencode_binary: Path, model: ModelServer) -> Iterator[RealOpenCode]:
-    """The module's running OpenCode, configured by the module's ``OPENCODE``."""
-    options = getattr(request.module, "OPENCODE", {})
-    with RealOpenCode(opencode_binary, model.port, **options) as client:
+def opencode(
+    request: pytest.FixtureRequest, opencode_binary: Path, model: ModelServer, durable: DurableStream
+) -> Iterator[RealOpenCode]:
+    """The module's running OpenCode with the plugin, configured by ``OPENCODE``. No process is left of it."""
+    config = {"snapshot": False, **getattr(request.module, "OPENCODE", {})}
+    with RealOpenCode(opencode_binary, model.port, config=config, plugins={PLUGIN: durable.plugin()}) as client:
         yield client
+        durable.end_with(client)
+        wait_until(lambda: client.leftovers() == [], "the end of all processes")
 
 
 @pytest.fixture

@@ -6,16 +6,14 @@ import json
 import os
 import pty
 import subprocess
-from collections.abc import Iterator
 from copy import deepcopy
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
 from streams.lineage import STEP_STARTED
-from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
+from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.events import Event, EventStream
 from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
@@ -24,23 +22,14 @@ from tests.real.scripts import bash, call, task
 
 pytestmark = pytest.mark.real_opencode
 
+OPENCODE = {
+    "subagent_depth": 3,
+    "permission": {"bash": {"*": "allow", "printf *": "ask"}},
+    "agent": {"general": {"permission": {"task": "allow"}}},
+}
+
 _checked: list[Expectation] = []
 """What the tests of this module found recorded; it must still be all at the end."""
-
-
-@pytest.fixture(scope="module")
-def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    config = {
-        "snapshot": False,
-        "subagent_depth": 3,
-        "permission": {"bash": {"*": "allow", "printf *": "ask"}},
-        "agent": {"general": {"permission": {"task": "allow"}}},
-    }
-    plugins = {PLUGIN: durable.plugin()}
-    with RealOpenCode(opencode_binary, model.port, config=config, plugins=plugins) as client:
-        yield client
-        durable.end_with(client)
-        wait_until(lambda: client.leftovers() == [], "the end of all processes")
 
 
 def check(

@@ -17,8 +17,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.mirrors import Seen, chain_hashes
 from tests.nats_servers import reached
-from tests.real.durable import PLUGIN, DurableStream, wait_until
-from tests.real.model_server import HANG_LIMIT_S, ModelServer
+from tests.real.durable import DurableStream, wait_until
+from tests.real.model_server import HANG_LIMIT_S
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Json
 
@@ -43,15 +43,6 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]
     with DurableStream(home) as stream:
         stream.start()  # OpenCode reads the list of tools when it starts
         yield stream
-
-
-@pytest.fixture(scope="module")
-def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    plugins = {PLUGIN: durable.plugin()}
-    with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
-        yield client
-        durable.end_with(client)
-        wait_until(lambda: client.leftovers() == [], "the end of all processes")
 
 
 def status(durable: DurableStream) -> dict[str, Any]:
