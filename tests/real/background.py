@@ -23,10 +23,10 @@ def with_plugin(
     binary: Path, model: ModelServer, durable: DurableStream, settings: str = "", **options: Any
 ) -> Iterator[RealOpenCode]:
     """An OpenCode with the plugin and the tools, on a home whose ``config.toml`` is ``settings``."""
-    durable.start()  # the sidecar says which tools there are
     if settings:
+        durable.home.mkdir(mode=0o700)
         (durable.home / "config.toml").write_text(settings)
-        durable.cli("stop")
+    durable.start()  # the sidecar says which tools there are
     plugins = {PLUGIN: durable.plugin()}
     with RealOpenCode(binary, model.port, plugins=plugins, plugin_scope="global", **options) as opencode:
         yield opencode
