@@ -16,7 +16,7 @@ const PICTURE =
 const OLD_PICTURE =
   "This may be a picture from before this work ended: OpenCode draws the rest after its next start. The session above has the result.";
 /** The card's title. */
-export const HEADING = "Background work";
+const HEADING = "Background work";
 const MAX_SHOWN = 6;
 const MAX_TITLE = 30;
 /** The card's place in the sidebar: after the session's cost, before everything else. */
@@ -39,49 +39,70 @@ const ORDER = 150;
  */
 export async function showCard(api, home, drawing = terminal) {
   try {
-    const { jsx, createSignal } = await drawing();
-    const [agents, setAgents] = createSignal([]);
-    const [now, setNow] = createSignal(Date.now());
-    const [asks, setAsks] = createSignal([]);
-    const file = new CardFile(path.join(home, FILE));
-    const timer = setInterval(async () => {
-      const found = await file.changed();
-      try {
-        if (found) setAgents(found);
-        if (found) setAsks(file.asks);
-        if (agents().length > 0) setNow(Date.now());
-      } catch {
-        clearInterval(timer); // drawing the card failed, and no card is better than an error every second
-      }
-    }, LOOK_MS);
-    timer.unref?.();
-    api.lifecycle.onDispose(() => clearInterval(timer));
-    const theme = () => api.theme.current;
-    const text = (/** @type {string} */ content, /** @type {string} */ color) =>
-      jsx("text", { fg: theme()[color], wrapMode: "none", children: content });
-    const card = (/** @type {string} */ session) => {
-      const rows = lines(of(agents(), session), now());
-      if (rows.length === 0) return [];
-      const title = jsx("text", { fg: theme().text, children: jsx("b", { children: HEADING }) });
-      return [title, ...rows.map(({ content, color }) => text(content, color))];
-    };
+    const card = cardOf(await drawing(), home, (name) => api.theme.current[name]);
+    api.lifecycle.onDispose(card.follow());
     const pictures = new Set();
-    const notes = () => notesOf(asks(), agents(), onScreen(api), pictures).map((line) => wrapped(line));
-    const wrapped = (/** @type {string} */ content) =>
-      jsx("text", { fg: theme().warning, wrapMode: "word", children: content });
+    const notes = () => card.notes(onScreen(api), pictures);
     api.slots.register({
       order: ORDER,
       slots: {
-        app_bottom: () => jsx("box", { flexDirection: "column", paddingLeft: 2, paddingRight: 2, children: notes }),
-        sidebar_content: (/** @type {any} */ _, /** @type {any} */ given) =>
-          jsx("box", { flexDirection: "column", children: () => card(given.session_id) }),
+        app_bottom: () => card.column(notes, { paddingLeft: 2, paddingRight: 2 }),
+        sidebar_content: (/** @type {any} */ _, /** @type {any} */ given) => card.column(() => card.work(given.session_id)),
         session_prompt_right: (/** @type {any} */ _, /** @type {any} */ given) =>
-          jsx("box", { children: () => summary(of(agents(), given.session_id)).map((line) => text(line, "textMuted")) }),
+          card.column(() => card.summary(given.session_id)),
       },
     });
   } catch {
     // This version of OpenCode draws differently. `/background` and `durable-stream top` show the same work.
   }
+}
+
+/**
+ * The parts of the card, which a terminal places where it likes. They change with the sidecar's file.
+ *
+ * @param {Drawing} drawing
+ * @param {string} home
+ * @param {(name: string) => any} color the terminal's color for "text", "textMuted" or "warning"
+ * @param {(toasts: Toast[]) => void} [seen] gets all toasts of the file whenever the file has changed
+ */
+export function cardOf({ jsx, createSignal }, home, color, seen = () => {}) {
+  const [agents, setAgents] = createSignal([]);
+  const [asks, setAsks] = createSignal([]);
+  const [now, setNow] = createSignal(Date.now());
+  const file = new CardFile(path.join(home, FILE));
+  const text = (/** @type {string} */ content, /** @type {string} */ name, wrapMode = "none") =>
+    jsx("text", { fg: color(name), wrapMode, children: content });
+  const look = async () => {
+    const found = await file.changed();
+    if (found) {
+      setAgents(found);
+      setAsks(file.asks);
+      seen(file.toasts);
+    }
+    if (agents().length > 0) setNow(Date.now());
+  };
+  return {
+    look,
+    /** Look every second. @returns {() => void} what ends that */
+    follow: () => {
+      // If drawing fails, no card is better than an error every second.
+      const timer = setInterval(() => look().catch(() => clearInterval(timer)), LOOK_MS);
+      timer.unref?.();
+      return () => clearInterval(timer);
+    },
+    column: (/** @type {() => any[]} */ children, more = {}) => jsx("box", { flexDirection: "column", ...more, children }),
+    work: (/** @type {string} */ session) => {
+      const rows = lines(of(agents(), session), now());
+      if (rows.length === 0) return [];
+      const title = jsx("text", { fg: color("text"), children: jsx("b", { children: HEADING }) });
+      return [title, ...rows.map((row) => text(row.content, row.color))];
+    },
+    /** @param {string} session @param {string} [more] */
+    summary: (session, more = "") => summary(of(agents(), session)).map((line) => text(line + more, "textMuted")),
+    /** @param {string} session @param {Set<string>} [pictures] */
+    notes: (session, pictures) =>
+      notesOf(asks(), agents(), session, pictures).map((line) => text(line, "warning", "word")),
+  };
 }
 
 /** OpenCode gives TUI plugins the modules that draw its terminal. @returns {Promise<Drawing>} */
@@ -169,7 +190,7 @@ function isToast(toast) {
 }
 
 /** Everything that a session started, at any depth. @param {Agent[]} agents @param {string} session */
-export function of(agents, session) {
+function of(agents, session) {
   return agents.filter(({ parent, root }) => parent === session || root === session);
 }
 
@@ -195,7 +216,7 @@ export function lines(agents, now) {
 }
 
 /** One line, or none, for the prompt. @param {Agent[]} agents */
-export function summary(agents) {
+function summary(agents) {
   if (agents.length === 0) return [];
   const waiting = agents.filter(({ asks }) => asks > 0).length;
   return [`${agents.length} in background${waiting ? `, ${waiting} waiting for you` : ""}`];

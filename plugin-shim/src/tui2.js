@@ -5,8 +5,7 @@
  * this plugin reads the file that the sidecar writes, and answers and cancels with the command line, as a person would.
  * OpenCode 2 loads it from `plugins/durable-stream/tui.js` in a config directory.
  */
-import path from "node:path";
-import { CardFile, FILE, HEADING, LOOK_MS, lines, notesOf, of, summary, terminal } from "./card.js";
+import { cardOf, terminal } from "./card.js";
 import { tellFocus } from "./focus.js";
 import { ABOUT, List, TITLE, runner } from "./list.js";
 
@@ -85,56 +84,25 @@ export function screen2(ui) {
  */
 async function showWork(context, home, drawing) {
   try {
-    const { jsx, createSignal } = await drawing();
-    const [agents, setAgents] = createSignal([]);
-    const [asks, setAsks] = createSignal([]);
-    const [now, setNow] = createSignal(Date.now());
-    const file = new CardFile(path.join(home, FILE));
     const toasts = new Toasts(context);
-    setAgents((await file.changed()) ?? []);
-    setAsks(file.asks);
-    toasts.skip(file.toasts); // nobody wants to read what happened before this terminal was opened
-    const colors = () => context.theme.text;
-    const color = (/** @type {string} */ name) =>
-      ({ text: colors().base, warning: colors().feedback?.warning?.base })[name] ?? colors().muted;
-    const text = (/** @type {string} */ content, /** @type {string} */ name) =>
-      jsx("text", { fg: color(name), wrapMode: "none", children: content });
-    const card = (/** @type {string} */ session) => {
-      const rows = lines(of(agents(), session), now());
-      if (rows.length === 0) return [];
-      const title = jsx("text", { fg: color("text"), children: jsx("b", { children: HEADING }) });
-      return [title, ...rows.map((row) => text(row.content, row.color))];
+    let isOpen = false; // nobody wants to read what happened before this terminal was opened
+    const color = (/** @type {string} */ name) => {
+      const { base, feedback, muted } = context.theme.text;
+      return { text: base, warning: feedback?.warning?.base }[name] ?? muted;
     };
-    const column = (/** @type {() => any[]} */ children) => jsx("box", { flexDirection: "column", children });
+    const card = cardOf(await drawing(), home, color, (all) => (isOpen ? toasts.show(all) : toasts.skip(all)));
+    await card.look();
+    isOpen = true;
     context.ui.slot({
       append: "sidebar.content",
-      render: (/** @type {any} */ given) => column(() => card(given.sessionID)),
+      render: (/** @type {any} */ { sessionID }) => card.column(() => card.work(sessionID)),
     });
     context.ui.slot({
       append: "session.composer.top",
-      render: (/** @type {any} */ given) =>
-        column(() => [
-          ...notesOf(asks(), agents(), given.sessionID).map((line) =>
-            jsx("text", { fg: color("warning"), wrapMode: "word", children: line }),
-          ),
-          ...summary(of(agents(), given.sessionID)).map((line) => text(`${line} · /background`, "muted")),
-        ]),
+      render: (/** @type {any} */ { sessionID }) =>
+        card.column(() => [...card.notes(sessionID), ...card.summary(sessionID, " · /background")]),
     });
-    const timer = setInterval(async () => {
-      const found = await file.changed();
-      try {
-        if (found) {
-          setAgents(found);
-          setAsks(file.asks);
-          toasts.show(file.toasts);
-        }
-        if (agents().length > 0) setNow(Date.now());
-      } catch {
-        clearInterval(timer); // this OpenCode draws differently, and no card is better than an error every second
-      }
-    }, LOOK_MS);
-    timer.unref?.();
-    return () => clearInterval(timer);
+    return card.follow();
   } catch {
     // This version of OpenCode draws differently. `/background` and `durable-stream top` show the same work.
     return () => {};
