@@ -6,22 +6,13 @@
  * directories. So one feed a process, found through `globalThis`, takes the events of all instances, each event once.
  * An instance that ends leaves no hole while another one listens.
  */
-import { randomBytes } from "node:crypto";
-import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
-import { Calls } from "./calls.js";
-import { Capture } from "./capture.js";
-import { newCounters } from "./counters.js";
+import { homeOf, newInstance, textOrNull } from "./instance.js";
 import { encodeItem } from "./item.js";
-import { Link } from "./link.js";
-import { SPOOL_FORMAT, Spool } from "./spool.js";
-import { Starter, bootId, defaultHome, locate } from "./start.js";
-import { Tools } from "./tools.js";
-import { SHIM_VERSION } from "./version.js";
+import { bootId } from "./start.js";
 
-const MIB = 1024 * 1024;
 /** How many event ids are remembered, at least, to recognise an event that a second instance gets, too. */
 const SEEN = 10_000;
 /** How long to wait before a subscription is renewed that broke at once. */
@@ -64,12 +55,7 @@ class Recent {
 /** The feed of one process into one home. `users` counts the instances that listen. */
 export class Feed {
   users = 0;
-  /** @type {Tools} */
-  tools;
-  #capture;
-  #link;
-  #counters;
-  #record;
+  #parts;
   /** @type {Recent<true>} */
   #seen = new Recent(SEEN);
   /** The sessions that this process has described to the sidecar. @type {Recent<true>} */
@@ -82,67 +68,22 @@ export class Feed {
   /**
    * @param {import("./plugin.js").Options} options
    * @param {NodeJS.ProcessEnv} env
-   * @param {string} home
    * @param {any} app the service's name, version and channel
    */
-  constructor(options, env, home, app) {
-    const counters = newCounters();
-    options.onCounters?.(counters);
-    this.#counters = counters;
-    this.#record = openRecording(env.DURABLE_STREAM_RECORD, counters);
-    this.#record?.(JSON.stringify({ t: Date.now(), hook: "__boot", input: { boot_id: bootId(), pid: process.pid } }));
-    const instance = randomBytes(8).toString("hex");
+  constructor(options, env, app) {
     const about = () => ({
-      boot_id: bootId(),
-      instance,
-      pid: process.pid,
       project: null,
       directory: null,
       worktree: null,
       opencode_version: textOrNull(app.version),
       service: registration(env, app.channel),
     });
-    const startedMs = Date.now();
-    const spool = new Spool({
-      dir: path.join(home, "spool"),
-      name: `${bootId()}-${instance}.jsonl`,
-      header: () => ({ spool: SPOOL_FORMAT, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
-      limit: options.spoolLimit ?? 256 * MIB,
-      counters,
-    });
-    this.tools = new Tools({
-      get live() {
-        return link.live;
-      },
-      send: (text) => link.send(text),
-    });
-    /** @type {Link} */
-    const link = new Link({
-      tools: this.tools,
-      locate: () => locate(home),
-      starter: new Starter({
-        command: options.command ?? [env.DURABLE_STREAM_COMMAND || "durable-stream"],
-        home,
-        env,
-        counters,
-        spawn: options.spawn,
-      }),
-      WebSocket: options.WebSocket ?? globalThis.WebSocket,
-      identity: () => ({ ...about(), scope: this.#directories(), last_seq: capture.lastSeq }),
-      calls: new Calls({ client: null, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
-      counters,
-      timings: {
-        ackTimeoutMs: options.ackTimeoutMs ?? 3000,
-        backoffMinMs: options.backoffMinMs ?? 50,
-        backoffMaxMs: options.backoffMaxMs ?? 2000,
-        refusedMs: options.refusedMs ?? 60_000,
-      },
-    });
-    /** @type {Capture} */
-    const capture = new Capture({ spool, memoryLimit: options.memoryLimit ?? 32 * MIB, counters, link });
-    this.#link = link;
-    this.#capture = capture;
-    link.start(capture);
+    this.#parts = newInstance(options, env, null, about, () => ({ scope: this.#directories() }));
+    this.#parts.record?.(JSON.stringify({ t: Date.now(), hook: "__boot", input: { boot_id: bootId(), pid: process.pid } }));
+  }
+
+  get tools() {
+    return this.#parts.tools;
   }
 
   /**
@@ -165,8 +106,8 @@ export class Feed {
 
   /** The last instance has ended. */
   close() {
-    this.#capture.close();
-    this.#link.dispose();
+    this.#parts.capture.close();
+    this.#parts.link.dispose();
   }
 
   /**
@@ -188,7 +129,7 @@ export class Feed {
         return;
       } catch {
         if (stopping.aborted) return;
-        this.#counters.hook_errors += 1;
+        this.#parts.counters.hook_errors += 1;
         if (failures > 0) await new Promise((resolve) => setTimeout(resolve, RETRY_MS).unref?.());
       }
     }
@@ -213,7 +154,7 @@ export class Feed {
       this.#add("service", event);
       if (session !== null && this.#described.get(session) === undefined) this.#describe(session, event, ctx);
     } catch {
-      this.#counters.hook_errors += 1;
+      this.#parts.counters.hook_errors += 1;
     }
   }
 
@@ -221,12 +162,12 @@ export class Feed {
   #add(hook, input) {
     const encoded = encodeItem(hook, Date.now(), input, null);
     if (!encoded) {
-      this.#capture.addLost();
+      this.#parts.capture.addLost();
       return;
     }
-    if (encoded.cut) this.#counters.cut += 1;
-    this.#record?.(encoded.text);
-    this.#capture.add(encoded.text, encoded.bytes);
+    if (encoded.cut) this.#parts.counters.cut += 1;
+    this.#parts.record?.(encoded.text);
+    this.#parts.capture.add(encoded.text, encoded.bytes);
   }
 
   /** @param {string} session @param {any} event */
@@ -262,7 +203,7 @@ export class Feed {
       })
       .catch(() => {
         // The session is gone, or this version has no such method. The sidecar asks the service's API, too.
-        this.#counters.call_errors += 1;
+        this.#parts.counters.call_errors += 1;
       });
   }
 }
@@ -275,10 +216,10 @@ export class Feed {
  * @param {any} app
  */
 export function joinFeed(options, env, app) {
-  const home = path.resolve(options.home || env.DURABLE_STREAM_HOME || defaultHome(env));
+  const home = homeOf(options, env);
   /** @type {Map<string, Feed>} */
   const feeds = (shared[FEEDS] ??= new Map());
-  const feed = feeds.get(home) ?? new Feed(options, env, home, app);
+  const feed = feeds.get(home) ?? new Feed(options, env, app);
   feeds.set(home, feed);
   feed.users += 1;
   let ended = false;
@@ -346,27 +287,4 @@ export function registration(env, channel) {
   const main = typeof channel !== "string" || channel === "latest" || channel === "next";
   const name = main ? "service.json" : `service-${channel.replace(/[^a-zA-Z0-9._-]/g, "-")}.json`;
   return path.join(state, "opencode", name);
-}
-
-/**
- * The debug option DURABLE_STREAM_RECORD: writes every item as a line that `play` can replay.
- *
- * @param {string | undefined} file
- * @param {import("./counters.js").Counters} counters
- * @returns {((text: string) => void) | null}
- */
-export function openRecording(file, counters) {
-  if (!file) return null;
-  return (text) => {
-    try {
-      fs.appendFileSync(file, `${text}\n`, { mode: 0o600 });
-    } catch {
-      counters.record_failures += 1;
-    }
-  };
-}
-
-/** @param {unknown} value */
-export function textOrNull(value) {
-  return typeof value === "string" && value !== "" ? value : null;
 }

@@ -5,23 +5,15 @@
  * OpenCode. So every body is wrapped, nothing is awaited, and nothing is ever
  * printed: the terminal belongs to OpenCode.
  */
-import { createHash, randomBytes } from "node:crypto";
-import path from "node:path";
+import { createHash } from "node:crypto";
 import { Background, hasList } from "./background.js";
-import { Calls } from "./calls.js";
-import { Capture } from "./capture.js";
-import { COUNTERS, newCounters } from "./counters.js";
+import { COUNTERS } from "./counters.js";
 import { goDirectly } from "./direct.js";
-import { openRecording, textOrNull } from "./feed.js";
+import { isOff, newInstance, textOrNull } from "./instance.js";
 import { encodeItem } from "./item.js";
-import { Link } from "./link.js";
 import { makeSetup } from "./service.js";
-import { SPOOL_FORMAT, Spool } from "./spool.js";
-import { Starter, bootId, defaultHome, locate } from "./start.js";
-import { Tools, readTools } from "./tools.js";
-import { SHIM_VERSION } from "./version.js";
+import { readTools } from "./tools.js";
 
-const MIB = 1024 * 1024;
 const ASK_VERSION_MS = 3000;
 
 /**
@@ -69,8 +61,7 @@ export function create(options = {}) {
   return async function durableStream(input) {
     try {
       const env = options.env ?? process.env;
-      if (env.DURABLE_STREAM?.trim().toLowerCase() === "off") return {};
-      return newInstance(options, env, input ?? {});
+      return isOff(env) ? {} : newHooks(options, env, input ?? {});
     } catch {
       // OpenCode works without a link, but would report a broken plugin if this function threw an error.
       return {};
@@ -83,60 +74,16 @@ export function create(options = {}) {
  * @param {NodeJS.ProcessEnv} env
  * @param {any} input what OpenCode passes to a plugin
  */
-function newInstance(options, env, input) {
-  const counters = newCounters();
-  options.onCounters?.(counters);
-  const home = path.resolve(options.home || env.DURABLE_STREAM_HOME || defaultHome(env));
-  const command = options.command ?? [env.DURABLE_STREAM_COMMAND || "durable-stream"];
-  const instance = randomBytes(8).toString("hex");
-  const record = openRecording(env.DURABLE_STREAM_RECORD, counters);
+function newHooks(options, env, input) {
   /** @type {{value: string | null}} */
   const version = { value: null };
-
-  const about = () => ({
-    boot_id: bootId(),
-    instance,
-    pid: process.pid,
+  goDirectly(input.client);
+  const { home, counters, tools, link, capture, record } = newInstance(options, env, input.client, () => ({
     project: textOrNull(input.project?.id),
     directory: textOrNull(input.directory),
     worktree: textOrNull(input.worktree),
     opencode_version: version.value,
-  });
-  goDirectly(input.client);
-  const startedMs = Date.now();
-  const spool = new Spool({
-    dir: path.join(home, "spool"),
-    name: `${bootId()}-${instance}.jsonl`,
-    header: () => ({ spool: SPOOL_FORMAT, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
-    limit: options.spoolLimit ?? 256 * MIB,
-    counters,
-  });
-  /** @type {Tools} */
-  const tools = new Tools({
-    get live() {
-      return link.live;
-    },
-    send: (text) => link.send(text),
-  });
-  /** @type {Link} */
-  const link = new Link({
-    tools,
-    locate: () => locate(home),
-    starter: new Starter({ command, home, env, counters, spawn: options.spawn }),
-    WebSocket: options.WebSocket ?? globalThis.WebSocket,
-    identity: () => ({ ...about(), last_seq: capture.lastSeq }),
-    calls: new Calls({ client: input.client, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
-    counters,
-    timings: {
-      ackTimeoutMs: options.ackTimeoutMs ?? 3000,
-      backoffMinMs: options.backoffMinMs ?? 50,
-      backoffMaxMs: options.backoffMaxMs ?? 2000,
-      refusedMs: options.refusedMs ?? 60_000,
-    },
-  });
-  /** @type {Capture} */
-  const capture = new Capture({ spool, memoryLimit: options.memoryLimit ?? 32 * MIB, counters, link });
-  link.start(capture);
+  }));
   askVersion(input.client, version);
 
   /**

@@ -7,6 +7,7 @@
  * plugin's `server` records the session, and `setup` does nothing.
  */
 import { joinFeed, scopeOf } from "./feed.js";
+import { isOff } from "./instance.js";
 import { ANSWER_MS, readTools } from "./tools.js";
 
 /** How long registering the tools may take. */
@@ -24,8 +25,7 @@ export function makeSetup(options) {
   return async function setup(ctx) {
     try {
       const env = options.env ?? process.env;
-      if (env.DURABLE_STREAM?.trim().toLowerCase() === "off") return undefined;
-      if (typeof ctx?.event?.subscribe !== "function") return undefined;
+      if (isOff(env) || typeof ctx?.event?.subscribe !== "function") return undefined;
       const { feed, home, leave } = joinFeed(options, env, ctx.app ?? {});
       // Listen first: everything that is announced from here on is recorded.
       const stop = feed.listen(ctx, scopeOf(options.file ?? "", env));
