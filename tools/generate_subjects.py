@@ -16,7 +16,6 @@ from bridge.nats.l0 import recursion
 from bridge.nats.l0.captured import MEANINGS, OUTCOMES
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import MAX_BODY, MAX_OBJECT, L0Payload
-from bridge.nats.l0.table import FAMILIES, Family
 from bridge.nats.mirror.messages import DEFAULT_MAX_PAYLOAD, Mirror, mirrored
 from bridge.nats.subjects import (
     CHANNEL,
@@ -34,6 +33,7 @@ from streams.bus.subjects import MAX_SUBJECT, dead_letter_subject
 from streams.event import StreamEvent
 from streams.lineage import traceparent
 from streams.store import Record
+from tools.l0_messages import FAMILIES, Family
 
 PAGE = Path(__file__).parents[1] / "docs" / "subjects.md"
 
@@ -298,8 +298,9 @@ def _family(family: Family) -> list[str]:
     payload = family.model.parse(fields)
     lines = [f"### {family.section} `{family.short}`: {family.model.what()}", ""]
     subject = None
-    if family.category != "inbox":
-        subject = str(L0Subject(PROJECT, family.category, family.component, target, suffix))
+    if not family.short.startswith("inbox"):
+        category, component, *_ = family.short.split(".")
+        subject = str(L0Subject(PROJECT, category, component, target, suffix))  # type: ignore[arg-type]
     before = [each.section for each in FAMILIES if each.model is family.model]
     told = f"The fields are those of {before[0]}." if before[0] != family.section else _fields(family.model)
     lines += _prose(f"{family.route[0].upper()}{family.route[1:]}. {family.note}") + _prose(told)

@@ -17,7 +17,6 @@ from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Step, Task
-from bridge.nats.l0.table import decode
 from bridge.nats.mirror.messages import BATCH_RESERVE, Mirror, is_forgotten, mirrored
 from bridge.nats.subjects import L0Subject, RecordSubject
 from streams.bus.headers import check_headers
@@ -29,6 +28,7 @@ from tests.bridge.nats.records import LOG, MIRROR, chained, event, mirror_all, r
 from tests.bridge.nats.vectors import FILE, computed
 from tests.bridge.opencode.playing import names
 from tests.streams.sizes import size
+from tools.l0_messages import decode
 
 many = settings(max_examples=size("EXAMPLES", 60), deadline=None, derandomize=True, database=None)
 

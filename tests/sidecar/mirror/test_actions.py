@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 import pytest
 
-from bridge.nats.l0.table import decode
 from bridge.opencode.link.protocol import RequestError
 from sidecar.mirror.actions import InternalTool, UiActions
 from streams.errors import StoreUnavailable
@@ -18,6 +17,7 @@ from streams.identity import seeded_identity
 from tests.memory import MemoryStore
 from tests.memory_bus import MemoryEventBus
 from tests.sidecar.agents.kinds import Effect
+from tools.l0_messages import decode
 
 SUBJECT = "cg.v1.shop.public.cmd.sys.ui.action"
 UUID7 = "01890a5d-ac96-774b-bcce-b302099a8057"

@@ -20,7 +20,6 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import L0_COMMANDS
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.calls import card_id
-from bridge.nats.l0.table import decode
 from sidecar.agents.chains import inherited
 from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect
@@ -44,6 +43,7 @@ from tests.sidecar.agents.kinds import Policy
 from tests.sidecar.agents.support import agents, command, records, state
 from tests.sidecar.agents.test_chains import IDENTITY, PARENT
 from tests.sidecar.mirror.test_commands import QUICK, letters
+from tools.l0_messages import decode
 
 SUBJECT = "cmd.tool.words.count"
 LOG = "log-a"

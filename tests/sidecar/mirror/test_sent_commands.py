@@ -12,7 +12,6 @@ from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, L0_EVENTS
 from bridge.nats.l0.payloads import Wakeup
-from bridge.nats.l0.table import decode
 from bridge.nats.mirror.messages import UNSENT
 from sidecar.mirror.ahead import DAY_MS
 from sidecar.mirror.task import MirrorTask
@@ -28,6 +27,7 @@ from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.kinds import Work
 from tests.sidecar.agents.support import command, records, running, settled, state
 from tests.sidecar.mirror.test_commands import PARENT, Client, consuming, empty
+from tools.l0_messages import decode
 
 
 @pytest.fixture
