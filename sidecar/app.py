@@ -37,7 +37,7 @@ from sidecar.record.back_fill import BackFill
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.services import Services
 from sidecar.record.watching import SpoolWatch
-from sidecar.requests import register_requests
+from sidecar.requests import SidecarRequests
 from sidecar.version import VERSION
 from sidecar.worker import Worker
 from streams.errors import StoreFenced, StreamError
@@ -315,7 +315,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         from sidecar.care.scraping import Scraping  # it loads the HTTP server
 
         sidecar.scraping = Scraping(config.metrics.port, token, metrics.text)
-    register_requests(sidecar, upkeep, spools, nats, services, metrics, ingest, redact.clean, outside.now_ms, log_id)
+    SidecarRequests(sidecar, metrics, redact.clean, outside.now_ms).register(sidecar.requests)
     worker.register(sidecar.requests)
     durable.register(sidecar.requests)
     forks = Forks(home, durable.hosts, state, ingest, identity, durable.people.answerers, durable.works)

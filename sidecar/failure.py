@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from streams.errors import CodedError
 
-class Failure(Exception):
+
+class Failure(CodedError):
     """A command failed; the text says what happened, to what, and what to do next.
 
     ``code`` is one of the codes listed in docs/operations.md.
@@ -11,4 +13,4 @@ class Failure(Exception):
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
-        self.code = code
+        self.code = code  # type: ignore[misc]

@@ -76,9 +76,9 @@ class Sidecar:
         self.leaving: ByeReason = "draining"
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
-        self._home, self._store, self._now_ms = home, store, identity.now_ms
-        self._translator, self._ingest = translator, ingest
-        self._upkeep, self._spools, self._nats, self._services = upkeep, spools, nats, services
+        self._home, self.store, self._now_ms = home, store, identity.now_ms
+        self._translator, self.ingest = translator, ingest
+        self.upkeep, self.spools, self.nats, self.services = upkeep, spools, nats, services
         self._versions: dict[str, int] = {}  # when each OpenCode version was last seen, oldest first
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
@@ -86,10 +86,10 @@ class Sidecar:
     # --- what the link server calls ---
 
     async def opened(self, link: ShimConnection) -> None:
-        self._ingest.opened(link)
+        self.ingest.opened(link)
         if service := link.identity.service:
-            self._services.opened(_origin(link), service, link.identity.scope, link.last_seq)
-        link.push_context({"lossy": self._nats.wants_deltas})
+            self.services.opened(_origin(link), service, link.identity.scope, link.last_seq)
+        link.push_context({"lossy": self.nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)
         log.info("link opened: pid %d, instance %s, OpenCode %s", link.pid, link.instance, version)
@@ -98,12 +98,12 @@ class Sidecar:
         """See ``links.Handler``. Returns at once; the items are finished when they are durable."""
         if not link.opencode_version:
             self._learn_version(link, items)
-        self._ingest.take(_origin(link), first_seq, items, link)
+        self.ingest.take(_origin(link), first_seq, items, link)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         """See ``links.Handler``. The items are token deltas: never stored, published while NATS is connected."""
         self._translator.counts["lossy"] += len(items)
-        self._nats.deltas(items)
+        self.nats.deltas(items)
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
         if self.tools is None:
@@ -115,9 +115,9 @@ class Sidecar:
             await self.durable.observe(link)
 
     async def closed(self, link: ShimConnection) -> None:
-        self._ingest.closed(link)
-        self._services.closed(_origin(link))
-        self._spools.wake()
+        self.ingest.closed(link)
+        self.services.closed(_origin(link))
+        self.spools.wake()
         log.info("link closed: pid %d, instance %s (%s)", link.pid, link.instance, link.reason or "lost")
         if link.reason == "upgrade" and is_newer(link.shim_version, VERSION):
             self._make_room(link.shim_version, link.pid)
@@ -191,29 +191,29 @@ class Sidecar:
             "config_changed": _content(self._home.config_path) != self._config_text,
             "links": [self._link_status(link) for link in self.server.links],
             "headless": self.durable.headless.pid if self.durable is not None else None,
-            "services": self._services.status(),
+            "services": self.services.status(),
             "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
             "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
             "door": asdict(self.server.counters),
             "counts": {
-                **dict(sorted((self._translator.counts + self._services.translator.counts).items())),
-                "appended": self._ingest.appended,
-                "duplicates": self._ingest.duplicates,
-                "differences": self._store.differences,
-                "excluded": self._ingest.excluded + self._services.translator.counts["excluded"],
-                "kept_over_limit": self._upkeep.kept_over_limit,
+                **dict(sorted((self._translator.counts + self.services.translator.counts).items())),
+                "appended": self.ingest.appended,
+                "duplicates": self.ingest.duplicates,
+                "differences": self.store.differences,
+                "excluded": self.ingest.excluded + self.services.translator.counts["excluded"],
+                "kept_over_limit": self.upkeep.kept_over_limit,
             },
             "log": {
-                "head": self._store.head,
-                "backend": self._store.backend,
-                "torn": str(self._store.torn) if self._store.torn else None,
-                "segments": self._store.file_sizes(),
+                "head": self.store.head,
+                "backend": self.store.backend,
+                "torn": str(self.store.torn) if self.store.torn else None,
+                "segments": self.store.file_sizes(),
             },
-            "migration": self._upkeep.migration(),
+            "migration": self.upkeep.migration(),
             "spool": backlog(self._home.spool_path),
-            "held": self._ingest.held,
-            "gaps": self._translator.counts["gaps"] + self._services.translator.counts["gaps"],
-            "nats": self._nats.status(),
+            "held": self.ingest.held,
+            "gaps": self._translator.counts["gaps"] + self.services.translator.counts["gaps"],
+            "nats": self.nats.status(),
             "otel": self.tracing.status() if self.tracing is not None else None,
             "pages": {
                 "metrics": self.scraping.status() if self.scraping is not None else None,
@@ -231,7 +231,7 @@ class Sidecar:
             "project": link.project,
             "opencode_version": link.opencode_version,
             "shim_version": link.shim_version,
-            "delivers": self._ingest.delivers(link),
+            "delivers": self.ingest.delivers(link),
             "service": link.identity.service,
         }
 

@@ -13,14 +13,8 @@ from pydantic import Field
 from bridge.opencode.link.protocol import RequestError
 from sidecar.care.exported import import_export
 from sidecar.care.metrics import SidecarMetrics
-from sidecar.care.upkeep import Upkeep
-from sidecar.failure import Failure
 from sidecar.handler import Sidecar
-from sidecar.mirror.service import NatsService
-from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.http import ServiceGone
-from sidecar.record.opencode2.services import Services
-from sidecar.record.watching import SpoolWatch
 from sidecar.registry import Args, NoArgs, Requests
 from streams.log.directory import Backend
 from streams.log.prune_plan import PruneRequest
@@ -44,20 +38,37 @@ class ImportArgs(Args):
 
 
 class SidecarRequests:
-    def __init__(self, sidecar: Sidecar, metrics: SidecarMetrics) -> None:
-        self._sidecar, self._metrics = sidecar, metrics
+    """``clean`` redacts payloads by this home's rules; ``now_ms`` is the time, in ms UTC."""
+
+    def __init__(
+        self, sidecar: Sidecar, metrics: SidecarMetrics, clean: Callable[[Any], Any], now_ms: Callable[[], int]
+    ) -> None:
+        self._sidecar, self._metrics, self._clean, self._now_ms = sidecar, metrics, clean, now_ms
 
     def register(self, requests: Requests) -> None:
-        requests.register("ping", NoArgs, lambda _: {"boot": self._sidecar.boot}, "`boot`")
+        sidecar, upkeep, nats = self._sidecar, self._sidecar.upkeep, self._sidecar.nats
+        requests.register("ping", NoArgs, lambda _: {"boot": sidecar.boot}, "`boot`")
         printed, response = "what `durable-stream status --json` prints", "`text`: the response to `GET /metrics`"
-        requests.register("status", NoArgs, lambda _: self._sidecar.status(), printed)
+        requests.register("status", NoArgs, lambda _: sidecar.status(), printed)
         requests.register("metrics", NoArgs, lambda _: {"text": self._metrics.text().decode()}, response)
-        requests.register(
-            "stop",
-            NoArgs,
-            self.stop,
-            "`stopping`, `pid`; `linked` and `headless`: pids of OpenCodes that will start another sidecar",
-        )
+        stopped = "`stopping`, `pid`; `linked` and `headless`: pids of OpenCodes that will start another sidecar"
+        requests.register("stop", NoArgs, self.stop, stopped)
+        requests.register("migrate", MigrateArgs, lambda args: upkeep.migrate(args.to), "as `migration`")
+        state = "the state of the current or last migration"
+        requests.register("migration", NoArgs, lambda _: upkeep.migration(), state)
+        requests.register("discard_old", NoArgs, self.discard_old, "`freed`: bytes")
+        requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
+        requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
+        imported = "`services` that were read, `sessions` that were recorded: their numbers"
+        requests.register("import_history", NoArgs, self.import_history, imported)
+        counts = "`added`, `known` (already in the log), `forgotten` (and left out): numbers of records"
+        requests.register("import_file", ImportArgs, self.import_file, counts)
+        address = "`port`, `token`, `server_id` of the embedded server"
+        requests.register("nats", NoArgs, lambda _: nats.address(), address)
+        requests.register("mirror", NoArgs, lambda _: nats.mirror_status(), "the mirror's progress")
+        requests.register("mirror_rebuild", NoArgs, lambda _: nats.rebuild(), "as `mirror_rebuilding`")
+        rebuilding = "the state of the current or last rebuild"
+        requests.register("mirror_rebuilding", NoArgs, lambda _: nats.rebuilding(), rebuilding)
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
         """Stop the sidecar, after sending the answer, and the headless OpenCode, unless it has work.
@@ -75,85 +86,30 @@ class SidecarRequests:
                 await durable.headless.stop()
         return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked), "headless": headless}
 
-
-class LogRequests:
-    def __init__(self, upkeep: Upkeep, spools: SpoolWatch, nats: NatsService) -> None:
-        self._upkeep, self._spools, self._nats = upkeep, spools, nats
-
-    def register(self, requests: Requests) -> None:
-        requests.register("migrate", MigrateArgs, lambda args: self._upkeep.migrate(args.to), "as `migration`")
-        state = "the state of the current or last migration"
-        requests.register("migration", NoArgs, lambda _: self._upkeep.migration(), state)
-        requests.register("discard_old", NoArgs, self.discard_old, "`freed`: bytes")
-        requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
-        requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
-
     async def discard_old(self, args: NoArgs) -> dict[str, Any]:
-        return {"freed": await self._upkeep.discard()}
+        return {"freed": await self._sidecar.upkeep.discard()}
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
-        await self._spools.take()  # record the end of sessions whose OpenCode has died
-        plan, done = await self._upkeep.prune(args.request)
+        await self._sidecar.spools.take()  # record the end of sessions whose OpenCode has died
+        plan, done = await self._sidecar.upkeep.prune(args.request)
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     async def forget(self, args: ForgetArgs) -> dict[str, Any]:
-        await self._spools.take()  # the spool of a dead OpenCode may also have items of the session
-        touched = [*args.streams, *await self._upkeep.streams_beside(args.streams, args.sessions)]
-        forgotten = await self._upkeep.forget(args.streams, args.sessions)
-        self._nats.forgotten(touched)
+        await self._sidecar.spools.take()  # the spool of a dead OpenCode may also have items of the session
+        upkeep = self._sidecar.upkeep
+        touched = [*args.streams, *await upkeep.streams_beside(args.streams, args.sessions)]
+        forgotten = await upkeep.forget(args.streams, args.sessions)
+        self._sidecar.nats.forgotten(touched)
         return forgotten._asdict()
-
-
-class ImportRequests:
-    def __init__(
-        self, ingest: Ingest, services: Services, clean: Callable[[Any], Any], now_ms: Callable[[], int], log_id: str
-    ) -> None:
-        self._ingest, self._services, self._clean, self._now_ms = ingest, services, clean, now_ms
-        self._log_id = log_id
-
-    def register(self, requests: Requests) -> None:
-        imported = "`services` that were read, `sessions` that were recorded: their numbers"
-        requests.register("import_history", NoArgs, self.import_history, imported)
-        counts = "`added`, `known` (already in the log), `forgotten` (and left out): numbers of records"
-        requests.register("import_file", ImportArgs, self.file, counts)
 
     async def import_history(self, args: NoArgs) -> dict[str, int]:
         try:
-            return await self._services.import_history()
+            return await self._sidecar.services.import_history()
         except ServiceGone:
             raise RequestError(
                 "opencode-failed", "the OpenCode 2 service stopped during the request; run the command again"
             ) from None
 
-    async def file(self, args: ImportArgs) -> dict[str, int]:
-        try:
-            path, add = Path(args.path), self._ingest.add
-            return await import_export(path, add, self._clean, self._now_ms(), self._log_id)
-        except Failure as error:
-            raise RequestError(error.code, str(error)) from None
-
-
-def _register_nats(requests: Requests, nats: NatsService) -> None:
-    address, state = "`port`, `token`, `server_id` of the embedded server", "the state of the current or last rebuild"
-    requests.register("nats", NoArgs, lambda _: nats.address(), address)
-    requests.register("mirror", NoArgs, lambda _: nats.mirror_status(), "the mirror's progress")
-    requests.register("mirror_rebuild", NoArgs, lambda _: nats.rebuild(), "as `mirror_rebuilding`")
-    requests.register("mirror_rebuilding", NoArgs, lambda _: nats.rebuilding(), state)
-
-
-def register_requests(
-    sidecar: Sidecar,
-    upkeep: Upkeep,
-    spools: SpoolWatch,
-    nats: NatsService,
-    services: Services,
-    metrics: SidecarMetrics,
-    ingest: Ingest,
-    clean: Callable[[Any], Any],
-    now_ms: Callable[[], int],
-    log_id: str,
-) -> None:
-    SidecarRequests(sidecar, metrics).register(sidecar.requests)
-    LogRequests(upkeep, spools, nats).register(sidecar.requests)
-    ImportRequests(ingest, services, clean, now_ms, log_id).register(sidecar.requests)
-    _register_nats(sidecar.requests, nats)
+    async def import_file(self, args: ImportArgs) -> dict[str, int]:
+        log_id = self._sidecar.store.manifest.log_id
+        return await import_export(Path(args.path), self._sidecar.ingest.add, self._clean, self._now_ms(), log_id)
