@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
@@ -24,7 +24,6 @@ from bridge.opencode.link.frames import (
     Ack,
     ByeReason,
     Call,
-    Context,
     HookItem,
     Result,
     ShimIdentity,
@@ -55,9 +54,6 @@ OPEN_SECONDS: Final = 5.0
 
 CLOSE_SECONDS: Final = 2.0
 """How long the sidecar may take to answer a closing handshake."""
-
-OnCall = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""A function that runs one method with its args. To answer with an error, the function raises ``CallError``."""
 
 
 class ClientError(Exception):
@@ -197,18 +193,6 @@ class ShimClient(_Client):
     on a new link.
     """
 
-    def __init__(
-        self,
-        socket: ClientConnection,
-        link: ClientLink,
-        welcome: Welcome,
-        on_call: OnCall | None,
-        on_context: Callable[[dict[str, Any]], None] | None,
-    ) -> None:
-        self._on_call, self._on_context = on_call, on_context
-        self.context: dict[str, Any] = welcome.context
-        super().__init__(socket, link, welcome)
-
     @classmethod
     async def connect(
         cls,
@@ -216,18 +200,15 @@ class ShimClient(_Client):
         *,
         identity: ShimIdentity,
         nonce: Callable[[], str],
-        on_call: OnCall | None = None,
-        on_context: Callable[[dict[str, Any]], None] | None = None,
         open_seconds: float = OPEN_SECONDS,
     ) -> Self:
-        """Open a link. Without ``on_call``, every call is answered with the error ``unavailable``.
+        """Open a link.
 
         Raises:
             LinkUnavailable, ImpostorError: see these classes.
             HomeError: ``address`` is a home without a trustworthy token.
         """
-        opened = await _open(address, identity.shim_version, identity.pid, identity, nonce, open_seconds)
-        return cls(*opened, on_call, on_context)
+        return cls(*await _open(address, identity.shim_version, identity.pid, identity, nonce, open_seconds))
 
     @property
     def acked(self) -> int:
@@ -256,16 +237,6 @@ class ShimClient(_Client):
             await self._flush()
         return last
 
-    async def send_lossy(self, items: Sequence[HookItem]) -> None:
-        """Send items that may be lost.
-
-        Raises:
-            LinkClosed: the link ended.
-        """
-        self.need_open()
-        self._link.send_lossy(items)
-        await self._flush()
-
     async def drained(self) -> None:
         """Wait until everything that was sent is durable.
 
@@ -274,27 +245,23 @@ class ShimClient(_Client):
         """
         await self._wait_for(lambda: self._link.in_flight == 0)
 
+    async def called(self, method: str, args: dict[str, Any]) -> Any:
+        """The answer to a call of the sidecar. Raises ``CallError``, because this link has no OpenCode."""
+        raise CallError("unavailable", "this link has no OpenCode")
+
     def _take(self, event: Event) -> None:
-        match event:
-            case Ack():
-                self._progress.set()
-            case Call():
-                self._answers.spawn(self._answer(event))
-            case Context():
-                self.context = event.context
-                if self._on_context is not None:
-                    self._on_context(event.context)
+        if isinstance(event, Ack):
+            self._progress.set()
+        elif isinstance(event, Call):
+            self._answers.spawn(self._answer(event))
 
     async def _answer(self, event: Call) -> None:
         value: Any = None
         failure: CallError | None = None
-        if self._on_call is None:
-            failure = CallError("unavailable", "this link has no OpenCode")
-        else:
-            try:
-                value = await self._on_call(event.method, event.args)
-            except CallError as error:
-                failure = error
+        try:
+            value = await self.called(event.method, event.args)
+        except CallError as error:
+            failure = error
         try:
             self._link.result(event.id, value, failure)
             await self._flush()

@@ -7,6 +7,8 @@ files.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from websockets.asyncio.server import ServerConnection
@@ -15,7 +17,6 @@ from websockets.exceptions import ConnectionClosed
 from bridge.opencode.link.frames import ByeReason
 from bridge.opencode.link.link import SidecarLink
 from bridge.opencode.link.protocol import Closed, Event, State
-from sidecar.link.links import Counters
 
 MAX_PENDING_FRAMES: Final = 1024
 """Maximum number of frames that may wait for a peer; a slower reader is disconnected."""
@@ -30,8 +31,30 @@ _CLOSE_CODES: Final[dict[str, int]] = {"protocol": 1002, "draining": 1012, "upgr
 _POLICY: Final = 1008
 
 
+@dataclass(slots=True)
+class Counters:
+    """Counts of connections, refusals and errors since the start."""
+
+    shims_opened: int = 0
+    controls_opened: int = 0
+    refused_origin: int = 0
+    refused_host: int = 0
+    refused_busy: int = 0
+    refused_protocol: int = 0
+    unproved_closed: int = 0
+    failed_proofs: int = 0
+    handshake_timeouts: int = 0
+    protocol_errors: int = 0
+    window_overruns: int = 0
+    oversized_frames: int = 0
+    slow_readers: int = 0
+    replaced: int = 0
+    repaired_values: int = 0
+    handler_errors: int = 0
+
+
 class SocketWire:
-    """The ``links.Wire`` of a real connection: reads events and writes what the link wants to send."""
+    """A connection and its link: reads events and writes what the link wants to send."""
 
     def __init__(self, socket: ServerConnection, link: SidecarLink, counters: Counters) -> None:
         self.socket, self.link, self.counters = socket, link, counters
@@ -41,9 +64,11 @@ class SocketWire:
         self._gone = False
 
     def wake(self) -> None:
+        """Wake the writer. Frames and acks queued within one loop tick go out together."""
         self._wake.set()
 
     async def read(self) -> tuple[list[Event], int] | None:
+        """The events of the next message and the message's size in bytes; ``None`` if the connection is gone."""
         try:
             message = await self.socket.recv(decode=False)
         except ConnectionClosed as error:
@@ -68,6 +93,7 @@ class SocketWire:
         return True
 
     async def write(self) -> None:
+        """Keep sending everything that the link queues. When the link closes, close the connection."""
         try:
             while await self.flush() and self.link.state is not State.CLOSED and not self._gone:
                 self._sent.set()
@@ -84,22 +110,25 @@ class SocketWire:
             await self._sent.wait()
 
     def bye(self, reason: ByeReason, code: int | None = None) -> None:
-        if self.link.state is not State.CLOSED:
-            self.reason = reason
-            self._code = code or _CLOSE_CODES.get(reason, _POLICY)
-            self.link.bye(reason)
-        self.wake()
+        """Say bye and close; returns at once."""
+        self._part(reason, code, self.link.bye)
 
     def leave(self, reason: ByeReason) -> None:
         """Say bye and return at once. The connection ends when the peer closes it, or after ``LEAVE_SECONDS``."""
-        if self.link.state is not State.CLOSED:
-            self.reason = reason
-            self._code = _CLOSE_CODES.get(reason, _POLICY)
-            self.link.leave(reason)
+        if self._part(reason, None, self.link.leave):
             asyncio.get_running_loop().call_later(LEAVE_SECONDS, self.bye, reason)
+
+    def _part(self, reason: ByeReason, code: int | None, say: Callable[[ByeReason], None]) -> bool:
         self.wake()
+        if self.link.state is State.CLOSED:
+            return False
+        self.reason = reason
+        self._code = code or _CLOSE_CODES.get(reason, _POLICY)
+        say(reason)
+        return True
 
     def noted(self, event: Closed) -> None:
+        """Take note of the link's end: keep the reason, count errors, and wake the writer."""
         self.reason = self.reason or event.reason
         if not event.by_peer:
             self._code = _CLOSE_CODES.get(event.reason, _POLICY)
@@ -113,6 +142,7 @@ class SocketWire:
         self.socket.transport.abort()
 
     def crowded(self) -> bool:
+        """True if the peer read too slowly and was disconnected."""
         if self.link.pending < MAX_PENDING_FRAMES:
             return False
         self.counters.slow_readers += 1

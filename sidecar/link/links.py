@@ -1,6 +1,6 @@
 """The interface between links and the sidecar: ``Handler``, which the sidecar implements, and ``ShimConnection``.
 
-``server.py`` handles sockets. In this module, a link is a ``Wire``, and no websocket error can appear.
+``server.py`` and ``connection.py`` handle sockets, and no websocket error can appear in this module.
 
 Each link runs three tasks: a reader, a writer, and a worker that awaits the
 handler's ``hooks``. Reader and worker are separate so that a handler may await
@@ -12,13 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from bridge.opencode.link.frames import ByeReason, HookItem, Hooks, Lossy, Result, ShimIdentity, Tool
-from bridge.opencode.link.link import SidecarLink
-from bridge.opencode.link.protocol import CallError, Closed, Event, LocalProtocolError, Refused, State
+from bridge.opencode.link.protocol import CallError, Closed, LocalProtocolError, Refused, State
 from sidecar.components import Tasks
+from sidecar.link.connection import SocketWire
 
 MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
@@ -28,28 +27,6 @@ MAX_REMEMBERED: Final = 4096
 
 INTERNAL_ERROR: Final = 1011
 """Close code of a link whose handler failed."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts of connections, refusals and errors since the start."""
-
-    shims_opened: int = 0
-    controls_opened: int = 0
-    refused_origin: int = 0
-    refused_host: int = 0
-    refused_busy: int = 0
-    refused_protocol: int = 0
-    unproved_closed: int = 0
-    failed_proofs: int = 0
-    handshake_timeouts: int = 0
-    protocol_errors: int = 0
-    window_overruns: int = 0
-    oversized_frames: int = 0
-    slow_readers: int = 0
-    replaced: int = 0
-    repaired_values: int = 0
-    handler_errors: int = 0
 
 
 class Handler(Protocol):
@@ -102,32 +79,6 @@ class Handler(Protocol):
         """
 
 
-class Wire(Protocol):
-    """A link and the connection under it. ``server.py`` supplies it."""
-
-    link: SidecarLink
-    counters: Counters
-    reason: str | None
-
-    def wake(self) -> None:
-        """Wake the writer. Frames and acks queued within one loop tick go out together."""
-
-    async def read(self) -> tuple[list[Event], int] | None:
-        """Return the events of the next message and the message's size in bytes; ``None`` if the connection is gone."""
-
-    async def write(self) -> None:
-        """Keep sending everything that the link queues. When the link closes, close the connection."""
-
-    def bye(self, reason: ByeReason, code: int | None = None) -> None:
-        """Say bye and close; returns at once."""
-
-    def noted(self, event: Closed) -> None:
-        """Take note of the link's end: keep the reason, count errors, and wake the writer."""
-
-    def crowded(self) -> bool:
-        """True if the peer read too slowly and was disconnected."""
-
-
 class AckMemory:
     """The acked seq of each instance, kept across its links while this sidecar runs."""
 
@@ -153,7 +104,7 @@ class ShimConnection:
     """
 
     def __init__(
-        self, wire: Wire, identity: ShimIdentity, memory: AckMemory, failed: Callable[[str, Exception], None]
+        self, wire: SocketWire, identity: ShimIdentity, memory: AckMemory, failed: Callable[[str, Exception], None]
     ) -> None:
         self.identity = identity
         self.shim_version = identity.shim_version

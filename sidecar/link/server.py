@@ -39,8 +39,8 @@ from bridge.opencode.link.protocol import (
 )
 from bridge.opencode.link.window import DEFAULT_WINDOW
 from sidecar.link.caller import PEER, Peer
-from sidecar.link.connection import SocketWire
-from sidecar.link.links import INTERNAL_ERROR, AckMemory, Counters, Handler, ShimConnection
+from sidecar.link.connection import Counters, SocketWire
+from sidecar.link.links import INTERNAL_ERROR, AckMemory, Handler, ShimConnection
 
 __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "ShimConnection"]
 

@@ -99,7 +99,8 @@ class Ours:
             for line in lines:
                 item = HookItem(line["hook"], line["t"], line.get("input"), line.get("output"))
                 if '"message.part.delta"' in json.dumps(line):
-                    await client.send_lossy([item])
+                    client._link.send_lossy([item])
+                    await client._flush()
                 elif not line["hook"].startswith("__"):
                     await client.send([item])
                     await client.drained()

@@ -39,12 +39,9 @@ class OpenCode:
     async def open(self) -> None:
         await ensure_running(self._home)
         about = ("ab" * 16, "cd" * 8, NOBODY, "p", self._directory, self._directory, "1.18.33", 0)
-        made = await ShimClient.connect(
-            self._home,
-            identity=ShimIdentity("0.1.0", *about),
-            nonce=system_identity().nonce,
-            on_call=self._call,
-        )
+        identity = ShimIdentity("0.1.0", *about)
+        made = await ShimClient.connect(self._home, identity=identity, nonce=system_identity().nonce)
+        made.called = self._call  # type: ignore[method-assign]
         self._client = await self._life.enter_async_context(made)
 
     async def close(self) -> None:
