@@ -11,21 +11,14 @@ from typing import Final
 
 import nats.errors
 
-from bridge.nats.jetstream.errors import (
-    LoginRefused,
-    MessageTooLarge,
-    NatsError,
-    NatsRefused,
-    NatsUnavailable,
-    TlsFailed,
-    Unreachable,
-    WrongServer,
-)
+from bridge.nats.jetstream.errors import NatsError, NatsRefused, NatsUnavailable, message_too_large
 from bridge.nats.jetstream.options import ConnectOptions
 
 NO_ANSWER: Final = "the server does not answer"
 UNKNOWN_HOST: Final = "the host name does not resolve"
 NOTHING_LISTENS: Final = "nothing is listening there"
+
+_TLS: Final = "nats-tls-failed"
 
 
 class OtherServer(nats.errors.Error):
@@ -48,14 +41,15 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
         case NatsError():
             return error
         case OtherServer():
-            return WrongServer(
+            return NatsUnavailable(
                 f"another program answers on {where} instead of the embedded NATS server",
                 "nothing was sent to that program; stop it, or set another `port` in [nats]",
+                "nats-wrong-server",
             )
         case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError():
-            return TlsFailed(f"the NATS server at {where} offers no TLS", "enable TLS on that server")
+            return NatsRefused(f"the NATS server at {where} offers no TLS", "enable TLS on that server", _TLS)
         case nats.errors.MaxPayloadError():
-            return MessageTooLarge()
+            return message_too_large()
         case nats.errors.BadSubjectError():
             return NatsRefused("NATS does not accept a subject", "this is a bug: names in subjects must be escaped")
         case nats.errors.AuthorizationError() | nats.errors.InvalidUserCredentialsError():
@@ -63,19 +57,18 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
     if any(word in text.lower() for word in ("authorization", "authentication", "user jwt")):
         return _login_refused(where)
     if "certificate" in text.lower() or "ssl" in type(error).__name__.lower():
-        return TlsFailed(f"TLS with {where} failed: {text}", "check `cert_dir` in [nats] and the server's certificate")
+        hint = "check `cert_dir` in [nats] and the server's certificate"
+        return NatsRefused(f"TLS with {where} failed: {text}", hint, _TLS)
     if isinstance(error, OSError | nats.errors.Error | TimeoutError | asyncio.TimeoutError):
         # The sidecar restarts an embedded server and reports its problems, so the user need not do anything.
         hint = "" if options.token else "start the server, or fix the setting `servers` in [nats]"
-        return Unreachable(f"cannot reach the NATS server at {where}: {_why(error)}", hint)
+        return NatsUnavailable(f"cannot reach the NATS server at {where}: {_why(error)}", hint, "nats-unreachable")
     return NatsUnavailable(f"the NATS server at {where} failed: {text}")
 
 
-def _login_refused(where: str) -> LoginRefused:
-    return LoginRefused(
-        f"the NATS server at {where} rejected the login",
-        "check `credentials` in [nats], or the login in the addresses in `servers`",
-    )
+def _login_refused(where: str) -> NatsRefused:
+    hint = "check `credentials` in [nats], or the login in the addresses in `servers`"
+    return NatsRefused(f"the NATS server at {where} rejected the login", hint, "nats-login-refused")
 
 
 def _why(error: Exception) -> str:

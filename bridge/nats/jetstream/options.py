@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from bridge.nats.jetstream.errors import FileRefused
+from bridge.nats.jetstream.errors import NatsRefused
 from streams.system.retry import Retry
 
 CA: Final = "ca.pem"
@@ -29,6 +29,7 @@ DELIVERIES: Final = Retry(1.0, 60.0, attempts=5)
 
 _SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _JWT_MARK: Final = "BEGIN NATS USER JWT"
+_FILE: Final = "nats-file-refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
     """The TLS context that verifies the server; ``None`` without TLS.
 
     Raises:
-        FileRefused: a certificate or key is missing, unreadable or invalid.
+        NatsRefused: a certificate or key is missing, unreadable or invalid.
     """
     if not options.wants_tls:
         return None
@@ -102,9 +103,8 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=authority)
     except (ssl.SSLError, OSError) as error:
-        raise FileRefused(
-            authority, f"{authority} contains no certificate ({_reason(error)})", "put a PEM file at that path"
-        ) from None
+        reason = f"{authority} contains no certificate ({_reason(error)})"
+        raise NatsRefused(reason, "put a PEM file at that path", _FILE) from None
     certificate, key = options.cert_dir / CERTIFICATE, options.cert_dir / KEY
     if certificate.exists() or key.exists():
         _read(certificate, "certificate")
@@ -114,7 +114,8 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
             context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, OSError) as error:
             reason = f"{certificate} and {key} do not match ({_reason(error)})"
-            raise FileRefused(key, reason, "put a PEM certificate and its key there, without a passphrase") from None
+            hint = "put a PEM certificate and its key there, without a passphrase"
+            raise NatsRefused(reason, hint, _FILE) from None
     return context
 
 
@@ -122,24 +123,22 @@ def check_credentials(path: Path) -> None:
     """Check a credentials file before connecting.
 
     Raises:
-        FileRefused: the file is missing, unreadable, or lacks a user's token and key.
+        NatsRefused: the file is missing, unreadable, or lacks a user's token and key.
     """
     text = _read(path, "credentials file").decode("ascii", "replace")
     if _SEED_MARK not in text or _JWT_MARK not in text:
-        raise FileRefused(path, f"{path} is not a credentials file", "create one with `nsc generate creds`")
+        raise NatsRefused(f"{path} is not a credentials file", "create one with `nsc generate creds`", _FILE)
 
 
 def _read(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise FileRefused(
-            path, f"the {what} {path} is missing", "put the file there, or change the path in [nats]"
-        ) from None
+        hint = "put the file there, or change the path in [nats]"
+        raise NatsRefused(f"the {what} {path} is missing", hint, _FILE) from None
     except OSError as error:
-        raise FileRefused(
-            path, f"cannot read the {what} {path} ({error.strerror})", "fix the owner and the permissions of the file"
-        ) from None
+        hint = "fix the owner and the permissions of the file"
+        raise NatsRefused(f"cannot read the {what} {path} ({error.strerror})", hint, _FILE) from None
 
 
 def _reason(error: OSError) -> str:

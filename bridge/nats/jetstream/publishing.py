@@ -118,7 +118,6 @@ class StagedBatch:
         """Send the last message, which stores all consecutively or none; return where the last is stored.
 
         Raises:
-            BatchDuplicate: one of the ids is already stored. Publish the messages one by one.
             BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
                 duplicates.
             NatsUnavailable: no answer came; either all messages are stored or none is.

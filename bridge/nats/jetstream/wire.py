@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from bridge.nats.headers import MESSAGE_ID, are_lines, header_lines
-from bridge.nats.jetstream.errors import MessageTooLarge, NatsRefused
+from bridge.nats.jetstream.errors import NatsRefused, message_too_large
 from streams.bus.subjects import SubjectError, check_subject
 
 VERSION: Final = b"NATS/1.0"
@@ -119,7 +119,7 @@ def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, 
     """The command that publishes a message with headers.
 
     Raises:
-        NatsRefused: the subject or a header is invalid, or the message (``MessageTooLarge``) is too large.
+        NatsRefused: the subject or a header is invalid, or the message is too large.
     """
     lines = header_lines(headers)
     # The caller has already checked the headers. Check them again, because an extra line could forge a header or a
@@ -131,7 +131,7 @@ def published(subject: str, headers: Mapping[str, str], more: str, body: bytes, 
     head = f"NATS/1.0\r\n{lines}{more}\r\n".encode("ascii")
     total = len(head) + len(body)
     if total > max_payload:
-        raise MessageTooLarge
+        raise message_too_large()
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject.encode("ascii"), len(head), total, head, body)
 
 

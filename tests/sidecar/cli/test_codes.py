@@ -87,11 +87,18 @@ def given(names: set[str]) -> set[str]:
     return found
 
 
+def nats_codes() -> set[str]:
+    """The codes that replace those of two classes."""
+    folder = ROOT / "bridge" / "nats" / "jetstream"
+    sources = ((folder / f"{name}.py").read_text() for name in ("client_errors", "errors", "options"))
+    return {code for text in sources for code in re.findall(r'"(nats-[a-z-]+)"', text)}
+
+
 def all_codes() -> set[str]:
     system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
     carried = given({"Failure", "RequestError", "InputRefused", "WorktreeError", "SelectError"})
     agents = {AgentFailed.code, NotOwner.code, UnknownAgent.code}
-    return system | carried | agents | {vars(error)["code"] for error in errors()}
+    return system | carried | agents | nats_codes() | {vars(error)["code"] for error in errors()}
 
 
 def test_every_class_has_a_code_of_its_own() -> None:
