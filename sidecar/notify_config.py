@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 Turns = Literal["off", "away", "unless-in-front", "always"]
 
 
-class NotifyConfig(BaseModel):
-    """``[notify]``: how a person learns what is waiting or has ended."""
+class Section(BaseModel):
+    """A section of the configuration. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def address_of(text: str, *schemes: str) -> SplitResult | None:
+    """The parts of an address with a host; ``None`` if it is none, or has another scheme. An error must not show the
+    address, because it may contain a password."""
+    try:
+        parts = urlsplit(text)
+        return parts if parts.scheme in schemes and parts.hostname and (parts.port or 1) > 0 else None
+    except ValueError:
+        return None
+
+
+class NotifyConfig(Section):
+    """``[notify]``: how a person learns what is waiting or has ended."""
 
     urls: tuple[str, ...] = ()
     """Apprise addresses, such as ``ntfy://topic``: a phone, a chat, an email address. Needs the extra ``notify``."""
@@ -64,10 +78,8 @@ class NotifyConfig(BaseModel):
         return self
 
 
-class GardenerConfig(BaseModel):
+class GardenerConfig(Section):
     """``[gardener]``: starts a background agent that looks into a session whose steps fail too often."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = False
 
@@ -96,19 +108,15 @@ class GardenerConfig(BaseModel):
         return self
 
 
-class MetricsConfig(BaseModel):
+class MetricsConfig(Section):
     """``[metrics]``: whether Prometheus can scrape the sidecar."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port on 127.0.0.1 of ``GET /metrics``; 0: none."""
 
 
-class OtelConfig(BaseModel):
+class OtelConfig(Section):
     """``[otel]``: whether and where spans are sent as they end, with OTLP over HTTP."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     endpoint: str = ""
     """The receiver's address without ``/v1/traces``, such as ``http://127.0.0.1:4318``; empty: none."""
@@ -125,13 +133,8 @@ class OtelConfig(BaseModel):
     def _fits(self) -> Self:
         if not self.endpoint:
             return self
-        # The errors do not show the address, because it may contain a password.
-        try:
-            parts = urlsplit(self.endpoint)
-            is_one = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
-        except ValueError:
-            is_one = False
-        if not is_one or "@" in parts.netloc or parts.query or parts.fragment:
+        parts = address_of(self.endpoint, "http", "https")
+        if parts is None or "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError("`endpoint` must be like http://127.0.0.1:4318; secrets belong in `headers`")
         if self.headers and parts.scheme == "http" and not self.is_local:
             raise ValueError("`headers` may hold secrets, so another machine needs an `endpoint` with https://")

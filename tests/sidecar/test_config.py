@@ -68,8 +68,8 @@ def test_lists_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("[link]\nport =\n", "line 2"),
         ("[link]\nport = 1\nport = 2\n", "line 3"),
-        ('[redact.patterns]\nbad = "("\n', "bad is not a regular expression"),
-        ('[redact]\nallow = ["("]\n', "is not a regular expression"),
+        ('[redact.patterns]\nbad = "("\n', "bad: not a regular expression"),
+        ('[redact]\nallow = ["("]\n', "allow.0: not a regular expression"),
         ('[redact]\ndisable = ["jwt", "jvt"]\n', "no rule is named jvt; the rules are"),
         ('[capture]\nexclude = ["a/b"]\n', "must be absolute"),
     ],
