@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import PROTOCOL
@@ -25,10 +25,10 @@ from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.logs import log_to
 from sidecar.care.metrics import SidecarMetrics
 from sidecar.care.upkeep import Upkeep, restore
-from sidecar.components import Component, wait_idle
+from sidecar.components import Tasks, wait_idle
 from sidecar.config import Config, secrets_of
 from sidecar.handler import Sidecar
-from sidecar.home import Home, HomeLock, HomeLocked, HomeNotEmpty, SidecarInfo
+from sidecar.home import Home, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.install.plugin import is_installed
 from sidecar.link.server import LinkServer
 from sidecar.mirror.service import MirrorSource, NatsService
@@ -101,7 +101,7 @@ async def serve(
         running = starting.result()
         if running is None:
             return 0
-        announce(running.port)
+        announce(running.server.port)
         failure = await _until_stopped(config, running, idle_exit)
     if failure is None:
         return 0
@@ -132,25 +132,9 @@ class Identities:
         return cls(seeded_identity(seed), seeded_identity(seed + 1), system)
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A running sidecar. ``components`` are its parts, in the order in which they were started."""
-
-    sidecar: Sidecar
-    ingest: Ingest
-    spools: SpoolWatch
-    server: LinkServer
-    store: Log
-    components: tuple[Component, ...]
-
-    @property
-    def port(self) -> int:
-        return self.server.port
-
-
 async def _start(
     home: Home, config: Config, identities: Identities, told: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
-) -> _Running | None:
+) -> Sidecar | None:
     """Lock the home, open its log and start serving; return ``None`` if another sidecar is serving the home. ``stack``
     stops everything that was started.
     """
@@ -170,7 +154,7 @@ async def _start(
     running = await _assemble(home, config, store, identities, told)
     for component in running.components:
         await component.start(stack)
-    log.info("serving on port %d, version %s", running.port, VERSION)
+    log.info("serving on port %d, version %s", running.server.port, VERSION)
     return running
 
 
@@ -221,7 +205,7 @@ async def _close(opening: asyncio.Task[Log]) -> None:
         await opening.result().close()
 
 
-async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
+async def _lock(home: Home, *, wait: bool) -> IO[bytes] | None:
     """Lock the home. With ``wait``, return ``None`` as soon as another sidecar is serving the home.
 
     If the lock is held but ``running`` finds no sidecar, a sidecar is starting or stopping. Returning in that case
@@ -243,7 +227,7 @@ async def _lock(home: Home, *, wait: bool) -> HomeLock | None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _assemble(home: Home, config: Config, store: Log, identities: Identities, told: asyncio.Event) -> _Running:
+async def _assemble(home: Home, config: Config, store: Log, identities: Identities, told: asyncio.Event) -> Sidecar:
     """Create every part, but start none."""
     identity, outside = identities.log, identities.outside
     state, kept = await restore(store)
@@ -344,8 +328,20 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     # The link's port first, because OpenCode needs it.
     doors = (door,) if sidecar.scraping is None else (door, sidecar.scraping)
     consumers = _Consumers(nats, worker, serve)
-    components = (nats, upkeep, *tracing, ingest, back_fill, services, spools, worker, consumers, *doors, durable)
-    return _Running(sidecar, ingest, spools, server, store, components)
+    sidecar.components = (
+        nats,
+        upkeep,
+        *tracing,
+        ingest,
+        back_fill,
+        services,
+        spools,
+        worker,
+        consumers,
+        *doors,
+        durable,
+    )
+    return sidecar
 
 
 class _Consumers:
@@ -357,8 +353,7 @@ class _Consumers:
         self._nats, self._worker, self._serve = nats, worker, serve
 
     async def start(self, stack: AsyncExitStack) -> None:
-        for task in self._serve():
-            stack.push_async_callback(_ended, task)
+        stack.push_async_callback(Tasks(self._serve()).cancel)
         consumers = self._nats.consume(self._worker.runtime, self._worker.reachable)
         if consumers is not None:
             stack.push_async_callback(consumers.close)
@@ -366,11 +361,6 @@ class _Consumers:
     def owes(self) -> bool:
         """True while a command is being handled."""
         return self._nats.commands is not None and self._nats.commands.is_busy
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 class _Door:
@@ -410,11 +400,11 @@ async def _until_fenced(store: Log) -> StoreFenced:
             continue  # the disk does not respond, which the next commit will report
 
 
-async def _until_stopped(config: Config, running: _Running, idle_exit: bool) -> str | None:
+async def _until_stopped(config: Config, running: Sidecar, idle_exit: bool) -> str | None:
     """Wait for a reason to stop. Return the reason if the log can no longer be written, otherwise ``None``."""
     failed = running.ingest.failed
     fenced = asyncio.create_task(_until_fenced(running.store))
-    reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.sidecar.stopping.wait())]
+    reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.stopping.wait())]
     if idle_exit:
         waiting = wait_idle(running.components, config.link.idle_exit_seconds, running.spools.take)
         reasons.append(asyncio.create_task(waiting))

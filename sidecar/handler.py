@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from bridge.opencode.link.protocol import CallError, Refused
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.upkeep import Upkeep
+from sidecar.components import Component
 from sidecar.home import Home, is_alive
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.mirror.service import NatsService
@@ -47,9 +49,7 @@ first.
 
 
 class Sidecar:
-    """The ``Handler`` of the link server. ``requests`` is the table of requests; ``server`` is set once there is a
-    server.
-    """
+    """A running sidecar, which is the ``Handler`` of its link server. ``requests`` is the table of requests."""
 
     def __init__(
         self,
@@ -66,7 +66,9 @@ class Sidecar:
     ) -> None:
         self.boot, self.started_ms = identity.ulid(), identity.now_ms()
         self.requests = Requests()
-        self.server: LinkServer | None = None
+        self.server: LinkServer  # set as soon as there is one
+        self.components: Sequence[Component] = ()
+        """Its parts, in the order in which they are started."""
         self.worker: Worker | None = None
         self.durable: DurableStream | None = None
         self.tracing: Tracing | None = None
@@ -178,7 +180,6 @@ class Sidecar:
 
     def status(self) -> dict[str, Any]:
         """Everything that ``durable-stream status`` shows."""
-        assert self.server is not None
         return {
             "sidecar": {
                 "pid": os.getpid(),

@@ -12,8 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import IO, ClassVar, Final, NamedTuple
 
 from sidecar.private_files import (
     HomeError,
@@ -207,8 +206,8 @@ class Home:
 
     # --- the sidecar ---
 
-    def lock(self) -> HomeLock:
-        """Become this home's only sidecar, until the lock is released or the process ends.
+    def lock(self) -> IO[bytes]:
+        """Become this home's only sidecar, until the returned file is closed or the process ends.
 
         Raises:
             HomeLocked: another sidecar holds the lock; raised within a fraction of a second.
@@ -216,7 +215,7 @@ class Home:
         """
         descriptor = self._open_lock()
         if locks.take(descriptor):
-            return HomeLock(descriptor)
+            return os.fdopen(descriptor, "rb")
         os.close(descriptor)
         raise self._locked()
 
@@ -326,28 +325,6 @@ class Home:
         if self.was_used() or (self.store_path / "store.json").exists():
             return True
         return all(map(_OUR_NAMES.fullmatch, names))
-
-
-class HomeLock:
-    """The held lock, as a context manager. Releasing the lock keeps its file; the end of the process releases the lock,
-    too."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-
-    def release(self) -> None:
-        """Release the lock. Idempotent."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 def is_alive(pid: int) -> bool:

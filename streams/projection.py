@@ -6,10 +6,8 @@ A projection's state is plain JSON, so its canonical bytes and hash are the same
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from hashlib import sha256
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from streams.hashing import canonical
 from streams.store import NOTHING, Record, Snapshot
 
 P = TypeVar("P", bound="Projection")
@@ -21,8 +19,6 @@ class Projection(Protocol):
 
     def apply(self, record: Record) -> None:
         """Apply one record. Records arrive in position order, each once."""
-
-    def state(self) -> dict[str, Any]: ...
 
 
 class KeepsSnapshots(Protocol):
@@ -54,8 +50,3 @@ async def fold(projection: P, records: AsyncIterator[Record]) -> P:
     async for record in records:
         projection.apply(record)
     return projection
-
-
-def state_hash(projection: Projection) -> str:
-    """Hex sha256 of the canonical state: equal for equal histories."""
-    return sha256(canonical(projection.state())).hexdigest()

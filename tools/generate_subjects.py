@@ -382,8 +382,8 @@ def _recursion() -> list[str]:
         "| operation | depth in the header | recorded depth |",
         "|---|---|---|",
         *(
-            f"| `{name}`{modes if name == 'enqueue' else ''} | {header[rule.header]} | {recorded[rule.recorded]} |"
-            for name, rule in recursion.RULES.items()
+            f"| `{name}`{modes if name == 'enqueue' else ''} | {header[need]} | {recorded[need]} |"
+            for name, need in recursion.RULES.items()
         ),
         "",
     ]

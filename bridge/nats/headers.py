@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from bridge.nats.subjects import PROTOCOL_VERSION
+from bridge.nats.subjects import PROTOCOL_VERSION, shorten
 from streams.bus.headers import MAX_VALUE, check_headers, is_header_value
 from streams.bus.headers import MESSAGE_ID as MESSAGE_ID  # the protocol names it with its other headers
 from streams.trace import MAX_TRACESTATE, TraceContext, made_trace, parse_traceparent
@@ -119,11 +118,7 @@ def header_text(text: str) -> str:
         if parts[end] == " ":
             parts[end] = "%20"
     value = "".join(parts)
-    if len(value) <= MAX_VALUE:
-        return value
-    head = value[: MAX_VALUE - 34]
-    cut = head.rfind("%", len(head) - 2)
-    return (head if cut < 0 else head[:cut]) + "%~" + sha256(raw).hexdigest()[:32]
+    return value if len(value) <= MAX_VALUE else shorten(value, raw, MAX_VALUE)
 
 
 def forwarded(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -75,10 +75,11 @@ def escape(name: str) -> str:
     if not raw:
         return _EMPTY
     token = "".join([_ESCAPED[byte] for byte in raw])
-    return token if len(token) <= MAX_TOKEN else _shorten(token, raw, MAX_TOKEN)
+    return token if len(token) <= MAX_TOKEN else shorten(token, raw, MAX_TOKEN)
 
 
-def _shorten(token: str, raw: bytes, limit: int) -> str:
+def shorten(token: str, raw: bytes, limit: int) -> str:
+    """Cut an escaped text; the end is ``%~`` and 32 hex digits of the SHA-256 of ``raw``, the text itself."""
     head = token[: limit - len(_SHORTENED) - _DIGEST]
     cut = head.rfind("%", len(head) - 2)  # an escape such as ``%2F`` must not be cut in half
     return (head if cut < 0 else head[:cut]) + _SHORTENED + sha256(raw).hexdigest()[:_DIGEST]
@@ -133,17 +134,12 @@ class RecordSubject:
     type: str
 
     def __str__(self) -> str:
-        """The subject. Raises ``SubjectError`` if the type makes it too long, which no valid event type does."""
-        names = ".".join([escape(self.project), escape(self.log), escape(self.stream)])
-        return check_subject(f"evt.{names}.{escape_dotted(self.type)}")
+        return _written("evt", (self.project, self.log, self.stream), self.type)
 
     @classmethod
     def parse(cls, subject: str) -> RecordSubject:
         """The names in a record's subject. Raises ``SubjectError`` for any other subject."""
-        head, project, log, stream, type_ = _split(subject, 5, "evt.{project}.{log}.{stream}.{type}")
-        if head != "evt":
-            raise SubjectError(subject, "not a record's subject, which must begin with `evt`")
-        return cls(unescape(project), unescape(log), unescape(stream), unescape_dotted(type_))
+        return cls(*_names(subject, "evt.{project}.{log}.{stream}.{type}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +150,24 @@ class CommandSubject:
     type: str
 
     def __str__(self) -> str:
-        """The subject. Raises ``SubjectError`` if the type makes it too long."""
-        names = ".".join([escape(self.project), escape(self.workspace), escape(self.agent)])
-        return check_subject(f"cmd.{names}.{escape_dotted(self.type)}")
+        return _written("cmd", (self.project, self.workspace, self.agent), self.type)
 
     @classmethod
     def parse(cls, subject: str) -> CommandSubject:
         """The names in a command's subject. Raises ``SubjectError`` for any other subject."""
-        head, project, workspace, agent, type_ = _split(subject, 5, "cmd.{project}.{workspace}.{agent}.{type}")
-        if head != "cmd":
-            raise SubjectError(subject, "not a command's subject, which must begin with `cmd`")
-        return cls(unescape(project), unescape(workspace), unescape(agent), unescape_dotted(type_))
+        return cls(*_names(subject, "cmd.{project}.{workspace}.{agent}.{type}"))
+
+
+def _written(head: str, names: tuple[str, str, str], type_: str) -> str:
+    """The subject. Raises ``SubjectError`` if the type makes it too long, which no valid event type does."""
+    return check_subject(".".join([head, *map(escape, names), escape_dotted(type_)]))
+
+
+def _names(subject: str, form: str) -> list[str]:
+    head, *names, type_ = _split(subject, 5, form)
+    if head != form[:3]:
+        raise SubjectError(subject, f"not of the form {form}")
+    return [*map(unescape, names), unescape_dotted(type_)]
 
 
 def log_pattern(log: str, stream: str | None = None) -> str:
@@ -177,7 +180,7 @@ def consumer_name(agent: str) -> str:
     """The name of an agent's durable pull consumer, ``{agent}_consumer``; at most ``MAX_TOKEN`` long."""
     token, limit = escape(agent), MAX_TOKEN - len(_CONSUMER)
     if len(token) > limit:
-        token = _shorten(token, agent.encode("utf-8", "surrogatepass"), limit)
+        token = shorten(token, agent.encode("utf-8", "surrogatepass"), limit)
     return token + _CONSUMER
 
 

@@ -35,7 +35,7 @@ def log_to(home: Home, stack: ExitStack, config: LogConfig) -> None:
 def note_failure(home: Home, error: Exception) -> None:
     """Log why a sidecar could not start or continue, if the home can be written."""
     with suppress(OSError), ExitStack() as stack:
-        _attach(_Appending(home.log_path), stack)
+        _attach(RotatedLog(home.log_path), stack)  # without a limit, it is not rotated
         logging.getLogger("sidecar").error("could not serve: %s", error if str(error) else type(error).__name__)
 
 
@@ -61,10 +61,8 @@ def failed_start(home: Home) -> tuple[str, str] | None:
     return outcomes[-1] if outcomes and outcomes[-1][1] else None
 
 
-class _Private:
+class RotatedLog(RotatingFileHandler):
     """Opens the file with mode 0600 whatever the umask, and never through a symbolic link, even after a rotation."""
-
-    baseFilename: str  # noqa: N815 - the name that logging gave it
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
@@ -74,12 +72,12 @@ class _Private:
         stderr.
         """
         if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)  # type: ignore[misc] # of the handler that this is mixed into
+            super().handleError(record)
 
     def close(self) -> None:
         """Ignore the rest of a line that could not be written."""
         with suppress(OSError):
-            super().close()  # type: ignore[misc] # of the handler that this is mixed into
+            super().close()
 
 
 class OneLine(logging.Formatter):
@@ -93,14 +91,6 @@ def _private(path: str, flags: int) -> int:
     fd = open_unfollowed(path, flags)
     os.fchmod(fd, 0o600)
     return fd
-
-
-class _Appending(_Private, logging.FileHandler):
-    pass
-
-
-class RotatedLog(_Private, RotatingFileHandler):
-    """The log of the process that holds the lock."""
 
 
 def _attach(handler: logging.Handler, stack: ExitStack) -> None:

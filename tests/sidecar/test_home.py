@@ -73,7 +73,7 @@ def test_the_second_sidecar_is_refused_and_told_by_whom(home: Home) -> None:
         home.write_info(INFO)
         with pytest.raises(HomeLocked, match=f"pid {os.getpid()}.*durable-stream stop"):
             home.lock()
-    home.lock().release()
+    home.lock().close()
 
 
 def test_running_needs_a_live_process_and_the_lock(home: Home) -> None:

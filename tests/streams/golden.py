@@ -16,12 +16,13 @@ from typing import Any, Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
 from sidecar.care.upkeep import SNAPSHOT
+from streams.hashing import canonical
 from streams.identity import seeded_identity
 from streams.lineage import Lineage, Session
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.projection import fold, state_hash
+from streams.projection import fold
 from streams.store import Snapshot, StreamReader
 from streams.stores.directory import Backend, read_manifest
 from tests.bridge.opencode.playing import play
@@ -29,6 +30,10 @@ from tests.streams.opened import collect, faults
 
 FOLDER: Final = Path(__file__).with_name("golden")
 PLAYED: Final = ("task_child", "two_queued", "fork")
+
+
+def state_hash(lineage: Lineage[Session]) -> str:
+    return sha256(canonical(lineage.state())).hexdigest()
 
 
 def names() -> list[str]:

@@ -111,7 +111,7 @@ import sys
 from hashlib import sha256
 from bridge.opencode.capture.state import CaptureState
 from streams.lineage import Lineage, Session
-from streams.projection import state_hash
+from tests.streams.golden import state_hash
 from streams.store import Record
 from tests.bridge.opencode.playing import play
 

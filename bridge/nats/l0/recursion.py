@@ -37,20 +37,8 @@ Verdict = Literal["accept", "recursion_depth_exceeded", "protocol_violation"]
 Need = Literal["must", "may", "zero"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What an operation requires of the header's depth and of the recorded depth; ``zero`` means "absent or 0"."""
-
-    header: Need
-    recorded: Need
-
-
-RULES: Final[dict[Operation, Rule]] = {
-    "entry": Rule(header="zero", recorded="zero"),
-    "enqueue": Rule(header="may", recorded="may"),
-    "report": Rule(header="must", recorded="must"),
-    "join_response": Rule(header="must", recorded="must"),
-}
+RULES: Final[dict[Operation, Need]] = {"entry": "zero", "enqueue": "may", "report": "must", "join_response": "must"}
+"""What an operation requires, both of the header's depth and of the recorded depth; ``zero`` means "absent or 0"."""
 
 CALL: Final = "call"
 """The only mode of ``enqueue``; ``transfer`` and ``notify`` are violations."""
@@ -88,9 +76,8 @@ def judge(
         return Decision(VIOLATION, reason=f"enqueue supports only the mode `{CALL}`, not {mode[:40]!a}")
     try:
         given = read_depth(headers) if RECURSION_DEPTH in headers else None
-        rule = RULES[operation]
-        _require(rule.header, given, f"{operation}: the header {RECURSION_DEPTH}")
-        _require(rule.recorded, recorded, f"{operation}: the depth recorded for the chain")
+        _require(RULES[operation], given, f"{operation}: the header {RECURSION_DEPTH}")
+        _require(RULES[operation], recorded, f"{operation}: the depth recorded for the chain")
     except ProtocolViolation as error:
         return Decision(VIOLATION, reason=error.reason)
     if given is not None and recorded is not None and given != recorded:
@@ -99,7 +86,7 @@ def judge(
         )
     depth = given if given is not None else recorded
     if depth is None:
-        if rule.header != "zero":
+        if RULES[operation] != "zero":
             return Decision(VIOLATION, reason=f"{operation}: neither {RECURSION_DEPTH} nor the chain gives a depth")
         depth = 0
     if depth >= limit:
