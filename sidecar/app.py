@@ -125,7 +125,6 @@ class Identities:
 
     @classmethod
     def of(cls, seed: int | None) -> Identities:
-        """The system's identities, or seeded ones for a deterministic run."""
         system = system_identity()
         if seed is None:
             return cls(system, system, system)
@@ -135,9 +134,7 @@ class Identities:
 async def _start(
     home: Home, config: Config, identities: Identities, told: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
 ) -> Sidecar | None:
-    """Lock the home, open its log and start serving; return ``None`` if another sidecar is serving the home. ``stack``
-    stops everything that was started.
-    """
+    """Start serving; ``None`` if another sidecar serves the home. ``stack`` stops everything that was started."""
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
         return None
@@ -345,9 +342,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
 
 
 class _Consumers:
-    """A component that takes commands from NATS for the user's agents. The built-in agents take no commands from the
-    server.
-    """
+    """A component that takes commands from NATS for the user's agents."""
 
     def __init__(self, nats: NatsService, worker: Worker, serve: Callable[[], list[asyncio.Task[None]]]) -> None:
         self._nats, self._worker, self._serve = nats, worker, serve

@@ -251,6 +251,5 @@ def _content(path: Path) -> bytes:
 
 
 def _shown(version: str) -> str:
-    """Return ``version`` if it is safe to log, otherwise "unknown", because a peer could send any text as its
-    version."""
+    """``version`` if it is safe to log, because a peer could send any text as its version."""
     return version if _VERSION.fullmatch(version) else "unknown"

@@ -66,8 +66,7 @@ class SidecarInfo(NamedTuple):
 
     @property
     def still_runs(self) -> bool:
-        """True if the process that wrote ``sidecar.json`` is still running or suspended; false if that is not
-        certain."""
+        """True if the process that wrote ``sidecar.json`` is certainly still running, or suspended."""
         return self.process != "" and mark_of(self.pid) == self.process
 
 
@@ -247,9 +246,7 @@ class Home:
             raise cannot_use("write", self.info_path, error) from None
 
     def read_info(self) -> SidecarInfo | None:
-        """Read ``sidecar.json``, which may be out of date; ``None`` if the file is missing, invalid, owned by another
-        user or accessible to other users.
-        """
+        """Read ``sidecar.json``, which may be out of date; ``None`` if it is missing, invalid or not private."""
         try:
             descriptor = open_unfollowed(self.info_path)
         except OSError:
@@ -285,9 +282,7 @@ class Home:
         return info if info is not None and info.pid != os.getpid() and info.still_runs else None
 
     def running(self) -> SidecarInfo | None:
-        """The sidecar that is serving this home: its process is running and the lock is held. ``None`` if there is no
-        such sidecar.
-        """
+        """The sidecar that is serving this home: its process is running and the lock is held."""
         info = self.read_info()
         return info if info is not None and is_alive(info.pid) and self.is_locked() else None
 

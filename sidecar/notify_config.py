@@ -17,8 +17,7 @@ class Section(BaseModel):
 
 
 def address_of(text: str, *schemes: str) -> SplitResult | None:
-    """The parts of an address with a host; ``None`` if it is none, or has another scheme. An error must not show the
-    address, because it may contain a password."""
+    """The parts of an address with a host. Errors must not show it, because it may have a password."""
     try:
         parts = urlsplit(text)
         return parts if parts.scheme in schemes and parts.hostname and (parts.port or 1) > 0 else None

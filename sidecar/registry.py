@@ -22,9 +22,7 @@ log = logging.getLogger("sidecar.registry")
 
 
 class Args(BaseModel):
-    """Base class of all argument models. Unknown arguments are refused, because they may be meant to limit what is
-    done.
-    """
+    """Base of all argument models. Unknown arguments are refused, because they may be meant as limits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -38,9 +36,7 @@ class NoArgs(Args):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. For ``docs/protocol.md``, ``value`` describes the answer, and the description of a model's field
-    describes an argument.
-    """
+    """One request. ``value`` describes the answer in ``docs/protocol.md``, fields' descriptions the arguments."""
 
     name: str
     args: type[Args]
@@ -53,9 +49,7 @@ class Request:
 
 
 class Requests:
-    """A registry of one sidecar's requests, by name. The registry itself answers the request named ``requests``, with a
-    list of all requests.
-    """
+    """One sidecar's requests, by name. The request ``requests`` lists them."""
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}

@@ -51,9 +51,7 @@ class OffsetConflict(Conflict):
 
 
 class IdempotencyConflict(Conflict):
-    """``key`` is already stored, and this batch does not simply repeat the batch that stored it; ``reason`` says
-    why.
-    """
+    """``key`` is already stored, and this batch does not simply repeat the one that stored it."""
 
     code: ClassVar[str] = "key-conflict"
 
@@ -63,8 +61,7 @@ class IdempotencyConflict(Conflict):
 
 
 class StoreUnavailable(StreamError):
-    """The store cannot be used now, and nothing was acknowledged. Once the cause is gone, it is safe to retry with the
-    same keys."""
+    """The store cannot be used now; nothing was acknowledged. It is safe to retry later with the same keys."""
 
     code: ClassVar[str] = "log-unavailable"
 

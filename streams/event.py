@@ -36,8 +36,7 @@ MAX_KEY = 512
 
 
 class _Value:
-    """A frozen value. Known fields are attributes; unknown fields are kept separately, so that no field can hide a
-    method."""
+    """A frozen value. Unknown fields are kept separately, so that no field can hide a method."""
 
     __slots__ = ("__dict__", "_unknown")
     __hash__ = None  # type: ignore[assignment] # a payload has no hash
@@ -187,8 +186,7 @@ class _Given(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def _validated(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate with ``event_schema``, imported here so that commands that only read do not spend 0.1 s on loading
-    pydantic."""
+    """Validate with ``event_schema``, imported only here, because loading pydantic takes 0.1 s."""
     global _validated
     from streams.event_schema import validated
 

@@ -73,7 +73,6 @@ class Summary:
 
 
 def drained(waiting: list[Finding]) -> list[Finding]:
-    """Remove and return the findings that wait to be reported, in order."""
     found = waiting.copy()
     waiting.clear()
     return found

@@ -102,8 +102,7 @@ _TOO_DEEP = "$too_deep"
 
 
 def _is_marker(value: Any) -> bool:
-    """True if ``value`` is already a marker for a value nested too deeply, so that stored events encode to the same
-    bytes again."""
+    """True if ``value`` is already such a marker, so that stored events encode to the same bytes again."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_TOO_DEEP), str)
 
 
@@ -136,8 +135,7 @@ class Encoded(NamedTuple):
     repairs: Repairs = NO_REPAIRS
 
     def body(self) -> tuple[str, str, str, str]:
-        """What must be equal for two events with the same key to count as one event: type, stream, actor and
-        payload."""
+        """What must be equal for two events with the same key to count as one event."""
         return (self.event.type, self.event.stream_id, self.event.actor, self.payload_sha256)
 
 

@@ -101,9 +101,7 @@ def system_identity() -> Identity:
 
 
 class _Randomness:
-    """Random bytes from the operating system, fetched in pages because a system call for every id would cost more than
-    the id.
-    """
+    """Random bytes in pages, because a system call for every id would cost more than the id."""
 
     def __init__(self) -> None:
         self._page, self._at = b"", 0

@@ -171,9 +171,7 @@ class Lineage(Generic[S]):
         return self._known_tree
 
     def roots(self) -> list[S]:
-        """Sessions without a known parent in this log, in order of appearance; every session is one of these roots or
-        below one.
-        """
+        """Sessions without a known parent, in order of appearance; every other session is below one."""
         return [s for s in self.sessions.values() if self.root(s.id) == s.id]
 
     def below(self, session_id: str) -> list[str]:

@@ -95,8 +95,7 @@ def value_with(value: Any, text: str) -> str | None:
 
 @lru_cache(maxsize=8)
 def json_needle(text: str) -> str | None:
-    """``text`` in the form it has in case-folded JSON; ``None`` if it contains a lone surrogate, which no record
-    does."""
+    """``text`` as it is in case-folded JSON; ``None`` if it has a lone surrogate, which no record has."""
     try:
         return orjson.dumps(text)[1:-1].decode().casefold()
     except TypeError:

@@ -60,9 +60,7 @@ class Tally:
 
 
 class Removed(NamedTuple):
-    """What a prune or a forget removed. ``bytes`` is counted as in ``StreamSize``; after a forget, it is how much
-    smaller the events became, including their digests.
-    """
+    """What a prune or a forget removed; after a forget, ``bytes`` is how much smaller the events became."""
 
     records: int = 0
     bytes: int = 0
@@ -89,9 +87,7 @@ class StreamRemoval(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Where a pruned stream continues: its first kept offset, the hash of the record before that offset, and when the
-    stream was last pruned.
-    """
+    """A pruned stream: its first kept offset, the hash of the record before it, and when it was last pruned."""
 
     offset: int
     hash: bytes
@@ -161,8 +157,7 @@ class Ranges:
         return max(position, self._ends[at]) if at >= 0 else position
 
     def covers(self, first: int, end: int) -> bool:
-        """True if all positions from ``first`` up to, but not including, ``end`` were removed on purpose, so that none
-        was lost."""
+        """True if all positions from ``first`` up to, but not including, ``end`` were removed on purpose."""
         return first <= end <= max(self.following(first), first)
 
     def kept(self, first: int, end: int) -> int:
@@ -225,8 +220,7 @@ NOTHING_REMOVED: Final = Removal(Ranges(), MappingProxyType({}), MappingProxyTyp
 
 
 def payload_fault(removal: Removal, stream_id: str, offset: int, position: int, payload: dict[str, Any]) -> str | None:
-    """What is wrong with a stored payload: it should have been forgotten, or should not be a digest. ``None`` if it is
-    correct."""
+    """What is wrong with a stored payload, which must be a digest exactly if it was forgotten."""
     if is_digest(payload) == removal.is_forgotten(stream_id, offset, position):
         return None
     if not is_digest(payload):

@@ -96,7 +96,5 @@ def session_trace(root: str, session: str) -> TraceContext:
 
 
 def made_trace(origin: str) -> TraceContext:
-    """A trace for a message without one. ``origin`` (a stream or message id) determines it, so a resend gets the same
-    trace.
-    """
+    """A trace for a message without one. The same ``origin`` (a stream or message id) gives the same trace."""
     return session_trace(origin, origin)

@@ -209,9 +209,7 @@ def read_depth(headers: Mapping[str, str]) -> int:
 
 
 def depth_header(depth: int) -> dict[str, str]:
-    """The header that carries a depth, to be merged into a message's other headers. Raises ``ProtocolViolation`` if the
-    depth is negative or huge.
-    """
+    """The header with a depth. Raises ``ProtocolViolation`` if the depth is negative or huge."""
     headers = {RECURSION_DEPTH: str(depth)}
     read_depth(headers)
     return headers

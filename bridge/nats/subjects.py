@@ -171,8 +171,7 @@ def _names(subject: str, form: str) -> list[str]:
 
 
 def log_pattern(log: str, stream: str | None = None) -> str:
-    """The pattern for all records of one home's log, or of one of its streams. ``mirror rebuild`` purges a log's
-    records and nothing else."""
+    """The pattern for all records of one home's log, or of one of its streams."""
     return check_pattern(f"evt.{ONE}.{escape(log)}.{ONE if stream is None else escape(stream)}.{REST}")
 
 

@@ -49,8 +49,7 @@ _LOOKED_AT: Final = 256 * 1024
 
 
 def failed_start(home: Home) -> tuple[str, str] | None:
-    """When and why the last start in ``sidecar.log`` failed; ``None`` if it succeeded or was stopped, or if the file
-    shows no start."""
+    """When and why the last start in ``sidecar.log`` failed; ``None`` if it did not, or is not in the file."""
     try:
         with open(home.log_path, "rb", opener=open_unfollowed) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))
@@ -68,9 +67,7 @@ class RotatedLog(RotatingFileHandler):
         return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """Print no traceback if a line cannot be written. A sidecar that exits for this reason prints the reason on
-        stderr.
-        """
+        """Print no traceback for a line that cannot be written: a sidecar that exits for this says why on stderr."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 

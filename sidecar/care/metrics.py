@@ -121,7 +121,6 @@ class SidecarMetrics:
         self._agents, self._kinds = frozenset(agents), frozenset(kinds)
 
     def read_from(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        """Read ``status`` at each scrape."""
         self.registry.register(_StatusCollector(status, self._agent))
 
     def text(self) -> bytes:
@@ -166,7 +165,6 @@ class _StatusCollector(Collector):
         return self._families({})
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics with their current values."""
         return self._families(self._status())
 
     def _families(self, status: Mapping[str, Any]) -> Iterator[Metric]:
@@ -203,9 +201,7 @@ def _at(status: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 class _WithoutCreationTimes(Collector):
-    """A registry without the ``…_created`` series, which would double the output. The library's own switch for these
-    series is global.
-    """
+    """A registry without the ``…_created`` series. The library's own switch for them is global."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

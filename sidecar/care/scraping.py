@@ -71,7 +71,6 @@ class Scraping:
         return {"port": self.port, "refused": self._refused, "problem": self._problem}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         answer = self._answer(Request(scope))
         self._refused += answer.status_code in (401, 403)
         await answer(scope, receive, send)

@@ -77,8 +77,7 @@ class Tracing:
         return False
 
     def status(self) -> dict[str, Any]:
-        """``position``, ``lag`` (records), ``sent`` and ``refused`` (spans since the start), ``failures`` (requests),
-        and ``problem``, which is empty while all is well."""
+        """``position``, ``lag`` (records), ``sent`` and ``refused`` (spans), ``failures`` (requests), ``problem``."""
         counts = {name: self._counts[name] for name in ("sent", "refused", "failures")}
         position = self._begun if self._position is None else self._position
         return {"position": position, "lag": max(self._store.head - position, 0), **counts, "problem": self._problem}

@@ -144,7 +144,6 @@ class Upkeep:
                 log.warning("upkeep of the log failed, but recording continues: %s", error)
 
     async def look(self) -> None:
-        """Run the upkeep that is due now."""
         # Hold the lock, because a snapshot taken during a removal could bring back what is being forgotten.
         async with self._removing:
             await self.keep_snapshot(SNAPSHOT_RECORDS)
@@ -154,9 +153,7 @@ class Upkeep:
         await self._prune_by_itself()
 
     async def keep_snapshot(self, records: int = 1) -> None:
-        """Write a snapshot of the capture state, if the log has grown by ``records`` since the last snapshot and is
-        quiet.
-        """
+        """Write a snapshot of the capture state, if the log has grown by ``records`` and is quiet."""
         if self._store.head - self._kept < records or not self._is_quiet():
             return
         position = self._store.head
@@ -164,9 +161,7 @@ class Upkeep:
         self._kept = position
 
     async def keep_catalog(self, records: int) -> None:
-        """Update the catalog to the head, and write its snapshot if the log has grown by ``records`` since the last
-        snapshot.
-        """
+        """Update the catalog to the head, and write its snapshot if the log has grown by ``records``."""
         await self._caught_up_catalog()
         await self._put_catalog(records)
 
@@ -319,8 +314,7 @@ class Upkeep:
         return retaining.streams_beside(catalog.sessions, streams, sessions)
 
     def _begin_snapshots_anew(self) -> None:
-        """Forget the positions of the snapshots, because the store deleted the snapshots: they held data of removed
-        records."""
+        """Forget the snapshots, which the store deleted, because they held data of removed records."""
         self._kept = self._catalog_kept = NOTHING
         self._catalog = None
 

@@ -11,9 +11,7 @@ PACKAGE: Final = "opencode-durable-stream"
 
 
 def extra_command(extra: str, prefix: str = sys.prefix) -> str:
-    """The shell command that adds ``extra``: a pipx or uv command if pipx or uv made this installation, otherwise a pip
-    command.
-    """
+    """The shell command that adds ``extra``, with the tool that made this installation: pipx, uv or pip."""
     wanted = _libraries(extra)
     parts = Path(prefix).parts
     if "pipx" in parts and "venvs" in parts[:-1]:

@@ -149,8 +149,7 @@ def is_ours(path: Path) -> bool:
 
 
 def is_installed(directory: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if an OpenCode 1 that starts in ``directory`` finds a plugin file with our name, whoever wrote that file, or
-    loads our npm package."""
+    """True if an OpenCode 1 that starts in ``directory`` finds a plugin of our name, or our npm package."""
     configs = ConfigDirectories.of(directory, environ).all
     files = (config / folder / PLUGIN_NAME for config in configs for folder in ("plugin", "plugins"))
     return any(map(os.path.lexists, files)) or bool(npm.settings_with_package(directory, environ, [npm.BOTH_READ]))

@@ -161,9 +161,7 @@ WantedBy=default.target
 
 
 def launchd_job(command: Sequence[str]) -> dict[str, Any]:
-    """The agent for ``launchctl``. While a sidecar that a shim started is serving the home, launchd retries until that
-    sidecar exits.
-    """
+    """The agent for ``launchctl``, which retries while a sidecar that a shim started serves the home."""
     return {
         "Label": LABEL,
         "ProgramArguments": [*command, "serve"],
@@ -177,8 +175,6 @@ def launchd_job(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _quoted(word: str) -> str:
-    """A word, quoted for the command line in a unit. ``%`` is escaped, because systemd expands it within quotes,
-    too.
-    """
+    """A word, quoted for a unit, in which systemd expands ``%`` within quotes, too."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

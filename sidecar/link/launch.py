@@ -61,8 +61,7 @@ class LastWords:
 
 
 def spawn(home: Home, words: LastWords) -> subprocess.Popen[bytes]:
-    """Start a sidecar that outlives this process. The new sidecar exits when idle, or at once if another one is
-    running."""
+    """Start a sidecar that outlives this process. It exits when idle, or at once if another one runs."""
     return subprocess.Popen(  # noqa: S603 - our own command, no shell
         command(home),
         stdin=subprocess.DEVNULL,

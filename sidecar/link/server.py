@@ -302,9 +302,7 @@ class LinkServer:
             self._handler_failed("refused", error)
 
     def _proof_failed(self) -> bool:
-        """Count a wrong proof; return true if there were so many wrong proofs recently that this proof gets no
-        answer.
-        """
+        """Count a wrong proof; true if there were so many recently that this one gets no answer."""
         self.counters.failed_proofs += 1
         now = asyncio.get_running_loop().time()
         often = len(self._failures) == FAILED_PROOFS and now - self._failures[0] < FAILED_PROOF_SECONDS
@@ -411,6 +409,5 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
 
 
 def _allow(socket: ServerConnection, size: int) -> None:
-    """Increase the frame limit of an authenticated peer. The library has no function for this; see
-    ``tests/test_libraries.py``."""
+    """Increase a proved peer's frame limit, for which the library has no function."""
     socket.protocol.max_message_size = size

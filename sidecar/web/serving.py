@@ -107,8 +107,7 @@ async def body_of(request: Request) -> bytes | None:
 
 
 class _Guarded:
-    """An application whose answers have the headers, and whose errors are logged without their text, which may be
-    private."""
+    """Adds the headers, and logs errors without their text, which may be private."""
 
     def __init__(self, app: ASGIApp, headers: list[tuple[bytes, bytes]]) -> None:
         self._app, self._headers = app, headers

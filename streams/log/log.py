@@ -253,7 +253,6 @@ class Log(AnyBackend):
             return (await backend.forget(streams, at_ms=at_ms, positions=positions))._replace(moved_from=moved)
 
     async def _to_sqlite(self) -> Backend | None:
-        """Migrate the log to sqlite, the only backend that can remove records."""
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
         async with self._to_sqlite_turn:  # hold the lock, so that concurrent removals migrate the log only once
@@ -272,9 +271,7 @@ class Log(AnyBackend):
             )
 
     async def _to_its_end(self, removal: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for a removal to end. Cancelling ends the wait, not the removal, because no migration may begin before
-        the removal ends.
-        """
+        """Wait for a removal to end. Cancelling ends the wait alone, because no migration may begin before that end."""
         task = asyncio.ensure_future(removal)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -317,7 +314,6 @@ class Log(AnyBackend):
         self._lock.check()
 
     async def close(self) -> None:
-        """See ``StreamReader.close``. Releases the lock."""
         if self._closed:
             return
         self._closed = True
@@ -358,8 +354,7 @@ class Log(AnyBackend):
         self._admitted.set()
 
     def slow_down(self) -> None:
-        """Slow down appends further, because a migration that copies records more slowly than appends arrive would
-        never end."""
+        """Slow down appends further, because a migration that is slower than they are would never end."""
         self._pace = min(self._pace * 2 or SLOWED_SECONDS, MOST_SLOWED_SECONDS)
 
     def full_speed(self) -> None:
@@ -367,7 +362,6 @@ class Log(AnyBackend):
         self._pace = 0.0
 
     def reread_manifest(self) -> None:
-        """Read the manifest again, after a kept store was discarded."""
         manifest = read_manifest(self.store)
         if manifest is not None:
             self.manifest = manifest

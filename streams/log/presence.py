@@ -84,8 +84,7 @@ class LeftAlone(NamedTuple):
 
 
 def left_alone(store: Path) -> LeftAlone | None:
-    """The head file that is left of a deleted log, or ``None``. Call this only for a directory without ``store.json``
-    and without records."""
+    """The head file of a deleted log. Call this only without ``store.json`` and without records."""
     found = [LeftAlone(store / name, head.position) for name in HEAD_FILES if (head := read_head(store / name))]
     return max((each for each in found if each.position > NOTHING), key=lambda each: each.position, default=None)
 

@@ -40,8 +40,7 @@ class PruneRequest:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One stream of a plan; ``why`` says why it is removed, or (in ``kept``) why it stays although its removal was
-    requested."""
+    """One stream of a plan; ``why`` says why it is removed, or (in ``kept``) why it stays."""
 
     stream_id: str
     records: int
@@ -52,9 +51,7 @@ class Item:
 
 @dataclass(slots=True)
 class PrunePlan:
-    """Streams in ``cuts`` are removed, oldest first; streams in ``kept`` were requested but stay; streams in
-    ``unknown`` are not in the log.
-    """
+    """``cuts`` are removed, oldest first; ``kept`` were requested but stay; ``unknown`` are not in the log."""
 
     cuts: list[Item] = field(default_factory=list)
     kept: list[Item] = field(default_factory=list)

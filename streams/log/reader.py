@@ -195,8 +195,7 @@ class LogReader(AnyBackend):
                     return
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        """See ``StreamStore.snapshot``. Returns the last snapshot that the writer stored, or ``None`` during a
-        removal."""
+        """See ``StreamStore.snapshot``. ``None`` also during a removal."""
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None

@@ -104,8 +104,7 @@ async def examine(store: Path, progress: Progress | None = None) -> Facts:
 
 @dataclass(slots=True)
 class RepairRun:
-    """One repair of ``store``. What is removed, except a torn tail or a search index, is kept in the
-    directory ``aside``, which is created when needed."""
+    """One repair of ``store``. What is removed, except a torn tail or a search index, is kept in ``aside``."""
 
     store: Path
     aside: Path | None = None

@@ -48,8 +48,7 @@ MOST_TOLD: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """One backend's verified store: ``head`` is the position of the last record, and ``faults`` are the faults of this
-    store's own files."""
+    """One verified store: ``head`` is the last position, ``faults`` are those of its own files."""
 
     head: int = NOTHING
     records: int = 0
@@ -212,8 +211,7 @@ def _gone(manifest: Manifest) -> Item:
 
 
 def _other(facts: Facts, manifest: Manifest) -> Iterator[Item]:
-    """The findings about a store that does not hold the log: one kept after a migration, or the copy of an unfinished
-    migration."""
+    """The findings about a store that a migration left behind, or that it had not finished."""
     truth = facts.stores.get(manifest.backend)
     is_lost = truth is None or not (truth.is_sound or truth.only_indexes)
     for name, store in facts.stores.items():

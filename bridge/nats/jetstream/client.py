@@ -194,8 +194,7 @@ class GuardedClient(Client):
         return ServerFacts(str(info.get("server_id", "")), str(info.get("version", "")), int(self.max_payload))
 
     async def discard(self) -> None:
-        """Close the client, and end the tasks that closing may leave behind. Takes at most ``CLOSE_SECONDS``; never
-        fails."""
+        """Close the client and what closing may leave behind, in at most ``CLOSE_SECONDS``; never fails."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()

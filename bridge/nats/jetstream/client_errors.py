@@ -33,8 +33,7 @@ def not_connected(options: ConnectOptions, error: Exception, problems: list[Exce
 
 
 def translated(error: Exception, options: ConnectOptions) -> NatsError:
-    """The ``NatsError`` for an exception of the library or of the operating system. A ``NatsError`` is returned
-    unchanged."""
+    """The ``NatsError`` for an exception of the library or of the operating system."""
     where = options.shown
     text = short(error)
     match error:

@@ -72,8 +72,7 @@ def message_too_large() -> NatsRefused:
 
 
 class ServerRefused(NatsError):
-    """The server refused the request ``what``. ``server_code`` is the server's own error number; 0 if the server gave
-    none."""
+    """The server refused the request ``what``. ``server_code`` is its own error number, or 0."""
 
     code = "nats-server-refused"
 

@@ -81,7 +81,6 @@ async def facts(session: JetStream, name: str) -> StreamFacts:
 
 
 async def all_facts(session: JetStream) -> list[StreamFacts]:
-    """All streams of the account, by name."""
     found: list[StreamFacts] = []
     while True:
         page = await session.api("STREAM.LIST", {"offset": len(found)})

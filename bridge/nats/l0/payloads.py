@@ -39,8 +39,7 @@ AfterExecution = Literal["suspend", "terminate"]
 
 
 class PayloadError(ValueError):
-    """A body does not match its subject. ``what`` names the payload, and ``faults`` names the invalid fields, without
-    their values."""
+    """A body does not match its subject. ``faults`` names the invalid fields, without their values."""
 
     code: ClassVar[str] = "l0-invalid-payload"
 
@@ -245,9 +244,7 @@ class State(L0Payload):
 
 
 class UiAction(L0Payload):
-    """5.10: a person acted in a user interface. Such actions are possible only with a tool that explicitly allows them;
-    by default, no tool does.
-    """
+    """5.10: a person acted in a user interface. Only a tool that explicitly allows such actions takes them."""
 
     action_id: Id
     agent_id: Id

@@ -70,8 +70,7 @@ def judge(
     mode: str = CALL,
     limit: int = MAX_DEPTH,
 ) -> Decision:
-    """Judge one message. ``recorded`` is the depth that is recorded under the message's ``correlation_id``, or
-    ``None``."""
+    """Judge one message. ``recorded`` is the depth recorded under its ``correlation_id``, if any."""
     if operation == "enqueue" and mode != CALL:
         return Decision(VIOLATION, reason=f"enqueue supports only the mode `{CALL}`, not {mode[:40]!a}")
     try:
@@ -95,8 +94,7 @@ def judge(
 
 
 def failed_task(decision: Decision, agent_turn_id: str) -> Task:
-    """The payload for ``evt.agent.{agent}.task`` that reports a refused chain. Raises ``ValueError`` if the message was
-    accepted."""
+    """The payload that reports a refused chain. Raises ``ValueError`` if the message was accepted."""
     if decision.accepted:
         raise ValueError("this message was accepted, so there is no failure to report")
     return Task(agent_turn_id=agent_turn_id, status="failed", error_code=decision.verdict, error=decision.reason)

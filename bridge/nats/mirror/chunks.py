@@ -24,9 +24,7 @@ MAX_STEPS: Final = 4096
 
 
 class Delta(NamedTuple):
-    """A piece of text as OpenCode sends it. ``turn`` is the turn's user message, and ``kind`` is the field or part that
-    the text belongs to.
-    """
+    """A piece of text; ``turn`` is the turn's user message, ``kind`` the field or part that has the text."""
 
     session: str
     turn: str | None
@@ -108,7 +106,6 @@ class Coalescer:
         return ready
 
     def flush(self) -> list[Ready]:
-        """Return everything that is waiting, oldest first."""
         return [ready for session in list(self._open) for ready in self._send(session)]
 
     def _send(self, session: str) -> list[Ready]:

@@ -91,16 +91,14 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a stream removes its oldest messages. A ``max_age_ms`` of 0 means no age limit; ``is_full``: the stream has
-    no room."""
+    """How a stream removes its oldest messages; a ``max_age_ms`` of 0 means no age limit."""
 
     max_age_ms: int = 0
     is_full: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any], state: Mapping[str, Any], largest: int) -> Limits:
-        """Read the limits from a stream's configuration and state; ``largest`` is the size of its largest message in
-        bytes."""
+        """The limits in the server's JSON; ``largest`` is the size of the stream's largest message in bytes."""
         most_bytes, most = int(config.get("max_bytes") or 0), int(config.get("max_msgs") or 0)
         full = 0 < most_bytes <= int(state.get("bytes") or 0) + largest
         full = full or 0 < most <= int(state.get("messages") or 0)
@@ -190,7 +188,6 @@ class Comparer:
         return position is None or not last < position <= self._head or self._is_others(message)
 
     def take(self, message: StreamMessage) -> Difference | None:
-        """Take the stream's next message; return how it differs from the log."""
         if self._is_others(message):
             return None
         self.result.messages += 1

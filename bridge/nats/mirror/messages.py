@@ -144,9 +144,7 @@ def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
 
 
 def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> Message:
-    """A message with a piece of an answer, on ``str.agent.{session}.chunk``. The message has no headers and no id, and
-    may be lost.
-    """
+    """A piece of an answer, on ``str.agent.{session}.chunk``: without headers and id, and it may be lost."""
     return Message(_subject(session, "chunk", project, mirror.channel, mirror.version, "str"), {}, chunk.encode())
 
 

@@ -91,8 +91,7 @@ class KnownL0:
 
 @dataclass(frozen=True, slots=True)
 class BegunRun:
-    """A run whose messages have mostly been sent. Nothing of the run is stored before ``finish_run``, so the run may be
-    dropped."""
+    """A run that is mostly sent. Nothing of it is stored before ``finish_run``, so it may be dropped."""
 
     session: JetStream
     run: Run

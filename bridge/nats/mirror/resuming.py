@@ -101,8 +101,7 @@ class MirroredRecord:
 
 @dataclass(frozen=True, slots=True)
 class StreamSurvey:
-    """Which messages of one log the stream holds. ``first`` and ``last`` are ``None`` if the stream holds no message of
-    the log."""
+    """Which messages of one log the stream holds; ``first`` and ``last`` are ``None`` without any."""
 
     created: str
     first: MirroredRecord | None
@@ -114,9 +113,7 @@ class StreamSurvey:
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """The log's first position, its head, its record at the position of the stream's last message (``None`` if pruned),
-    and the number of pruned records.
-    """
+    """``at_last`` is the record at the position of the stream's last message; ``None`` if it was pruned."""
 
     first: int
     head: int

@@ -112,8 +112,7 @@ async def erase_l0(session: JetStream, log_id: str, event_ids: Collection[str] |
 
 
 async def cut(session: JetStream, log_id: str, *, after: int, from_sequence: int) -> int:
-    """Remove a log's messages after position ``after``, which begin at ``from_sequence``, or all of them; return the
-    position after which to resume."""
+    """Remove a log's messages after a position, or all of them; return the position after which to resume."""
     pattern = log_pattern(log_id)
     count = await count_messages(session, EVENTS, pattern)
     there = read_back(session, EVENTS, subject=pattern, from_sequence=from_sequence)

@@ -56,8 +56,7 @@ def check_home(scene: Scene) -> list[Check]:
 
 
 def _foreign(path: Path) -> Check | None:
-    """The finding for a part of the home that the sidecar refuses to use; ``None`` if the sidecar would use that
-    part."""
+    """The finding for a part of the home that the sidecar refuses to use."""
     try:
         found = path.lstat()
     except OSError:

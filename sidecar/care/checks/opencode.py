@@ -53,8 +53,7 @@ _NO = frozenset({"", "0", "false", "no", "off", "n"})
 
 
 def check_opencode(scene: Scene) -> list[Check]:
-    """The versions of OpenCode 1 and 2, both on the PATH and linked, and what each version lacks for background
-    work."""
+    """The versions of OpenCode on the PATH and linked, and what each lacks for background work."""
     said = {path: _VERSION.search(output_of([path, "--version"]) or "") for path in programs(scene.environ.get("PATH"))}
     checks = [_check_program(path, numbers) for path, numbers in said.items()]
     if not checks:
@@ -71,8 +70,7 @@ def check_opencode(scene: Scene) -> list[Check]:
 
 
 def programs(path: str | None) -> list[str]:
-    """Every OpenCode on the PATH: OpenCode 1 and 2 have the same name, so a user with both has one in front of the
-    other."""
+    """Every OpenCode on the PATH. OpenCode 1 and 2 have the same name, so one may be behind the other."""
     found = [shutil.which("opencode", path=place) for place in (path or os.defpath).split(os.pathsep) if place]
     return list({os.path.realpath(each): each for each in reversed(found) if each is not None}.values())[::-1]
 
@@ -159,8 +157,7 @@ def _is_set(value: str | None) -> bool:
 
 
 def check_plugin(scene: Scene) -> list[Check]:
-    """The plugin files that OpenCode loads here, and whether the files that a plugin file names exist and can be
-    run."""
+    """The plugin files that OpenCode loads here, and whether what they name exists and can be run."""
     if not scene.is_installed:
         hint = f"run `durable-stream install`, then {RESTART}"
         fix = Fix("install", scene.config_directories.user)
@@ -222,8 +219,7 @@ def check_copies(scene: Scene) -> list[Check]:
 
 
 def check_versions(scene: Scene) -> list[Check]:
-    """The versions of this program, of each plugin's shim and executable, of each connected plugin, and of the running
-    sidecar."""
+    """The versions of this program, of each plugin and its program, and of the running sidecar."""
     return [*_check_refused(scene), *_check_versions(scene)]
 
 

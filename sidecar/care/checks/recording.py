@@ -33,8 +33,7 @@ _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode 
 
 
 async def survey(home: Home) -> Survey:
-    """Read what the checks need from the log: the newest records in full, the gaps, the sessions' directories, and the
-    failing channels."""
+    """Read what the checks need from the log."""
     from sidecar.background.intents.afterwards import worktree_of
     from sidecar.background.reading import read_agents, read_failing, read_intents
 
@@ -74,9 +73,7 @@ def _with_kept(home: Home, hint: str) -> str:
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
-    """Check the end of the log. Returns a fault that stays, and one that the next start repairs; each is ``None`` if
-    there is no such fault.
-    """
+    """Check the end of the log: a fault that stays, and one that the next start repairs."""
     from streams.log.verify import Verification
 
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
@@ -170,8 +167,7 @@ def check_log(scene: Scene) -> list[Check]:
 
 
 def check_leftovers(scene: Scene) -> list[Check]:
-    """Files that killed processes left in the store. Skipped while a sidecar is running, because it may be using these
-    files."""
+    """Files that killed processes left in the store, unless a running sidecar may be using them."""
     from streams.log.repair import leftovers
 
     if scene.survey.fault is not None or scene.home.running() is not None or not scene.home.store_path.is_dir():

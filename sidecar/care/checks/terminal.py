@@ -11,9 +11,7 @@ from sidecar.install.tui2 import FILE, SETTINGS_NAME, has_entry, state2_of, tui2
 
 
 def check_terminal(scene: Scene) -> list[Check]:
-    """Whether OpenCode's terminal loads the list and the card of background work, which only the plugin for all
-    projects has.
-    """
+    """Whether OpenCode 1's terminal loads the list and the card, which only a global plugin has."""
     found = []
     for target, names in scene.plugins:
         if target.scope != "global" or not names.command:
@@ -41,9 +39,7 @@ def check_terminal(scene: Scene) -> list[Check]:
 
 
 def check_terminal2(scene: Scene) -> list[Check]:
-    """Whether OpenCode 2's terminal loads the list and the card of background work, which only the plugin for all
-    projects has.
-    """
+    """Whether OpenCode 2's terminal loads the list and the card, which only a global plugin has."""
     found = []
     for target, names in scene.plugins:
         if target.scope != "global" or not names.command:

@@ -15,8 +15,7 @@ CONNECT_SECONDS: Final = 0.5
 
 
 def check_unlinked(scene: Scene) -> list[Check]:
-    """Whether every running service of this user has loaded the plugin. A service keeps running after the terminal is
-    closed."""
+    """Whether every running service of this user, which outlives its terminals, has loaded the plugin."""
     ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
     if scene.package_home == scene.home.path:
         ours += scene.packages
