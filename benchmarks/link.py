@@ -19,7 +19,7 @@ from benchmarks.limits import beside, raw_rate
 from benchmarks.report import Row
 from bridge.opencode.link.frames import HookItem, ShimIdentity
 from sidecar.home import Home
-from sidecar.link.client import Address, ShimClient
+from sidecar.link.client import ShimClient
 from streams.identity import system_identity
 from streams.log.directory import Backend
 from streams.log.log import Log
@@ -93,7 +93,7 @@ async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen
 async def record_for(home: Home, seconds: float) -> int:
     """Send hooks to a running sidecar for this many seconds, 64 at a time; return how many made an event."""
     identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
-    async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
+    async with await ShimClient.connect(home, identity=identity, nonce=IDENTITY.nonce) as client:
         await client.send(first_hooks())
         sent, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
@@ -112,7 +112,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         await (await Log.open(home.store_path, IDENTITY, backend=backend)).close()
         async with sidecar(home, DURABLE_STREAM_LINK__WINDOW=str(window)):
             identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
-            async with await ShimClient.connect(Address.of(home), identity=identity, nonce=IDENTITY.nonce) as client:
+            async with await ShimClient.connect(home, identity=identity, nonce=IDENTITY.nonce) as client:
                 await client.send(first_hooks())
                 await client.drained()
                 sent = 0

@@ -90,11 +90,6 @@ def is_one_trace(one: str | None, other: str | None) -> bool:
     return found is not None and also is not None and found.trace_id == also.trace_id
 
 
-def session_trace(root: str, session: str) -> TraceContext:
-    """A session's place: its root's trace and its own span, as in ``streams.lineage.traceparent``."""
-    return TraceContext(trace_id(root), span_id(session))
-
-
 def made_trace(origin: str) -> TraceContext:
     """A trace for a message without one. The same ``origin`` (a stream or message id) gives the same trace."""
-    return session_trace(origin, origin)
+    return TraceContext(trace_id(origin), span_id(origin))

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 __all__ = [
-    "Address",
     "CallError",
     "ClientError",
     "ControlClient",
@@ -48,6 +46,8 @@ __all__ = [
     "RequestError",
     "ShimClient",
 ]
+
+_HOST: Final = "127.0.0.1"
 
 OPEN_SECONDS: Final = 5.0
 """How long connecting may take, from the socket to the welcome."""
@@ -84,29 +84,6 @@ class LinkClosed(ClientError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the link to the sidecar closed ({reason})")
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a sidecar listens, and the token that it must prove to hold."""
-
-    port: int
-    token: str = field(repr=False)
-    host: str = "127.0.0.1"
-
-    @classmethod
-    def of(cls, home: Home) -> Address:
-        """The address of the home's running sidecar.
-
-        Raises:
-            LinkUnavailable: no sidecar is running.
-            HomeError: the home's token is missing or cannot be trusted.
-        """
-        info = home.running()
-        if info is None:
-            reason = f"no sidecar is running for {home.path}"
-            raise LinkUnavailable(reason, "start it with `durable-stream serve`")
-        return cls(info.port, home.read_token())
 
 
 class _Client:
@@ -196,7 +173,7 @@ class ShimClient(_Client):
     @classmethod
     async def connect(
         cls,
-        address: Address | Home,
+        home: Home,
         *,
         identity: ShimIdentity,
         nonce: Callable[[], str],
@@ -206,9 +183,9 @@ class ShimClient(_Client):
 
         Raises:
             LinkUnavailable, ImpostorError: see these classes.
-            HomeError: ``address`` is a home without a trustworthy token.
+            HomeError: the token of ``home`` is missing or cannot be trusted.
         """
-        return cls(*await _open(address, identity.shim_version, identity.pid, identity, nonce, open_seconds))
+        return cls(*await _open(home, identity.shim_version, identity.pid, identity, nonce, open_seconds))
 
     @property
     def acked(self) -> int:
@@ -280,7 +257,7 @@ class ControlClient(_Client):
     @classmethod
     async def connect(
         cls,
-        address: Address | Home,
+        home: Home,
         *,
         version: str,
         nonce: Callable[[], str],
@@ -290,9 +267,9 @@ class ControlClient(_Client):
 
         Raises:
             LinkUnavailable, ImpostorError: see these classes.
-            HomeError: ``address`` is a home without a trustworthy token.
+            HomeError: the token of ``home`` is missing or cannot be trusted.
         """
-        return cls(*await _open(address, version, os.getpid(), None, nonce, open_seconds))
+        return cls(*await _open(home, version, os.getpid(), None, nonce, open_seconds))
 
     async def request(self, method: str, args: Mapping[str, Any] | None = None) -> Any:
         """Send a request and return the answer's value. Waits as long as the sidecar is working on the request.
@@ -335,7 +312,7 @@ class ControlClient(_Client):
 
 
 async def _open(
-    address: Address | Home,
+    home: Home,
     version: str,
     pid: int,
     identity: ShimIdentity | None,
@@ -345,17 +322,18 @@ async def _open(
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus, WebSocketException
 
-    if isinstance(address, Home):
-        address = Address.of(address)
-    where = f"{address.host}:{address.port}"
+    info = home.running()
+    if info is None:
+        raise LinkUnavailable(f"no sidecar is running for {home.path}", "start it with `durable-stream serve`")
+    token, where = home.read_token(), f"{_HOST}:{info.port}"
     again = "try again, or run `durable-stream status`"
     socket: ClientConnection | None = None
     try:
         async with asyncio.timeout(open_seconds):
             socket = await connect(
                 f"ws://{where}",
-                host=address.host,  # named again, so that no answer can lead the client elsewhere
-                port=address.port,
+                host=_HOST,  # named again, so that no answer can lead the client elsewhere
+                port=info.port,
                 proxy=None,
                 compression=None,
                 user_agent_header=None,
@@ -364,9 +342,7 @@ async def _open(
                 close_timeout=CLOSE_SECONDS,
                 ping_interval=None,
             )
-            link = ClientLink(
-                token=address.token, port=address.port, nonce=nonce(), version=version, pid=pid, shim=identity
-            )
+            link = ClientLink(token=token, port=info.port, nonce=nonce(), version=version, pid=pid, shim=identity)
             return socket, link, await _welcome(socket, link)
     except TimeoutError:
         reason = f"the sidecar at {where} did not answer within {open_seconds:g} s"

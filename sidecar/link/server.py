@@ -17,8 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -83,7 +82,7 @@ class LinkServer:
     """Listens on loopback for shims and the command line.
 
     ``nonce`` returns 64 fresh hex characters per call. ``boot`` identifies this run of the sidecar. A ``port`` of 0
-    takes any free port. Used as an async context manager, the server starts on entry and drains on exit.
+    takes any free port.
     """
 
     def __init__(
@@ -188,15 +187,6 @@ class LinkServer:
             _, late = await asyncio.wait(waiting, timeout=seconds)
             for task in late:
                 task.cancel()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.drain()
 
     # --- accepting connections ---
 

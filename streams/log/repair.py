@@ -209,8 +209,8 @@ def _log_of(manifest: Manifest | None, stores: dict[Backend, StoreFacts]) -> tup
 
 
 async def _verified(store: Path, backend: Backend, progress: Progress | None) -> StoreFacts:
-    verification = Verification(store, progress, backend=backend, alone=True)
-    faults = [finding async for finding in verification.run() if is_of_records(finding)]
+    verification = Verification(store, backend=backend, alone=True)
+    faults = [finding async for finding in verification.run(progress) if is_of_records(finding)]
     summary = verification.summary
     return StoreFacts(summary.head, summary.records, tuple(faults), summary.pruned)
 

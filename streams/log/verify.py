@@ -34,7 +34,6 @@ class Verification:
     def __init__(
         self,
         store: Path,
-        progress: Callable[[int], None] | None = None,
         *,
         backend: Backend | None = None,
         alone: bool = False,
@@ -45,18 +44,9 @@ class Verification:
         self._store, self._alone, self._may_move = store, alone, backend is None and not alone
         self._backend = backend or _backend_of(store)
         if self._backend == "sqlite":
-            self._of_backend = SqliteVerification(store, progress, alone, quick)
+            self._of_backend = SqliteVerification(store, None, alone, quick)
         else:
-            self._of_backend = JsonlVerification(store, progress, alone, quick)
-
-    @property
-    def progress(self) -> Callable[[int], None] | None:
-        """Called with the number of bytes read since its last call."""
-        return self._of_backend.progress
-
-    @progress.setter
-    def progress(self, progress: Callable[[int], None] | None) -> None:
-        self._of_backend.progress = progress
+            self._of_backend = JsonlVerification(store, None, alone, quick)
 
     @property
     def summary(self) -> Summary:
@@ -66,14 +56,15 @@ class Verification:
         """Bytes to read, for a progress bar."""
         return self._of_backend.size()
 
-    async def run(self) -> AsyncIterator[Finding]:
-        """Yield every fault in log order. Safe to cancel.
+    async def run(self, progress: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
+        """Yield every fault in log order. Safe to cancel. ``progress`` gets the bytes read since its last call.
 
         Raises:
             ForeignStore: a newer version or another program wrote the store, or one of its files is a symbolic link.
             StoreUnavailable: the log migrated to the other backend in the meantime, and the old store was deleted.
             OSError: a file cannot be read.
         """
+        self._of_backend.progress = progress
         found = 0
         manifest = manifest_finding(self._store, has_log=holds_files(self._store, self._backend))
         if manifest is not None:

@@ -11,6 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.protocol import CallError, Refused, proof
+from sidecar.home import Home, SidecarInfo
 from sidecar.link.server import LinkServer, RequestError, ShimConnection
 
 TOKEN = "7e" * 32
@@ -85,8 +86,26 @@ class Recorder:
 async def serving(handler: Recorder | None = None, **options: Any) -> AsyncIterator[LinkServer]:
     handler = handler or Recorder()
     async with asyncio.timeout(HANG):
-        async with LinkServer(handler, token=TOKEN, nonce=nonce, boot="boot", version="0.1", **options) as server:
+        server = LinkServer(handler, token=TOKEN, nonce=nonce, boot="boot", version="0.1", **options)
+        await server.start()
+        try:
             yield server
+        finally:
+            await server.drain()
+
+
+class Address(Home):
+    """A home without files, whose sidecar listens on a port."""
+
+    def __init__(self, port: int, token: str = TOKEN) -> None:
+        super().__init__("/nowhere")
+        self._port, self._token = port, token
+
+    def running(self) -> SidecarInfo:
+        return SidecarInfo(1, self._port, "boot", "0.1", 1, 0)
+
+    def read_token(self) -> str:
+        return self._token
 
 
 class Peer:

@@ -19,7 +19,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from bridge.opencode.link.frames import ShimIdentity
 from sidecar.home import Home, SidecarInfo
-from sidecar.link.client import Address, ShimClient
+from sidecar.link.client import ShimClient
 from streams.identity import system_identity
 from tests.sidecar.cli.helpers import run
 from tests.sidecar.life import (
@@ -172,9 +172,8 @@ class TestIdleExit:
         for each in (home, other):
             leave_quickly(each)
         linked = start_as(COMMAND, home, "--idle-exit")
-        address = Address.of(home) if running(home) else None
-        assert address is not None
-        client = await ShimClient.connect(address, identity=identity(), nonce=system_identity().nonce)
+        running(home)
+        client = await ShimClient.connect(home, identity=identity(), nonce=system_identity().nonce)
         # As long as it takes another to come, be idle and leave.
         assert start_as(COMMAND, other, "--idle-exit").wait(HANG_SECONDS) == 0
         assert linked.poll() is None and client.is_open

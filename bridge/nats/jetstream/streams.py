@@ -157,10 +157,7 @@ async def last_message(session: JetStream, stream: str, subject: str) -> StreamM
     Raises:
         NatsUnavailable: no answer.
     """
-    try:
-        return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}))
-    except NotFound:
-        return None
+    return await _found(session, stream, {"last_by_subj": subject})
 
 
 async def message_at(session: JetStream, stream: str, sequence: int) -> StreamMessage:
@@ -181,7 +178,10 @@ async def next_message(
     Raises:
         NatsUnavailable: no answer.
     """
-    request = {"seq": max(from_sequence, 1), "next_by_subj": subject}
+    return await _found(session, stream, {"seq": max(from_sequence, 1), "next_by_subj": subject})
+
+
+async def _found(session: JetStream, stream: str, request: dict[str, Any]) -> StreamMessage | None:
     try:
         return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", request))
     except NotFound:
@@ -195,19 +195,26 @@ async def count_messages(session: JetStream, stream: str, subject: str = ">", *,
         NotFound: there is no such stream.
         NatsUnavailable: no answer.
     """
-    config = {
+    made = await _consumer(session, stream, subject, from_sequence, 5.0)
+    await _delete_consumer(session, stream, str(made["name"]))
+    return int(made.get("num_pending") or 0)
+
+
+async def _consumer(
+    session: JetStream, stream: str, subject: str, from_sequence: int, idle_seconds: float
+) -> dict[str, Any]:
+    """A new consumer of the messages on a subject, as the server describes it; an idle one is removed by itself."""
+    config: dict[str, Any] = {
         "ack_policy": "none",
         "deliver_policy": "by_start_sequence",
         "opt_start_seq": max(from_sequence, 1),
-        "filter_subject": subject,
-        "inactive_threshold": 5 * _NS,
+        "inactive_threshold": int(idle_seconds * _NS),
         "mem_storage": True,
         "num_replicas": 1,
         "max_deliver": 1,
+        **({"filter_subject": subject} if subject else {}),
     }
-    made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
-    await _delete_consumer(session, stream, str(made["name"]))
-    return int(made.get("num_pending") or 0)
+    return await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
 
 
 async def delete_messages(session: JetStream, stream: str, sequences: Sequence[int], *, erase: bool) -> int:
@@ -248,18 +255,7 @@ async def read_back(
             with the sequence after the last message.
     """
     last = (await facts(session, stream)).last_sequence
-    config: dict[str, Any] = {
-        "ack_policy": "none",
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": max(from_sequence, 1),
-        "inactive_threshold": int((silence_seconds + 20) * _NS),
-        "mem_storage": True,
-        "num_replicas": 1,
-        "max_deliver": 1,
-    }
-    if subject:
-        config["filter_subject"] = subject
-    made = await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    made = await _consumer(session, stream, subject, from_sequence, silence_seconds + 20)
     name, left = str(made["name"]), int(made.get("num_pending") or 0)
     inbox = session.new_inbox()
     arrived: asyncio.Queue[Received] = asyncio.Queue()

@@ -9,7 +9,9 @@ from sidecar.care.checks.check import Check, Scene
 from sidecar.read.telling.agents import Trouble, agent_troubles
 from sidecar.read.wording import counted
 
-_RESERVED: Final = "reserved_keys"
+RESERVED: Final = "reserved_keys"
+"""The name of a count of messages whose payload has keys reserved for headers."""
+
 _UNSENT: Final = "cmd_unsent:"
 
 
@@ -29,7 +31,7 @@ def agent_notes(status: Mapping[str, Any]) -> list[Trouble]:
             text = f"the agent {consumer['agent']} gets no commands from NATS: {consumer['problem']}"
             notes.append(Trouble("", text, "only one consumer can receive these commands: remove the other consumer"))
     counts = (nats.get("mirror") or {}).get("notes") or {}
-    if reserved := sum(consumer["counts"].get(_RESERVED, 0) for consumer in consumers):
+    if reserved := sum(consumer["counts"].get(RESERVED, 0) for consumer in consumers):
         text = f"{counted(reserved, 'command')} had CG-* keys in the payload; these keys are reserved for headers"
         notes.append(Trouble("", text, "rename these keys in the program that sends them"))
     if unsent := sum(count for name, count in counts.items() if name.startswith(_UNSENT)):

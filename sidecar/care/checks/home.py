@@ -110,17 +110,23 @@ def check_port(scene: Scene) -> list[Check]:
             return [Check("port", "ok", f"{port}, as configured")]
         text = f"the running sidecar listens on port {info.port}, but port {port} is configured"
         return [Check("port", "note", text, "run `durable-stream stop`; the next sidecar uses the configured port")]
+    if (reason := port_fault(port)) is not None:
+        text = f"the configured port {port} cannot be used ({reason}), so no sidecar can start"
+        hint = f"set another `port` in [link] in {scene.home.config_path}, or 0 for any free port"
+        return [Check("port", "problem", text, hint)]
+    return [Check("port", "ok", f"{port} is free")]
+
+
+def port_fault(port: int) -> str | None:
+    """Why a port of the loopback interface cannot be used."""
     with socket.socket() as probe:
         # Bind with SO_REUSEADDR, as the sidecar does, so that recently closed connections do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            reason = "another program is using it" if error.errno == errno.EADDRINUSE else error.strerror
-            text = f"the configured port {port} cannot be used ({reason}), so no sidecar can start"
-            hint = f"set another `port` in [link] in {scene.home.config_path}, or 0 for any free port"
-            return [Check("port", "problem", text, hint)]
-    return [Check("port", "ok", f"{port} is free")]
+            return "another program is using it" if error.errno == errno.EADDRINUSE else str(error.strerror)
+    return None
 
 
 PAGES: Final = {"metrics": "`port` in [metrics]", "answers": "`answer_port` in [notify]"}

@@ -6,9 +6,7 @@ NATS faults never stop recording, so every finding here is a note.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import socket
 import stat
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -16,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from sidecar.care.checks.agents import RESERVED
 from sidecar.care.checks.check import Check, Scene
+from sidecar.care.checks.home import port_fault
 from sidecar.read.wording import counted
 
 if TYPE_CHECKING:
     from sidecar.config import NatsConfig
-
-_RESERVED_KEYS = "reserved_keys"
-"""The name of the mirror's count of messages whose payload has keys reserved for headers."""
 
 
 def check_nats(scene: Scene) -> list[Check]:
@@ -60,8 +57,9 @@ def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None
     server = (now or {}).get("server")
     if now is not None and now["problem"]:
         found.append(_note(f"the embedded server failed: {now['problem']}", f"see {directory / 'server.log'}"))
-    elif now is None and config.port and (taken := _taken(config.port)) is not None:
-        found.append(_note(taken, "set another `port` in [nats], or 0 for any free port"))
+    elif now is None and config.port and (reason := port_fault(config.port)) is not None:
+        text = f"port {config.port} cannot be used: {reason}"
+        found.append(_note(text, "set another `port` in [nats], or 0 for any free port"))
     if found:
         return found
     if server is None:
@@ -89,17 +87,6 @@ def _bad_directory(directory: Path) -> tuple[str, str] | None:
             return f"{path} is owned by another user", move
         if os.statvfs(path).f_flag & os.ST_RDONLY or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             return f"{path} cannot be written", f"run `chmod -R u+rwX {path}`"
-    return None
-
-
-def _taken(port: int) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            return f"port {port} is in use by another program" if taken else f"port {port}: {error.strerror}"
     return None
 
 
@@ -183,7 +170,7 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
 
 def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:
     """The warning and the hint if the mirror has counted payload keys that a consumer could mistake for headers."""
-    count = mirror.get("notes", {}).get(_RESERVED_KEYS, 0)
+    count = mirror.get("notes", {}).get(RESERVED, 0)
     if not count:
         return None
     text = f"{counted(count, 'mirrored message')} with payload keys that begin with CG-, a prefix reserved for headers"

@@ -127,8 +127,8 @@ async def _verify(out: Output, home: Home, failed: int) -> int:
     from streams.log.verify import Verification
 
     with _bar(out, home) as progress:
-        check = Verification(home.store_path, progress, alone=True)
-        async for finding in check.run():
+        check = Verification(home.store_path, alone=True)
+        async for finding in check.run(progress):
             if out.json:
                 out.object({"finding": finding.as_json()})
             elif not failed:

@@ -29,8 +29,7 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     check = Verification(home.store_path)
     size = check.size()
     with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
-        check.progress = adding(shown, size, "verifying")
-        async for finding in check.run():
+        async for finding in check.run(adding(shown, size, "verifying")):
             if json:
                 out.object({"finding": finding.as_json()})
             else:

@@ -73,7 +73,7 @@ def test_a_directory_that_cannot_be_used_and_a_port_that_is_taken(home: Home) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = only(look(home, f"{EMBEDDED}port = {port}\n"))
-        assert (found.level, found.text) == ("note", f"port {port} is in use by another program")
+        assert (found.level, found.text) == ("note", f"port {port} cannot be used: another program is using it")
         assert only(look(home, f"{EMBEDDED}port = {port}\n", NOW)).level == "ok", "it is the server's own"
 
 
