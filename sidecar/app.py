@@ -276,7 +276,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         redact.clean,
         built_in=(*durable.agents, *model_tools.agents),
         kinds=durable.kinds,
-        metrics=metrics,
+        count=metrics.count,
         remote=nats.calls(config.worker, identities.agents),
         owner_of=lambda agents: nats.owner(agents, config.worker, identities.agents),
     )

@@ -19,7 +19,7 @@ from sidecar.agents.agent import Agent
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
-from sidecar.agents.metrics import Metrics
+from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.runtime import Runtime
 from sidecar.config import WorkerConfig
@@ -67,7 +67,7 @@ class Worker:
         built_in: Sequence[Agent] = (),
         kinds: Mapping[str, EffectKind] | None = None,
         remote: Mapping[str, EffectKind] | None = None,
-        metrics: Metrics | None = None,
+        count: Count = uncounted,
         owner_of: Callable[[Sequence[str]], Owner] = lambda agents: ALONE,
     ) -> None:
         self._identity = identity
@@ -89,7 +89,7 @@ class Worker:
             clean=clean,
             policy=self._policy(home, config.policy),
             max_depth=config.max_recursion_depth,
-            metrics=metrics,
+            count=count,
             owner=self._owner,
         )
 

@@ -35,7 +35,7 @@ from sidecar.agents.inputs import (
     owned,
     stopped,
 )
-from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, NotOwner, Owner
 from sidecar.agents.stops import Stop, never
 from streams.bus.command import Command
@@ -85,7 +85,7 @@ class Engine:
         policy: EffectPolicy = DEFAULT_POLICY,
         is_local: Callable[[str], bool] = lambda name: False,
         max_depth: int = MAX_DEPTH,
-        metrics: Metrics | None = None,
+        count: Count = uncounted,
         owner: Owner = ALONE,
         stop: Stop = never,
     ) -> None:
@@ -100,7 +100,7 @@ class Engine:
         self._passed = NOTHING
         self._ignored = 0
         self._store, self._identity, self._clean = store, identity, clean
-        self._metrics, self._stop = metrics or NoMetrics(), stop
+        self._count, self._stop = count, stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
         self._history = History(agent, store)
         self.turns = self._history.turns
@@ -225,7 +225,7 @@ class Engine:
         """Remember that no event up to ``position`` is for this agent, except events that are being handled."""
         self._passed = position
         if self._ignored:
-            self._metrics.received(self.name, self._ignored)
+            self._count("received", self.name, self._ignored)
             self._ignored = 0
         if not self._from_log and not self.is_broken:
             self.position = max(self.position, position)
@@ -403,7 +403,7 @@ class Engine:
             if len(batch) >= MAX_EVENTS:
                 left = group[at:]
                 break
-            self._metrics.received(self.name)
+            self._count("received", self.name, 1)
             first = len(batch)
             result: Handled | Exception
             try:
@@ -428,7 +428,8 @@ class Engine:
             self._check_owner()
             started = asyncio.get_running_loop().time()
             records = await self._store.append(batch, expected={agent_stream(self.name): self._history.next})
-            self._metrics.committed(asyncio.get_running_loop().time() - started, len(batch))
+            self._count("commit_seconds", self.name, asyncio.get_running_loop().time() - started)
+            self._count("commit_events", self.name, len(batch))
             self._stop("after-commit")
             if records[-1].duplicate:
                 # Another engine recorded the same input a moment ago, and perhaps earlier ones, so restore the state.
@@ -448,7 +449,7 @@ class Engine:
         for waiting, result, first, end in answers:
             if isinstance(result, Exception):
                 self.last_error = str(result)[:300]
-                self._metrics.failed(self.name)
+                self._count("failed", self.name, 1)
                 if not waiting.future.done():
                     waiting.future.set_exception(result)
                 continue
@@ -456,16 +457,16 @@ class Engine:
                 self._from_log -= 1
                 self.position = max(self.position, waiting.input.position, NOTHING if self._from_log else self._passed)
             if result.outcome == "dead":
-                self._metrics.failed(self.name)
-                self._metrics.dead(self.name)
+                self._count("failed", self.name, 1)
+                self._count("dead", self.name, 1)
             elif result.outcome == "duplicate":
-                self._metrics.duplicate(self.name)
+                self._count("duplicate", self.name, 1)
                 log.info("agent %s: %s is a duplicate and was not handled again", self.name, waiting.input.key[:80])
             elif result.outcome != "nothing":
                 self._history.handled += 1
                 self.last_error = ""
-                self._metrics.processed(self.name, asyncio.get_running_loop().time() - waiting.since)
-                self._metrics.emitted(self.name, max(end - first - waiting.input.has_record, 0))
+                self._count("processed", self.name, asyncio.get_running_loop().time() - waiting.since)
+                self._count("emitted", self.name, max(end - first - waiting.input.has_record, 0))
             if not waiting.future.done():
                 waiting.future.set_result(result._replace(records=tuple(records[first:end])))
 

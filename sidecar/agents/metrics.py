@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Literal
+
+Counted = Literal[
+    "received", "processed", "emitted", "duplicate", "failed", "dead", "retried", "commit_seconds", "commit_events"
+]
+"""What is counted of an agent, or (``retried``) of a kind of effects:
+
+* ``received``: commands and events that were pulled for the agent, duplicates included
+* ``processed``: the seconds from an input's arrival at the agent, before any wait, until its outcome was durable
+* ``emitted``: the agent's events, which are now durable
+* ``duplicate``: inputs whose key was known, so that the agent was not called
+* ``failed``: inputs at which the agent raised an error, or for which its events were refused; they come again, or
+* ``dead``: will not be tried again, and were recorded as dead letters
+* ``retried``: effects that are tried again after a failure
+* ``commit_seconds``, ``commit_events``: how long a batch took to become durable, and how many events it had
+"""
+
+Count = Callable[[Counted, str, float], None]
+"""Gets what is counted, the agent's configured id or the effect's kind, and how much. Returns at once, never raises."""
 
 
-class Metrics(Protocol):
-    """Counts what happened. Every method returns at once and never raises an error.
-
-    ``agent`` is an agent's configured id, ``kind`` is an effect's kind, and ``seconds`` is a duration on a monotonic
-    clock.
-    """
-
-    def received(self, agent: str, count: int = 1) -> None:
-        """``count`` commands or events were pulled for this agent. Duplicates are counted too."""
-
-    def processed(self, agent: str, seconds: float) -> None:
-        """The input was handled or refused; ``seconds`` is the time from its arrival at the agent, before any wait for
-        other inputs, until its outcome was durable."""
-
-    def emitted(self, agent: str, count: int) -> None:
-        """The agent emitted ``count`` events, and they are now durable."""
-
-    def duplicate(self, agent: str) -> None:
-        """The input's idempotency key was known, so the agent was not called."""
-
-    def failed(self, agent: str) -> None:
-        """The agent raised an error, or what it returned was refused.
-
-        The input is delivered again, or becomes a dead letter.
-        """
-
-    def dead(self, agent: str) -> None:
-        """The input will not be tried again, and was recorded as a dead letter."""
-
-    def retried(self, kind: str) -> None:
-        """An effect is being retried after a failure."""
-
-    def committed(self, seconds: float, events: int) -> None:
-        """A batch of ``events`` became durable, ``seconds`` after it was handed to the log."""
-
-
-class NoMetrics:
-    """Counts nothing."""
-
-    def ignore(self, *_: object, **__: object) -> None:
-        """Take any count."""
-
-    received = processed = emitted = duplicate = failed = dead = retried = committed = ignore
+def uncounted(what: Counted, of: str, much: float) -> None:
+    """Count nothing."""

@@ -22,7 +22,7 @@ from sidecar.agents.engine import Engine
 from sidecar.agents.history import hinted
 from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, InputRefused, Outbox, agent_stream, effects_stream
 from sidecar.agents.loading import UserAgent
-from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.stops import Stop, never
 from sidecar.agents.view import (
@@ -81,12 +81,12 @@ class Runtime:
         clean: Callable[[Any], Any] = lambda value: value,
         policy: EffectPolicy = DEFAULT_POLICY,
         max_depth: int = MAX_DEPTH,
-        metrics: Metrics | None = None,
+        count: Count = uncounted,
         owner: Owner = ALONE,
         stop: Stop = never,
     ) -> None:
         self._store, self._identity, self._clean, self.max_depth = store, identity, clean, max_depth
-        self._metrics = metrics or NoMetrics()
+        self._count = count
         names = {agent.name for agent in agents}
         self.engines = {
             agent.name: Engine(
@@ -99,7 +99,7 @@ class Runtime:
                 # The limit must end the loops of the user's agents, not the steps of background work, nor a question
                 # to a person at the end of a chain.
                 max_depth=max_depth if isinstance(agent, UserAgent) else max_depth + MAX_DEPTH,
-                metrics=metrics,
+                count=count,
                 owner=owner,
                 stop=stop,
             )
@@ -110,7 +110,7 @@ class Runtime:
         )
         self.view = RuntimeView()
         self.effects = EffectRunner(
-            store, identity, kinds or {}, clean=clean, policy=policy, metrics=metrics, owner=owner, stop=stop
+            store, identity, kinds or {}, clean=clean, policy=policy, count=count, owner=owner, stop=stop
         )
         self._reading: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -252,7 +252,7 @@ class Runtime:
             return (await self._store.append([event], on_known="keep_first"))[0]
         record = await engine.add(event)
         if not record.duplicate:
-            self._metrics.dead(agent)
+            self._count("dead", agent, 1)
         return record
 
     def owes(self) -> bool:

@@ -80,7 +80,7 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 
 
 class SidecarMetrics:
-    """The metrics of one sidecar; implements ``agents.metrics.Metrics``. Call it from its event loop.
+    """The metrics of one sidecar. Call it from its event loop.
 
     ``agents`` and ``kinds`` name the loaded agents and kinds of effects: the labels ``agent`` and ``kind`` have only
     these values and ``other``.
@@ -93,12 +93,14 @@ class SidecarMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
 
-        self._received = counter("events_received", "Commands and events pulled for an agent", "agent")
-        self._emitted = counter("events_emitted", "Events that an agent emitted", "agent")
-        self._duplicates = counter("durable_stream_agent_duplicates", "Deliveries whose key was already known", "agent")
-        self._failures = counter("durable_stream_agent_failures", "Deliveries that failed", "agent")
-        self._dead = counter("durable_stream_dead_letters", "Deliveries that became dead letters", "agent")
-        self._retries = counter("durable_stream_effect_retries", "Retried effects", "kind")
+        self._counters = {
+            "received": counter("events_received", "Commands and events pulled for an agent", "agent"),
+            "emitted": counter("events_emitted", "Events that an agent emitted", "agent"),
+            "duplicate": counter("durable_stream_agent_duplicates", "Deliveries whose key was already known", "agent"),
+            "failed": counter("durable_stream_agent_failures", "Deliveries that failed", "agent"),
+            "dead": counter("durable_stream_dead_letters", "Deliveries that became dead letters", "agent"),
+            "retried": counter("durable_stream_effect_retries", "Retried effects", "kind"),
+        }
         self._processing = Histogram(
             "event_processing_duration_ms",
             "Time from an input's arrival at the agent until its outcome is durable, in milliseconds",
@@ -127,30 +129,21 @@ class SidecarMetrics:
         """All metrics, in the Prometheus text format 0.0.4."""
         return generate_latest(_WithoutCreationTimes(self.registry))
 
-    def received(self, agent: str, count: int = 1) -> None:
-        self._received.labels(self._agent(agent)).inc(count)
-
-    def processed(self, agent: str, seconds: float) -> None:
-        self._processing.labels(self._agent(agent)).observe(seconds * 1000)
-
-    def emitted(self, agent: str, count: int) -> None:
-        self._emitted.labels(self._agent(agent)).inc(count)
-
-    def duplicate(self, agent: str) -> None:
-        self._duplicates.labels(self._agent(agent)).inc()
-
-    def failed(self, agent: str) -> None:
-        self._failures.labels(self._agent(agent)).inc()
-
-    def dead(self, agent: str) -> None:
-        self._dead.labels(self._agent(agent)).inc()
-
-    def retried(self, kind: str) -> None:
-        self._retries.labels(kind if kind in self._kinds else OTHER).inc()
+    def count(self, what: str, of: str, much: float) -> None:
+        """See ``agents.metrics.Count``."""
+        if what == "commit_seconds":
+            self._commit.observe(much * 1000)
+        elif what == "commit_events":
+            self._batch.observe(much)
+        elif what == "processed":
+            self._processing.labels(self._agent(of)).observe(much * 1000)
+        else:
+            known = self._kinds if what == "retried" else self._agents
+            self._counters[what].labels(of if of in known else OTHER).inc(much)
 
     def committed(self, seconds: float, events: int) -> None:
-        self._commit.observe(seconds * 1000)
-        self._batch.observe(events)
+        self.count("commit_seconds", "", seconds)
+        self.count("commit_events", "", events)
 
     def _agent(self, agent: str) -> str:
         return agent if agent in self._agents else OTHER

@@ -6,7 +6,7 @@ import re
 import socket
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.agents.metrics import Metrics
+from sidecar.agents.metrics import Counted
 from sidecar.care.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.home import Home
 from sidecar.mirror.task import MirrorTask
@@ -34,15 +34,14 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 def test_what_the_runtime_says_is_counted() -> None:
     metrics = SidecarMetrics(agents=["oracle"], kinds=["http"])
-    said: Metrics = metrics
-    said.received("oracle")
-    said.processed("oracle", 0.03)
-    said.emitted("oracle", 3)
-    said.duplicate("oracle")
-    said.failed("oracle")
-    said.dead("oracle")
-    said.retried("http")
-    said.committed(0.002, 5)
+    metrics.count("received", "oracle", 1)
+    metrics.count("processed", "oracle", 0.03)
+    metrics.count("emitted", "oracle", 3)
+    metrics.count("duplicate", "oracle", 1)
+    metrics.count("failed", "oracle", 1)
+    metrics.count("dead", "oracle", 1)
+    metrics.count("retried", "http", 1)
+    metrics.committed(0.002, 5)
     found = samples(metrics.text().decode())
     assert found["events_received_total", "oracle"] == 1
     assert found["events_emitted_total", "oracle"] == 3
@@ -60,10 +59,8 @@ def test_what_the_runtime_says_is_counted() -> None:
 def test_labels_cannot_explode(names: list[str]) -> None:
     metrics = SidecarMetrics(agents=["oracle"], kinds=["http"])
     for name in ("oracle", *names):
-        for count in (metrics.received, metrics.duplicate, metrics.failed, metrics.dead, metrics.retried):
-            count(name)
-        metrics.processed(name, 0.1)
-        metrics.emitted(name, 1)
+        for counted in get_args(Counted):
+            metrics.count(counted, name, 0.1)
     labels = {(name, value) for f in metrics.registry.collect() for s in f.samples for name, value in s.labels.items()}
     assert {name for name, _ in labels} <= {"agent", "kind", "le"}
     assert {value for name, value in labels if name != "le"} <= {"oracle", "http", "other"}

@@ -34,7 +34,7 @@ from sidecar.agents.chains import trace_headers
 from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
 from sidecar.agents.effects.outbound import outbound
 from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
-from sidecar.agents.metrics import Metrics, NoMetrics
+from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.stops import Stop, never
 from streams.errors import InvalidEvent, StreamError
@@ -112,7 +112,7 @@ class EffectRunner:
         *,
         clean: Callable[[Any], Any] = lambda value: value,
         policy: EffectPolicy = DEFAULT_POLICY,
-        metrics: Metrics | None = None,
+        count: Count = uncounted,
         owner: Owner = ALONE,
         stop: Stop = never,
         sleep: Sleep = asyncio.sleep,
@@ -120,7 +120,7 @@ class EffectRunner:
         self.kinds = dict(kinds)
         self.ledger = Ledger(store, identity, sleep, self._until_owned)
         self._identity, self._clean, self._policy = identity, clean, policy
-        self._metrics, self._stop, self._sleep = metrics or NoMetrics(), stop, sleep
+        self._count, self._stop, self._sleep = count, stop, sleep
         self._owner, self._paused = owner, 0
         self.taken: dict[str, int] = {}
         """Maps an agent to the position at which this home last took it from another home. Requests before that
@@ -253,7 +253,7 @@ class EffectRunner:
                 return
             attempt += 1
             if attempt > 1:
-                self._metrics.retried(effect.kind)
+                self._count("retried", effect.kind, 1)
             retry_at = await self._attempt(request, kind, attempt, attempts)
             if retry_at is None:
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,6 @@ from sidecar.agents.checks.replay import replay
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.loading import UserAgent
-from sidecar.agents.metrics import NoMetrics
 from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.care.retaining import plan_prune
 from streams.errors import StreamError
@@ -219,26 +218,24 @@ class TestTheLog:
     async def test_the_time_that_an_input_takes_ends_when_its_outcome_is_durable(
         self, store: StreamStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Times(NoMetrics):
-            seen: ClassVar[list[float]] = []
+        times: list[float] = []
+        append, writing = store.append, 0.0
 
-            def processed(self, agent: str, seconds: float) -> None:
-                self.seen.append(seconds)
-
-        append, times, writing = store.append, Times(), 0.0
+        def count(what: str, agent: str, seconds: float) -> None:
+            times.extend([seconds] if what == "processed" else [])
 
         async def timed(events: Any, **more: Any) -> Any:
             nonlocal writing
             begin = asyncio.get_running_loop().time()
-            assert not times.seen, "it is not durable yet"
+            assert not times, "it is not durable yet"
             found = await append(events, **more)
             writing = asyncio.get_running_loop().time() - begin
             return found
 
-        async with running(store, Counter, metrics=times) as runtime:
+        async with running(store, Counter, count=count) as runtime:
             monkeypatch.setattr(store, "append", timed)
             await runtime.command("counter", command("a"))
-        (seconds,) = times.seen
+        (seconds,) = times
         assert seconds >= writing > 0
 
     async def test_agents_that_answer_each_other_end_at_the_depth_limit(self, store: StreamStore) -> None:
