@@ -438,8 +438,8 @@ def load_config(path: Path | None, **flags: Mapping[str, Any]) -> Config:
         return Config(**{name: getattr(found, name) for name in Config.model_fields})
     except ValidationError as error:
         faults = [explain(each, Config, path, flags) for each in error.errors(include_url=False)]
-        advice = "; ".join(dict.fromkeys(fault.advice for fault in faults if fault.advice))
-        raise ConfigError(" and ".join(fault.text for fault in faults), advice) from None
+        advice = "; ".join(dict.fromkeys(advice for _, advice in faults if advice))
+        raise ConfigError(" and ".join(text for text, _ in faults), advice) from None
     except ValueError as error:  # pydantic-settings raises this if a variable's text is not JSON
         field = re.search(r'field "(\w+)"', str(error))
         section = f"DURABLE_STREAM_{field[1]}".upper() if field else "DURABLE_STREAM_"

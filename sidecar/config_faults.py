@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -19,21 +19,17 @@ def correct_file(path: Path | None) -> str:
     return f"fix {path}, or delete it to use the defaults"
 
 
-class Fault(NamedTuple):
-    """One fault: a text that says where and why, and the advice, which is empty for a flag."""
-
-    text: str
-    advice: str
-
-
-def explain(problem: Mapping[str, Any], model: type[BaseModel], path: Path | None, flags: Mapping[str, Any]) -> Fault:
-    """Explain one of pydantic's errors about ``model``, which is the whole configuration."""
+def explain(
+    problem: Mapping[str, Any], model: type[BaseModel], path: Path | None, flags: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Explain one of pydantic's errors about ``model``, the whole configuration: where and why, and the advice, which
+    is empty for a flag."""
     where = [str(part) for part in problem["loc"]]
     key = ".".join(where)
     source, advice = _source(where, path, flags)
     if problem["type"] == "extra_forbidden":
-        return Fault(f"{source}: unknown key {key}{_near(model, where)}", advice)
-    return Fault(f"{source}: {key}: {_reason(problem, model, where)}", advice)
+        return f"{source}: unknown key {key}{_near(model, where)}", advice
+    return f"{source}: {key}: {_reason(problem, model, where)}", advice
 
 
 def _source(where: list[str], path: Path | None, flags: Mapping[str, Any]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from sidecar.private_files import (
     cannot_use,
     open_unfollowed,
     private_directory,
-    why_not_private,
+    read_private,
     write_new,
 )
 from sidecar.processes import mark_of
@@ -184,7 +184,7 @@ class Home:
         path = self.token_path
         renew = "remove the token file; the next start of the sidecar creates a new one"
         try:
-            descriptor = open_unfollowed(path)
+            content, why = read_private(path)
         except FileNotFoundError:
             raise HomeError(
                 path, "it does not exist", "to create it, start the sidecar once: `durable-stream serve`"
@@ -193,12 +193,9 @@ class Home:
             if path.is_symlink():
                 raise HomeError(path, "the token is a symbolic link", renew) from None
             raise cannot_use("read", path, error) from None
-        try:
-            if why := why_not_private(os.fstat(descriptor)):
-                raise HomeError(path, f"the token is {why}", renew)
-            text = os.read(descriptor, 256).decode("ascii", "replace").strip()
-        finally:
-            os.close(descriptor)
+        if why:
+            raise HomeError(path, f"the token is {why}", renew)
+        text = content.decode("ascii", "replace").strip()
         if TOKEN.fullmatch(text) is None:
             raise HomeError(path, "the token is not 64 hex characters", renew)
         return text
@@ -248,19 +245,13 @@ class Home:
     def read_info(self) -> SidecarInfo | None:
         """Read ``sidecar.json``, which may be out of date; ``None`` if it is missing, invalid or not private."""
         try:
-            descriptor = open_unfollowed(self.info_path)
-        except OSError:
-            return None
-        try:
-            # Ignore a file that another user can write, because it could redirect us to that user's port.
-            if why_not_private(os.fstat(descriptor)):
+            content, why = read_private(self.info_path)
+            if why:  # another user who can write the file could redirect us to a port of theirs
                 return None
-            fields = json.loads(os.read(descriptor, 65536))
+            fields = json.loads(content)
             info = SidecarInfo(**{name: fields[name] for name in SidecarInfo._fields})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
-        finally:
-            os.close(descriptor)
         numbers = (info.pid, info.port, info.protocol, info.started_ms)
         texts = (info.boot, info.version, info.process)
         if not all(type(value) is int for value in numbers) or not all(type(text) is str for text in texts):

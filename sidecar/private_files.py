@@ -36,6 +36,17 @@ def why_not_private(found: os.stat_result) -> str:
     return f"accessible to other users (mode {stat.S_IMODE(found.st_mode):o})" if found.st_mode & 0o077 else ""
 
 
+def read_private(path: Path) -> tuple[bytes, str]:
+    """The first 64 KiB of a file, and what ``why_not_private`` says of it, with which the content must not be used.
+
+    Raises:
+        OSError: the file is missing, is a symbolic link, or cannot be read.
+    """
+    with os.fdopen(open_unfollowed(path), "rb") as file:
+        why = why_not_private(os.fstat(file.fileno()))
+        return b"" if why else file.read(65536), why
+
+
 def write_new(path: Path, text: str) -> None:
     """Write and sync a file with mode 0600. The file must not exist yet."""
     descriptor = open_unfollowed(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
+from sidecar.failure import Failure
 from sidecar.processes import still_runs
-from streams.errors import StreamError
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
 from streams.lineage import STEP_STARTED, Session
@@ -42,18 +42,6 @@ _ENDS: Final = frozenset({"intent.completed", "intent.failed", "intent.cancelled
 
 STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began this long ago and has no later record will never end, because its OpenCode is gone."""
-
-
-class StillNeeded(StreamError):
-    """The session to forget is still being written; nothing was changed."""
-
-    code: ClassVar[str] = "still-needed"
-
-
-class AgentsMemory(StreamError):
-    """A stream to forget is the stream of an agent, which could not restore its state without the payloads."""
-
-    code: ClassVar[str] = "agents-memory"
 
 
 async def plan_prune(
@@ -104,22 +92,25 @@ async def forget(
     streams ``elsewhere``.
 
     Raises:
-        AgentsMemory: one of the streams is the stream of an agent.
-        StillNeeded: a turn is in progress in one of the streams, or in a session's stream.
+        Failure: ``agents-memory``: one of the streams is that of an agent, which needs it to restore its state.
+            ``still-needed``: a turn is in progress in one of the streams or in a session's stream, or its work.
         StreamError: see ``prune``.
     """
     if agents := streams_of_agents(streams):
-        raise AgentsMemory(f"`forget` cannot erase an agent's own stream, so nothing was erased: {', '.join(agents)}")
+        text = f"`forget` cannot erase an agent's own stream, so nothing was erased: {', '.join(agents)}"
+        raise Failure("agents-memory", text)
     busy = await busy_streams(log, open_turns(state), {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
-        raise StillNeeded(
-            f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when the turn has ended"
+        raise Failure(
+            "still-needed",
+            f"a turn is in progress in {', '.join(busy)}, so nothing was forgotten; try again when the turn has ended",
         )
     beside = await words_beside(log, sessions)
     if beside.unfinished:
-        raise StillNeeded(
+        raise Failure(
+            "still-needed",
             f"background work of the session has not ended ({', '.join(beside.unfinished)}), so nothing was forgotten; "
-            "wait for it, or cancel it with `durable-stream intents ID --cancel`"
+            "wait for it, or cancel it with `durable-stream intents ID --cancel`",
         )
     found = records_to_forget(log, (), sessions, elsewhere, beside.ids)
     positions = [*beside.positions, *[record.position async for record in found]]

@@ -297,8 +297,8 @@ class Upkeep:
         """Replace payloads by their digests, in all records of these streams and in all records of these sessions.
 
         Raises:
-            StreamError: a turn is in progress in one of the streams, a stream is the stream of an agent, a migration is
-                running, or the disk failed.
+            Failure: see ``retaining.forget``.
+            StreamError: a migration is running, or the disk failed.
         """
         async with self._exclusively("forgotten"):
             elsewhere = await self.streams_beside(streams, sessions)
