@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
-    from sidecar.agents.agent import Agent
-    from sidecar.cli.printing.output import Output
+if RUNS:
+    import json as reading
+    from collections import deque
+
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.control import ask
     from sidecar.home import Home
+    from sidecar.read.select import open_reader
+    from sidecar.read.wording import amount, counted
+    from streams.query import Filter
 
 _CUT_OFF = "it is safe to run the same command again with the same `--key`"
 
@@ -53,9 +59,6 @@ async def agents(
     1000 events that the agent would receive from the log, or the events in the file given with --events. Exits with
     1 if the check finds a violation.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.control import ask
-
     out = Output(json)
     if check is not None:
         return await _check(out, home_of(context), check, events)
@@ -75,9 +78,6 @@ async def agents(
 
 
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:
-    from sidecar.cli.printing.output import Column
-    from sidecar.read.wording import amount
-
     names = ("agent", "health", "handled", "lag", "effects", "in doubt", "dead")
     columns = [Column(name, right=number > 1) for number, name in enumerate(names)]
     out.table(
@@ -122,15 +122,11 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
     return 1 if findings else 0
 
 
-async def _wanted(home: Home, agent: Agent) -> list[Any]:
+async def _wanted(home: Home, agent: Any) -> list[Any]:
     """The newest events of the log that the agent would get, including commands to the agent and results of its
     effects."""
-    from collections import deque
-
     from sidecar.agents.inputs import RECEIVED, agent_stream, effects_stream
     from sidecar.agents.runtime import wants
-    from sidecar.read.select import open_reader
-    from streams.query import Filter
 
     own = agent_stream(agent.name)
     found: deque[Any] = deque(maxlen=CHECKED_EVENTS)
@@ -150,8 +146,6 @@ async def _wanted(home: Home, agent: Agent) -> list[Any]:
 
 
 def _events_of(file: Path) -> list[dict[str, Any]]:
-    import json as reading
-
     found = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
@@ -180,11 +174,6 @@ async def send(
     json: JsonFlag = False,
 ) -> None:
     """Send a command to an agent and wait until its results are durable."""
-    import json as reading
-
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.control import ask
-
     try:
         given = reading.loads(payload)
     except ValueError as error:
@@ -196,8 +185,6 @@ async def send(
     if json:
         out.object(found)
         return
-    from sidecar.read.wording import counted
-
     out.text(f"{found['outcome']}: {counted(len(found['records']), 'record')}")
     if found["outcome"] == "ignored":
         note(f"The command was recorded, but the agent {agent} did nothing. Does it know the type {type_}?")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
+    from bridge.opencode.link.protocol import RequestError
+    from sidecar.agents.letters import letters_of
     from sidecar.agents.view import DeadLetter
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.command import complain
+    from sidecar.cli.shared.control import control
     from sidecar.home import Home
+    from sidecar.read.wording import local_time
+    from streams.log.reader import LogReader
 
 _CUT_OFF: Final = "it is safe to run the same command again"
 _LONGEST: Final = 120
@@ -31,9 +38,6 @@ async def list_(
     json: JsonFlag = False,
 ) -> None:
     """List the messages that agents could not handle, oldest first."""
-    from sidecar.cli.printing.output import Column, Output
-    from sidecar.read.wording import local_time
-
     out = Output(json)
     found = await _letters(home_of(context))
     chosen = [each for each in found if agent in (None, each.agent) and (all_ or each.state == "open")]
@@ -63,9 +67,7 @@ async def list_(
 
 async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = False) -> None:
     """Show the input of a dead letter, and why it failed."""
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import outline
-    from streams.log.reader import LogReader
 
     out, home = Output(json), home_of(context)
     found = _one(await _letters(home), letter)
@@ -97,11 +99,6 @@ async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag 
 
 async def _settle(context: typer.Context, request: str, given: list[str], json: bool) -> int:
     """Send the sidecar a request for each letter. If the sidecar refuses a letter, continue with the next one."""
-    from bridge.opencode.link.protocol import RequestError
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.command import complain
-    from sidecar.cli.shared.control import control
-
     home, out, failed = home_of(context), Output(json), False
     known = await _letters(home)
     chosen = list(dict.fromkeys(_one(known, each).id for each in given))
@@ -124,9 +121,6 @@ async def _settle(context: typer.Context, request: str, given: list[str], json: 
 
 
 async def _letters(home: Home) -> list[DeadLetter]:
-    from sidecar.agents.letters import letters_of
-    from streams.log.reader import LogReader
-
     return await letters_of(LogReader(home.store_path))
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, named_home
+from sidecar.cli.shared.command import RUNS, JsonFlag, named_home
 
-if TYPE_CHECKING:
+if RUNS:
     from sidecar.care.checks.check import Check
+    from sidecar.care.checks.table import diagnose
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.setup.install import executable
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.failure import Failure
     from sidecar.home import Home
+    from sidecar.link.client import ClientError
+    from sidecar.private_files import HomeError
+    from sidecar.read.wording import counted
 
 
 async def doctor(
@@ -23,12 +31,6 @@ async def doctor(
     Checks OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Exits with 1 if there is a
     problem.
     """
-    from sidecar.care.checks.table import diagnose
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.setup.install import executable
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.wording import counted
-
     out = Output(json)
     home, command = named_home(context), executable()
     problems = repairs = 0
@@ -55,9 +57,6 @@ async def doctor(
 async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
     """Return what was done about a finding, or why nothing was."""
     from sidecar.care.checks.mending import mend
-    from sidecar.failure import Failure
-    from sidecar.link.client import ClientError
-    from sidecar.private_files import HomeError
 
     assert check.fix is not None
     try:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import home_of, note
+from sidecar.cli.shared.command import RUNS, home_of, note
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
+    from json import dumps
+
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.config import load_config
     from sidecar.home import Home
+    from sidecar.link.client import ControlClient
+    from sidecar.version import VERSION
+    from streams.system.files import write_durably
 
 
 async def metrics(
@@ -21,8 +29,6 @@ async def metrics(
     ] = False,
 ) -> None:
     """Print the running sidecar's metrics in the Prometheus text format."""
-    from sidecar.cli.printing.output import Output
-
     home = home_of(context)
     home.check_owner()
     if scrape_config:
@@ -38,10 +44,6 @@ async def metrics(
 
 
 async def _asked(home: Home, method: str) -> Any:
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.link.client import ControlClient
-    from sidecar.version import VERSION
-
     async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
         return await client.request(method)
 
@@ -52,11 +54,7 @@ async def _scrape_config(home: Home) -> str:
 
     This bearer token is not the home's token: see ``sidecar/care/scraping.py``.
     """
-    from json import dumps
-
     from sidecar.care.scraping import bearer_of
-    from sidecar.config import load_config
-    from streams.system.files import write_durably
 
     port = load_config(home.config_path).metrics.port
     if not port:

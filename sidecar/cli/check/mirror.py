@@ -6,16 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED, YesFlag
 from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
-    from sidecar.cli.printing.output import Output
-    from sidecar.config import Config
-    from sidecar.home import Home
     from sidecar.mirror.verify import MirrorCheck, Verified
+if RUNS:
+    import asyncio
+    from collections import Counter
+
+    from bridge.nats.jetstream.errors import NatsUnavailable
+    from sidecar.cli.printing.bar import bar
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import LOOK_SECONDS, REBUILDING, control
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.nats import at_rest, connection, mirror_words, nats_words
+    from sidecar.config import Config, load_config
+    from sidecar.home import Home
+    from sidecar.link.client import ClientError, ControlClient
+    from sidecar.read.wording import counted
+    from sidecar.version import VERSION
+    from streams.errors import CorruptLog
+    from streams.log.presence import located
+    from streams.log.reader import LogReader
 
 SHOWN = 20
 """Maximum number of differences of one kind printed one by one; --json prints all."""
@@ -37,9 +52,6 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
 
     Exits with 1 if something keeps the copy from being up to date.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.config import load_config
-
     home = home_of(context)
     home.check_owner()
     config, out = load_config(home.config_path), Output(json)
@@ -60,14 +72,9 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     server's limits removed, that the log has pruned, or that the mirror is just about to forget, are not faults.
     Changes nothing.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.config import load_config
-
     home = home_of(context)
     home.check_owner()
     config, out = load_config(home.config_path), Output(json)
-    from sidecar.cli.shared.nats import connection
-
     sessions = connection(home, config.nats)
     try:
         check = await _check(home, sessions, with_ids=json)
@@ -90,11 +97,6 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
     --yes, only prints a preview, which shows how many records would be lost. If the rebuild is interrupted, run it
     again.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.nats import connection
-    from sidecar.config import load_config
-    from sidecar.read.wording import counted
-
     home = home_of(context)
     home.check_owner()
     config, out = load_config(home.config_path), Output(json)
@@ -125,8 +127,6 @@ async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag =
 
 def _at_rest(home: Home, config: Config) -> dict[str, Any]:
     """The state to show if no sidecar is running: the mirror's last saved position, compared with the log."""
-    from sidecar.cli.shared.nats import at_rest
-
     found = at_rest(home, config.nats)
     mirror = found.pop("mirror") or {"state": "off", "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
     del found["deltas"]
@@ -134,8 +134,6 @@ def _at_rest(home: Home, config: Config) -> dict[str, Any]:
 
 
 def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
-    from sidecar.cli.shared.nats import mirror_words, nats_words
-
     rows = [("nats", nats_words(found, runs=runs))]
     if found["mode"] == "off":
         return rows
@@ -154,9 +152,7 @@ def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
 
 
 async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorCheck:
-    from sidecar.cli.shared.identity import own_identity
     from sidecar.mirror.verify import MirrorCheck
-    from streams.log.reader import LogReader
 
     reader = LogReader(home.store_path)
     return MirrorCheck(reader, _log_id(home), sessions, now_ms=own_identity().now_ms, with_ids=with_ids)
@@ -164,8 +160,6 @@ async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorChe
 
 async def _is_forgetting(home: Home) -> bool:
     """Whether a running sidecar is erasing forgotten payloads on the server."""
-    from sidecar.link.client import ClientError
-
     if home.running() is None:
         return False
     try:
@@ -175,8 +169,6 @@ async def _is_forgetting(home: Home) -> bool:
 
 
 def _log_id(home: Home) -> str:
-    from streams.log.presence import located
-
     manifest = located(home.store_path)
     if manifest is None:
         raise Failure("no-log", f"no log exists in {home.store_path} yet, so nothing is mirrored")
@@ -184,10 +176,6 @@ def _log_id(home: Home) -> str:
 
 
 async def _run_check(out: Output, check: MirrorCheck) -> None:
-    from collections import Counter
-
-    from sidecar.cli.printing.bar import bar
-
     shown: Counter[str] = Counter()
     total = check.head + 1
     with bar(out, "comparing", wanted=total >= BAR_RECORDS) as shown_bar:
@@ -208,8 +196,6 @@ async def _run_check(out: Output, check: MirrorCheck) -> None:
 
 
 def _verdict(out: Output, summary: Verified) -> None:
-    from sidecar.read.wording import counted
-
     kept = sum(stream.compared for stream in summary.streams)
     said = [
         f"{count} {what}"
@@ -242,10 +228,7 @@ def _verdict(out: Output, summary: Verified) -> None:
 
 async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
     """Preview a rebuild. First reads the log to its end, because a damaged log must not replace the copy on NATS."""
-    from bridge.nats.jetstream.errors import NatsUnavailable
     from sidecar.mirror.verify import Disturbed
-    from streams.errors import CorruptLog
-    from streams.log.reader import LogReader
 
     check = await _check(home, sessions, with_ids=False)
     # Connect first, so that an unreachable server is not reported as an unreadable log.
@@ -277,8 +260,6 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
 
 
 def _tell_before(out: Output, facts: dict[str, Any]) -> None:
-    from sidecar.read.wording import counted
-
     would = f"remove {counted(facts['messages'], 'message')} of this log"
     would += f" and publish {counted(facts['records'], 'record')} again"
     if facts["differences"] or facts["unreadable"]:
@@ -294,11 +275,6 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
 
 
 async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
-    import asyncio
-
-    from sidecar.cli.printing.bar import bar
-    from sidecar.cli.shared.control import LOOK_SECONDS, REBUILDING, control
-
     async with control(home, REBUILDING) as client:
         answer = await client.request("mirror_rebuild")
         with bar(out, "publishing") as shown:
@@ -313,9 +289,5 @@ async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
 
 
 async def _ask(home: Home, method: str) -> dict[str, Any]:
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.link.client import ControlClient
-    from sidecar.version import VERSION
-
     async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
         return dict(await client.request(method))

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, explain, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, explain, home_of
 
-if TYPE_CHECKING:
-    from sidecar.cli.printing.output import Output
+if RUNS:
+    import asyncio
+
+    from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
+    from sidecar.cli.printing.output import Output, held_text
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
-    from streams.log.repair import RepairRun
-    from streams.log.repair_plan import Item
+    from sidecar.read.wording import counted
+    from streams.errors import StreamError
+    from streams.log.directory import refuse_links, refuse_writer, take_lock
+    from streams.log.repair import RepairRun, examine, is_begun
+    from streams.log.repair_plan import Item, decide
+    from streams.log.verify import Verification
 
 
 async def repair(
@@ -28,14 +36,6 @@ async def repair(
     removes an acknowledged record; if one is damaged, restore a backup. Finally verifies the log, and exits with 0 only
     if the log is sound.
     """
-    import asyncio
-
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.identity import own_identity
-    from streams.log.directory import refuse_links
-    from streams.log.repair import RepairRun, examine, is_begun
-    from streams.log.repair_plan import decide
-
     out, home = Output(json), home_of(context)
     home.check_owner()
     refuse_links(home.store_path)
@@ -64,8 +64,6 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
     """Hold the locks, because no other process may write during a repair. An unfinished write of a sidecar would look
     like damage.
     """
-    from streams.log.directory import refuse_writer, take_lock
-
     if dry_run:
         refuse_writer(home.store_path)  # check for a writer first, because that error names the process
         home.refuse_locked()
@@ -82,8 +80,6 @@ def _held(home: Home, dry_run: bool) -> Iterator[None]:
 @contextmanager
 def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
     """Show a bar while verifying, if the log is large enough for one."""
-    from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
-
     store = home.store_path
     size = sum(path.stat().st_size for path in (*store.glob("log.db*"), *store.glob("log/*")))
     with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
@@ -92,8 +88,6 @@ def _bar(out: Output, home: Home) -> Iterator[Callable[[int], None]]:
 
 async def _do(out: Output, repair_run: RepairRun, item: Item, dry_run: bool) -> bool:
     """Carry out one item of the repair and print it; return true if the item failed."""
-    from streams.errors import StreamError
-
     outcome, text = "fixed", item.text
     if item.action is None:
         outcome = "cannot"
@@ -122,10 +116,6 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
 
 
 async def _verify(out: Output, home: Home, failed: int) -> int:
-    from sidecar.cli.printing.output import held_text
-    from sidecar.read.wording import counted
-    from streams.log.verify import Verification
-
     with _bar(out, home) as progress:
         check = Verification(home.store_path, alone=True)
         async for finding in check.run(progress):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sidecar.cli.shared.arguments import StreamArgument
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
     from sidecar.agents.agent import Agent
-    from sidecar.agents.loading import UserAgent
+    from sidecar.agents.checks.replay import replay as replayed
+    from sidecar.agents.loading import LoadError, UserAgent, load_agents
+    from sidecar.background.intents.intents import NAME as INTENTS
+    from sidecar.background.intents.intents import IntentAgent
+    from sidecar.cli.printing.output import Output
+    from sidecar.config import load_config
+    from sidecar.read.select import find_stream, open_reader
 
 AGENT = "agent/"
 
@@ -32,13 +38,6 @@ async def replay(
     Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
     difference. Runs no effects and changes nothing.
     """
-    from sidecar.agents.checks.replay import replay as replayed
-    from sidecar.background.intents.intents import NAME as INTENTS
-    from sidecar.background.intents.intents import IntentAgent
-    from sidecar.cli.printing.output import Output
-    from sidecar.config import load_config
-    from sidecar.read.select import find_stream, open_reader
-
     out, home = Output(json), home_of(context)
     reader = open_reader(home.store_path)
     found = await find_stream(reader, stream)
@@ -69,8 +68,6 @@ async def replay(
 
 
 def _agent(name: str, specs: list[str], base: Path) -> UserAgent:
-    from sidecar.agents.loading import LoadError, load_agents
-
     broken = ""
     for spec in specs:
         try:

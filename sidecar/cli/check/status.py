@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, named_home
+from sidecar.cli.shared.command import RUNS, JsonFlag, named_home
+
+if RUNS:
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.state import gather_status, print_status
 
 
 async def status(context: typer.Context, json: JsonFlag = False) -> int:
@@ -12,9 +16,6 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
 
     Shows the sidecar, its links, the log, and what is waiting for you. Also works without a running sidecar.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.state import gather_status, print_status
-
     out = Output(json)
     found = await gather_status(named_home(context))
     if json:

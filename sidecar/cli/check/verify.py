@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
+
+if RUNS:
+    from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
+    from sidecar.cli.printing.output import Output, held_text
+    from sidecar.read.wording import counted
+    from streams.log.presence import kept_hint
+    from streams.log.verify import Verification
 
 
 async def verify(context: typer.Context, json: JsonFlag = False) -> int:
@@ -14,12 +21,6 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     Checks each record's checksum and order, each stream's hash chain, and that every batch is complete. Changes
     nothing.
     """
-    from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
-    from sidecar.cli.printing.output import Output, held_text
-    from sidecar.read.wording import counted
-    from streams.log.presence import kept_hint
-    from streams.log.verify import Verification
-
     out, home = Output(json), home_of(context)
     if not home.path.is_dir():
         raise Failure(

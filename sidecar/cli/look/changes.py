@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sidecar.cli.shared.arguments import OptionalFamily
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
 
-if TYPE_CHECKING:
+if RUNS:
     from collections.abc import AsyncIterator
 
+    from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal, print_rows
+    from sidecar.cli.printing.output import Output
     from sidecar.read.catalog import Catalog
-    from sidecar.read.changes.changes import Changes
+    from sidecar.read.changes.changes import TYPES, Changes
+    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
     from streams.query import Filter
@@ -41,11 +44,6 @@ async def changes(
     Groups the changes by session and turn. Also lists the commands that a person approved or rejected, but not the
     files that those commands changed, which are unknown.
     """
-    from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal, print_rows
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.changes.changes import Changes
-    from sidecar.read.select import catalog_of, empty_text, open_reader
-
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
     out = Output(json)
@@ -83,10 +81,6 @@ async def _records(
     """Yield the records to fold: the records of ``stream``, or of all ``chosen`` streams with records in the wanted
     period.
     """
-    from sidecar.read.changes.changes import TYPES
-    from sidecar.read.select import family_of, find_session, records_of
-    from streams.query import Filter
-
     if stream is not None:
         stream, session = await find_session(reader, stream)
         return records_of(reader, await family_of(reader, stream, session=session))
@@ -103,8 +97,6 @@ async def _records(
 
 async def _fold(found: Changes, records: AsyncIterator[Record]) -> CorruptLog | None:
     """Apply every record. Returns the fault that ended reading early, if any."""
-    from streams.errors import CorruptLog
-
     try:
         async for record in records:
             found.apply(record)

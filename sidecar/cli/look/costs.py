@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.filters import SinceOption, filter_of
+
+if RUNS:
+    from sidecar.background.reading import costs_of
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.project import shown_directory
+    from sidecar.read.past.costs import TYPES
+    from sidecar.read.select import catalog_of, empty_text, open_reader
+    from sidecar.read.wording import amount, money, plain_money
 
 
 class Way(StrEnum):
@@ -32,13 +40,6 @@ async def costs(
     Each step counts once, on the day it ran, in the project and the session that it was done for: child sessions and
     background work count in the session that started them.
     """
-    from sidecar.background.reading import costs_of
-    from sidecar.cli.printing.output import Column, Output
-    from sidecar.cli.shared.project import shown_directory
-    from sidecar.read.past.costs import TYPES
-    from sidecar.read.select import catalog_of, empty_text, open_reader
-    from sidecar.read.wording import amount, money, plain_money
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     found, fault = await costs_of(reader, by.value, await filter_of(reader, types=TYPES, since=since))

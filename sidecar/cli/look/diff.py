@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 
-if TYPE_CHECKING:
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.past.records import Past
+if RUNS:
+    from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.moments import moment_of
+    from sidecar.read.past.compare import compared
+    from sidecar.read.past.moment import between
+    from sidecar.read.past.records import Past, open_past
+    from sidecar.read.select import open_reader
+    from sidecar.read.wording import amount, lasted, money, one_line, plain_money
     from streams.log.reader import LogReader
 
 SHOWN = 5
@@ -43,10 +49,6 @@ async def diff(
     gets only the diffs. With two sessions, shows where they first differ in type or content, and their turns, tools,
     files, cost and time. Only reads the log.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.past.records import open_past
-    from sidecar.read.select import open_reader
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     pasts = [await open_past(reader, stream)]
@@ -61,11 +63,6 @@ async def diff(
 
 
 async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: str) -> None:
-    from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal
-    from sidecar.cli.shared.moments import moment_of
-    from sidecar.read.past.moment import between
-    from sidecar.read.wording import amount, lasted, money
-
     since, upto = sorted([await moment_of(reader, past, one), await moment_of(reader, past, other)])
     found = between(past, since, upto)
     if out.json:
@@ -92,10 +89,6 @@ async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: 
 
 
 def _sessions(out: Output, left: Past, right: Past) -> None:
-    from sidecar.cli.printing.output import Column
-    from sidecar.read.past.compare import compared
-    from sidecar.read.wording import lasted, money, plain_money
-
     found = compared(left, right)
     if out.json:
         out.object(found)
@@ -127,7 +120,5 @@ def _sessions(out: Output, left: Past, right: Past) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    from sidecar.read.wording import one_line
-
     said = f"{row['label']}: {row['text']}" if row["text"] else row["label"]
     return one_line(f"{row['actor']}  {said}")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import home_of, note
+from sidecar.cli.shared.command import RUNS, home_of, note
 
-if TYPE_CHECKING:
+if RUNS:
     from collections.abc import Mapping
 
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.state import gather_status
     from sidecar.inspector.access import Access
+    from sidecar.inspector.data import Data
+    from sidecar.inspector.server import serve
+    from sidecar.read.select import SelectError, find_event, find_session, open_reader
     from streams.log.reader import LogReader
 
 
@@ -34,13 +40,6 @@ async def inspect(
     Serves the page on this machine only, until you press Ctrl-C. Only reads the log; answers and cancellations go
     through the sidecar. The printed link works once, in one browser.
     """
-    from sidecar.cli.shared.control import ask
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.cli.shared.state import gather_status
-    from sidecar.inspector.data import Data
-    from sidecar.inspector.server import serve
-    from sidecar.read.select import open_reader
-
     home = home_of(context)
     reader = open_reader(home.store_path)
     path = await _path(reader, name) if name is not None else "/"
@@ -63,8 +62,6 @@ async def inspect(
 
 async def _path(reader: LogReader, name: str) -> str:
     """The page of the session or the event that ``name`` names."""
-    from sidecar.read.select import SelectError, find_event, find_session
-
     try:
         stream, session = await find_session(reader, name)
         return f"/s/{session or stream}"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 
-if TYPE_CHECKING:
+if RUNS:
     import asyncio
+    from collections import deque
 
     from bridge.nats.jetstream.connection import JetStream
-    from bridge.nats.jetstream.errors import NatsError
-    from bridge.nats.jetstream.sessions import Sessions
+    from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
+    from bridge.nats.jetstream.sessions import RECONNECT, Sessions
     from bridge.nats.jetstream.wire import Received
-    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.output import Output, padded
+    from sidecar.cli.printing.received_message import PLACE_CHARACTERS, as_json, expanded, is_internal, shown_message
+    from sidecar.cli.printing.records import ROOMY, SHORT_ID, Lines
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.nats import connection
+    from sidecar.config import load_config
+    from sidecar.read.wording import iso_time
+    from streams.bus.subjects import SubjectError
 
 MOST_WAITING = 10_000
 """Maximum number of messages waiting for a slow terminal or pipe; further ones are dropped and counted."""
@@ -34,12 +42,6 @@ async def listen(
     belong to the L0 protocol, which other programs read; docs/subjects.md lists them. Does not show messages published
     earlier or while the server is unreachable.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.printing.received_message import expanded
-    from sidecar.cli.shared.nats import connection
-    from sidecar.config import load_config
-    from streams.bus.subjects import SubjectError
-
     try:
         pattern = expanded(subject)
     except SubjectError as error:
@@ -56,7 +58,6 @@ async def listen(
 
 async def _until_interrupted(listening: _Listening) -> None:
     """Listen until SIGINT or SIGTERM, which is the ordinary end and not a failure."""
-    import asyncio
     import signal
 
     loop = asyncio.get_running_loop()
@@ -75,10 +76,6 @@ async def _until_interrupted(listening: _Listening) -> None:
 
 class _Listening:
     def __init__(self, out: Output, sessions: Sessions, pattern: str) -> None:
-        from collections import deque
-
-        from sidecar.cli.printing.records import Lines
-
         self._out, self._sessions, self._pattern = out, sessions, pattern
         self._waiting: deque[Received] = deque()
         self._left_out = 0
@@ -93,10 +90,6 @@ class _Listening:
         Raises:
             NatsRefused: the settings cannot work; for example, the token is wrong or a certificate is missing.
         """
-        import asyncio
-
-        from bridge.nats.jetstream.errors import NatsUnavailable
-
         self._news = asyncio.Event()
         try:
             session = await self._sessions.get()
@@ -120,11 +113,6 @@ class _Listening:
             NatsRefused: the settings cannot work. Raised only on the ``first`` attempt, because settings that worked
                 before may work again.
         """
-        import asyncio
-
-        from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
-        from bridge.nats.jetstream.sessions import RECONNECT
-
         failures = 0
         while True:
             try:
@@ -144,8 +132,6 @@ class _Listening:
         note(text)
 
     async def _hear(self, session: JetStream, begun: str) -> None:
-        import asyncio
-
         async with session.hearing(self._pattern, self._take):
             await session.flush()  # from here on, the server sends every message
             self._tell(begun)
@@ -160,8 +146,6 @@ class _Listening:
                 printing.cancel()
 
     def _take(self, message: Received) -> None:
-        from sidecar.cli.printing.received_message import is_internal
-
         if is_internal(message.subject, self._pattern):
             return
         if len(self._waiting) >= MOST_WAITING:
@@ -171,8 +155,6 @@ class _Listening:
         self._news.set()
 
     async def _print_on(self) -> None:
-        import asyncio
-
         while True:
             await self._news.wait()
             self._news.clear()
@@ -188,12 +170,6 @@ class _Listening:
         self._out.flush()
 
     def _print(self, message: Received) -> None:
-        from sidecar.cli.printing.output import padded
-        from sidecar.cli.printing.received_message import PLACE_CHARACTERS, as_json, shown_message
-        from sidecar.cli.printing.records import ROOMY, SHORT_ID
-        from sidecar.cli.shared.identity import own_identity
-        from sidecar.read.wording import iso_time
-
         now = own_identity().now_ms()
         if self._out.json:
             self._out.object(as_json(message.subject, message.headers, message.body, now))
@@ -208,6 +184,4 @@ class _Listening:
 
 
 def _ended(why: str) -> NatsError:
-    from bridge.nats.jetstream.errors import NatsUnavailable
-
     return NatsUnavailable(f"The connection to NATS ended: {why}")

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sidecar.cli.shared.arguments import OptionalSession
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
 
-if TYPE_CHECKING:
+if RUNS:
     from pathlib import Path
 
+    from sidecar.cli.printing.headed import HeadedLines
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines
-    from sidecar.read.select import Family
+    from sidecar.cli.shared.follow import follow
+    from sidecar.cli.shared.project import named_project, newest_stream, waiting_lines
+    from sidecar.read.select import (
+        Family,
+        SelectError,
+        catalog_of,
+        empty_text,
+        family_of,
+        find_session,
+        first,
+        newest,
+        open_reader,
+        pruned_text,
+        records_of,
+    )
     from streams.log.reader import LogReader
     from streams.query import Filter
+    from streams.store import NOTHING
 
 FOLLOWED_LAST = 10
 """How many of the existing records ``log --follow`` prints first if no stream is named."""
@@ -52,11 +68,6 @@ async def log(
     of that session and its descendants. With --follow but no STREAM, keeps printing new records of all streams,
     including new sessions.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.printing.records import Lines
-    from sidecar.cli.shared.project import newest_stream
-    from sidecar.read.select import SelectError, family_of, find_session, open_reader, pruned_text
-
     out = Output(json)
     store = home_of(context).store_path
     reader = open_reader(store)
@@ -99,9 +110,6 @@ async def _print(
     reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
 ) -> int:
     """Print the existing records; return the position up to which the log was read."""
-    from sidecar.read.select import first, newest, records_of
-    from streams.store import NOTHING
-
     after = NOTHING
     head = reader.head
     if from_offset:
@@ -127,8 +135,6 @@ async def _print(
 
 
 async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None) -> None:
-    from sidecar.cli.shared.project import waiting_lines
-
     for line in await waiting_lines(reader, streams):
         if out.terminal:
             out.prose("", line, "bold yellow")
@@ -146,10 +152,6 @@ async def _follow(
     from_offset: int = 0,
     after: int | None = None,
 ) -> None:
-    from sidecar.cli.shared.follow import follow
-    from streams.log.reader import LogReader
-    from streams.store import NOTHING
-
     began = from_offset == 0
     async for record in follow(store, after=NOTHING if after is None else after):
         joined = family.apply(record)
@@ -172,12 +174,6 @@ async def _follow_all(
     reader: LogReader, store: Path, out: Output, wanted: Filter, last: int, project: str | None
 ) -> None:
     """Print the newest records of all streams, then each new record, with a heading wherever the session changes."""
-    from sidecar.cli.printing.headed import HeadedLines
-    from sidecar.cli.shared.follow import follow
-    from sidecar.cli.shared.project import named_project
-    from sidecar.read.select import catalog_of, empty_text, newest
-    from streams.store import NOTHING
-
     catalog, fault = await catalog_of(reader)
     if fault is not None:
         raise fault

@@ -7,9 +7,19 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.shared.arguments import streams_option
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
+
+if RUNS:
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import Lines
+    from sidecar.cli.shared.project import NOTHING_THERE, project_streams
+    from sidecar.read.catalog import repeats
+    from sidecar.read.select import catalog_of, empty_text, find_stream, newest, open_reader
+    from streams.query import Filter
+    from streams.store import Record
+    from streams.trace import parse_traceparent
 
 
 async def query(
@@ -41,14 +51,6 @@ async def query(
     A text is searched in what people, models and tools said and did. The agents' own records, and those that only say
     that a call started, repeat that, so they are searched only with --internal, or if --stream names their stream.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.printing.records import Lines
-    from sidecar.cli.shared.project import NOTHING_THERE, project_streams
-    from sidecar.read.catalog import repeats
-    from sidecar.read.select import catalog_of, empty_text, find_stream, newest, open_reader
-    from streams.query import Filter
-    from streams.store import Record
-
     if words is not None and text is not None:
         raise typer.BadParameter("give the text once: as TEXT or with --text")
     text = words if text is None else text
@@ -99,8 +101,6 @@ def _trace_id(given: str) -> str:
     Raises:
         BadParameter: ``given`` is neither a trace id nor a traceparent.
     """
-    from streams.trace import parse_traceparent
-
     text = given.strip().lower()
     found = parse_traceparent(text if "-" in text else f"00-{text}-{'1' * 16}-01")
     if found is None:

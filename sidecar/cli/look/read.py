@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sidecar.cli.shared.arguments import OptionalSession, RedactOption
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
-if TYPE_CHECKING:
+if RUNS:
     from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.pager import page
+    from sidecar.cli.printing.transcript import (
+        conversation_of,
+        format_of,
+        is_ending,
+        notes_of,
+        redaction_of,
+        transcript_bytes,
+        written_to,
+    )
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.project import newest_stream, shown_directory
+    from sidecar.read.select import family_of, find_session, open_reader
     from sidecar.read.transcript.model import Reading, Session
 
 
@@ -54,21 +67,6 @@ async def read(
     Shows prompts, complete answers, commands with their output, and edits as diffs. Shows who approved what and
     how long agents waited for that. Shows only the results of child sessions, unless --children is given.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.printing.transcript import (
-        conversation_of,
-        format_of,
-        is_ending,
-        notes_of,
-        redaction_of,
-        transcript_bytes,
-        written_to,
-    )
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.cli.shared.project import newest_stream
-    from sidecar.read.select import family_of, find_session, open_reader
-    from sidecar.read.transcript.model import Reading
-
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
     out = Output(json)
@@ -101,9 +99,7 @@ async def read(
 
 
 def _show(out: Output, roots: list[Session], reading: Reading, *, pager: bool) -> None:
-    from sidecar.cli.printing.pager import page
     from sidecar.cli.printing.transcript_text import transcript_rows
-    from sidecar.cli.shared.project import shown_directory
 
     where = shown_directory(roots[0].directory) if roots else ""
     rows = transcript_rows(out.console, roots, reading, where)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared.arguments import EventArgument
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 
-if TYPE_CHECKING:
+if RUNS:
     from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import SHORT_ID, no_cause, outline
+    from sidecar.read.changes.asked_for import asked_for
+    from sidecar.read.changes.edits import diff_lines
+    from sidecar.read.select import find_event, newest, open_reader
     from sidecar.read.telling.content import Part
+    from sidecar.read.telling.describe import describe
+    from sidecar.read.telling.detail import detail
     from sidecar.read.telling.timing import Timing
+    from sidecar.read.wording import local_time, one_line
+    from streams.query import Filter, describe_span
     from streams.store import Record
 
 FACT_WIDTH = 12
@@ -29,16 +37,6 @@ async def show(
 
     Prints the content first, then its details, and ids last.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.printing.records import no_cause, outline
-    from sidecar.read.changes.asked_for import asked_for
-    from sidecar.read.select import find_event, newest, open_reader
-    from sidecar.read.telling.describe import describe
-    from sidecar.read.telling.detail import detail
-    from sidecar.read.telling.timing import Timing
-    from sidecar.read.wording import local_time, one_line
-    from streams.query import Filter
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     record = await find_event(reader, event)
@@ -87,8 +85,6 @@ async def show(
 
 def _timed(record: Record, timing: Timing) -> list[tuple[str, str]]:
     """The time that a turn took or a step waited, and a person's answer."""
-    from streams.query import describe_span
-
     event, approvals = record.event, timing.approvals
     facts = []
     if (took := timing.took_ms(event)) is not None:
@@ -124,8 +120,6 @@ def _ids(record: Record, named: list[tuple[str, str]]) -> list[tuple[str, Any]]:
 
 def _print_part(out: Output, part: Part) -> None:
     """Print a piece of the content, with its line breaks."""
-    from sidecar.read.changes.edits import diff_lines
-
     if part.kind == "diff":
         for line, style in diff_lines(part.text):
             out.text(line, style)
@@ -137,16 +131,11 @@ def _print_part(out: Output, part: Part) -> None:
 
 
 def _print_fact(out: Output, name: str, value: str, style: str = "") -> None:
-    from sidecar.read.wording import one_line
-
     out.prose(f"{one_line(name):{FACT_WIDTH}} ", one_line(value), style)
 
 
 def _named(record: Record, timing: Timing) -> str:
     """Another event on one line, with an id that is long enough to name the event in a command."""
-    from sidecar.cli.printing.records import SHORT_ID
-    from sidecar.read.telling.describe import describe
-
     event = record.event
     line = describe(event, took_ms=timing.took_ms(event), waited_ms=timing.waited_ms(event))
     return f"{event.id[-SHORT_ID:]}  {line}"

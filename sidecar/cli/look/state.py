@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.look.streams import STATUS_STYLES
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 
-if TYPE_CHECKING:
+if RUNS:
     from collections.abc import Iterator
 
+    from sidecar.background.reading import running_at
     from sidecar.cli.printing.output import Output
-    from sidecar.read.past.records import Past
+    from sidecar.cli.shared.moments import moment_of
+    from sidecar.cli.shared.project import shown_directory
+    from sidecar.read.past.moment import latest
+    from sidecar.read.past.moment import state as state_of
+    from sidecar.read.past.records import Past, open_past
+    from sidecar.read.select import open_reader
+    from sidecar.read.transcript.markdown import markdown_lines
     from sidecar.read.transcript.model import Reading, Session
+    from sidecar.read.wording import amount, lasted, local_time, money, one_line, printable
 
 LAST_LINES = 12
 """How many lines of the conversation are shown."""
@@ -48,13 +56,6 @@ async def state(
     Shows its title and turn, what it asked, which children were running, the files that it had changed, what it had
     cost, and the last lines of the conversation. Only reads the log. Commands may have changed files unseen.
     """
-    from sidecar.background.reading import running_at
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.moments import moment_of
-    from sidecar.read.past.moment import state as state_of
-    from sidecar.read.past.records import open_past
-    from sidecar.read.select import open_reader
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     past = await open_past(reader, stream)
@@ -80,9 +81,6 @@ async def state(
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Each line's name, text and style."""
-    from sidecar.cli.shared.project import shown_directory
-    from sidecar.read.wording import amount, lasted, local_time, money, one_line
-
     yield "session", f"{found['title'] or '(no title)'} ({found['stream_id']})", "bold"
     if where := shown_directory(found["directory"]):
         yield "directory", where, ""
@@ -109,9 +107,6 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def _recent(past: Past, at: int) -> tuple[list[Session], Reading]:
     """The session with its last turns only, because a whole long session takes long to write."""
-    from sidecar.read.past.moment import latest
-    from sidecar.read.transcript.model import Reading
-
     own = latest(past, at)
     now = past.records[at - 1].event.ts if at else 0
     return [replace(own, turns=own.turns[-2:])] if own is not None else [], Reading(now_ms=now)
@@ -119,9 +114,6 @@ def _recent(past: Past, at: int) -> tuple[list[Session], Reading]:
 
 def _last(past: Past, at: int) -> list[str]:
     """The last lines of the conversation, as Markdown."""
-    from sidecar.read.transcript.markdown import markdown_lines
-    from sidecar.read.wording import printable
-
     return [printable(line) for line in deque(markdown_lines(*_recent(past, at)), LAST_LINES) if line]
 
 

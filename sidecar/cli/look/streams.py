@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption
 
-if TYPE_CHECKING:
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.catalog import Catalog
+if RUNS:
+    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened, shown_end
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
+    from sidecar.read.catalog import Catalog, is_agents
+    from sidecar.read.select import catalog_of, empty_text, open_reader
+    from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 
 STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
 
@@ -36,11 +40,6 @@ async def streams(
 
     Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.project import project_streams, streams_here, waiting_lines
-    from sidecar.read.catalog import is_agents
-    from sidecar.read.select import catalog_of, empty_text, open_reader
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     catalog, fault = await catalog_of(reader)
@@ -83,8 +82,6 @@ def _last(catalog: Catalog, stream: dict[str, Any]) -> int:
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
-    from sidecar.read.wording import iso_time, plain_money
-
     names = ("stream_id", *PIPED[1:6])
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
     told = (plain_money(stream[name]) if name == "cost" else str(stream[name]) for name in names)
@@ -92,11 +89,6 @@ def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
-    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened, shown_end
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.cli.shared.project import shown_directory
-    from sidecar.read.wording import ago, amount, money
-
     now = own_identity().now_ms()
     whole_id = out.width >= WHOLE_ID_WIDTH
     figures = FIGURES if out.width >= ROOMY else FIGURES[:1] if whole_id else ()
@@ -126,8 +118,6 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
 
 
 def _named(stream: dict[str, Any]) -> str:
-    from sidecar.read.catalog import is_agents
-
     joined = f" (belongs to {stream['root']})" if stream["root"] else ""
     joined += f" (fork of {stream['fork']})" if stream["fork"] else ""
     if is_agents(stream["stream_id"]):

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared.arguments import OptionalFamily, limit_option
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.project import ProjectOption
 
-if TYPE_CHECKING:
-    from rich.tree import Tree as Shown
-
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.catalog import Catalog, SessionView
+if RUNS:
+    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Output, shortened
+    from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
+    from sidecar.read.catalog import Catalog, SessionView, is_agents
+    from sidecar.read.host_agents import LABEL
+    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader
+    from sidecar.read.telling.describe import spent
     from sidecar.read.transcript.model import Turn
     from sidecar.read.tree import Tree
+    from sidecar.read.wording import counted, lasted, local_time, money, one_line
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
+    from streams.query import Filter
 
 
 async def tree(
@@ -29,11 +33,6 @@ async def tree(
     json: JsonFlag = False,
 ) -> None:
     """Show sessions and turns, with their results."""
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
-    from sidecar.read.catalog import is_agents
-    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     catalog, fault = await catalog_of(reader)
@@ -66,10 +65,6 @@ async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[S
     If the log has an index of a stream's records, sessions are read and printed one family (a root session with its
     descendants) at a time. So the first family appears at once, and even a long log needs little memory.
     """
-    from sidecar.read.tree import Tree
-    from streams.errors import CorruptLog
-    from streams.query import Filter
-
     fault = None
     for some in [[root] for root in roots] if reader.is_indexed else [roots]:
         tree = Tree(catalog)
@@ -97,7 +92,7 @@ def _print_root(out: Output, tree: Tree, root: SessionView) -> None:
         _plain(out, tree, root, 0)
 
 
-def _grow(tree: Tree, session: SessionView, node: Shown, width: int) -> None:
+def _grow(tree: Tree, session: SessionView, node: Any, width: int) -> None:
     for turn, below in tree.branches(session):
         inner = node if turn is None else node.add(_turn_label(turn, _now(session, turn), width))
         for child in below:
@@ -105,8 +100,6 @@ def _grow(tree: Tree, session: SessionView, node: Shown, width: int) -> None:
 
 
 def _plain(out: Output, tree: Tree, session: SessionView, depth: int) -> None:
-    from sidecar.read.wording import one_line
-
     indent = "  " * depth
     marks = "".join(f" [{mark}]" for mark in _marks(session))
     out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{marks}"))
@@ -120,17 +113,12 @@ def _plain(out: Output, tree: Tree, session: SessionView, depth: int) -> None:
 
 def _marks(session: SessionView) -> list[str]:
     """What is particular about a session."""
-    from sidecar.read.host_agents import LABEL
-
     background = f"{LABEL} background agent" if session.is_background else ""
     return [mark for mark in (session.ended, background, session.fork and f"fork of {session.fork}") if mark]
 
 
 def _session_label(session: SessionView, width: int) -> Any:
     from rich.text import Text
-
-    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, shortened
-    from sidecar.read.wording import one_line
 
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(session.title) or "(no title)", "bold")
@@ -145,10 +133,6 @@ def _session_label(session: SessionView, width: int) -> Any:
 def _turn_label(turn: Turn, now: str, width: int) -> Any:
     from rich.text import Text
 
-    from sidecar.cli.printing.output import WHOLE_ID_WIDTH
-    from sidecar.read.telling.describe import spent
-    from sidecar.read.wording import one_line
-
     style = {"completed": "green", "failed": "red", "": "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
     label.append(one_line(turn.outcome or "open"), style)
@@ -161,8 +145,6 @@ def _turn_label(turn: Turn, now: str, width: int) -> Any:
 
 def _now(session: SessionView, turn: Turn) -> str:
     """What the session's open turn waits for or runs, and since when."""
-    from sidecar.read.wording import local_time, one_line
-
     if turn.outcome or turn.message != session.turn or not session.is_active:
         return ""
     if session.asks:
@@ -171,8 +153,6 @@ def _now(session: SessionView, turn: Turn) -> str:
 
 
 def _figures(turn: Turn) -> str:
-    from sidecar.read.wording import counted, lasted, money
-
     figures = [counted(turn.steps, "step")]
     if turn.duration_ms is not None:
         figures.append(lasted(turn.duration_ms))

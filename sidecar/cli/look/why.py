@@ -5,7 +5,13 @@ from __future__ import annotations
 import typer
 
 from sidecar.cli.shared.arguments import EventArgument
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+
+if RUNS:
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import Lines, begins_a_chain, no_cause
+    from sidecar.read.causes import causes, with_approvals
+    from sidecar.read.select import find_event, open_reader
 
 
 async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
@@ -14,11 +20,6 @@ async def why(context: typer.Context, event: EventArgument, json: JsonFlag = Fal
     Prints the event's cause, the cause of that event, and so on, back to the original input. If a step asked a person
     something, the question and the answer come before the step.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.printing.records import Lines, begins_a_chain, no_cause
-    from sidecar.read.causes import causes, with_approvals
-    from sidecar.read.select import find_event, open_reader
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     chain = await causes(reader, await find_event(reader, event))

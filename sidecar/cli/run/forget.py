@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
     SHOWN_STREAMS,
@@ -16,10 +16,15 @@ from sidecar.cli.shared.removing import (
     other_copies,
 )
 
-if TYPE_CHECKING:
-    from sidecar.cli.printing.output import Output
+if RUNS:
+    from sidecar.care.retaining import busy_streams, records_to_forget, streams_beside, streams_of_agents, words_beside
+    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened
+    from sidecar.cli.shared.control import REMOVING, ask
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
-    from sidecar.read.select import SelectError
+    from sidecar.read.select import Family, SelectError, catalog_of, find_session, open_reader
+    from sidecar.read.wording import counted
+    from streams.log.directory import read_manifest
     from streams.log.reader import LogReader
 
 
@@ -42,9 +47,6 @@ async def forget(
     everywhere in the home, and deletes an old store that a migration left behind. The records stay, with their times
     and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.select import SelectError, find_session, open_reader
-
     home, out = home_of(context), Output(json)
     home.check_owner()
     reader = open_reader(home.store_path)
@@ -74,9 +76,6 @@ async def forget(
         return 0
     if is_done:
         return _tell_forgotten(out, named)
-    from sidecar.cli.shared.control import REMOVING, ask
-    from sidecar.read.wording import counted
-
     sessions = [each["id"] for each in would["sessions"]]
     done = await ask(home, "forget", {"streams": streams, "sessions": sessions}, REMOVING)
     if json:
@@ -89,8 +88,6 @@ async def forget(
 
 
 def _note_old_store(home: Home) -> None:
-    from streams.log.directory import read_manifest
-
     manifest = read_manifest(home.store_path)
     if manifest is not None and manifest.kept is not None:
         note(f"The old {manifest.kept.backend} store, which a migration kept, is deleted too.")
@@ -103,9 +100,6 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
     ``sessions`` lists the forgotten sessions, the named one first. For a child session ``streams`` is empty.
     """
-    from sidecar.care.retaining import records_to_forget, streams_beside, words_beside
-    from sidecar.read.select import Family, catalog_of
-
     catalog, _ = await catalog_of(reader)
     if child is None:
         streams = sorted(Family(stream, catalog).streams, key=lambda name: (name != stream, name))
@@ -127,10 +121,6 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
 
     Takes no lock and writes nothing.
     """
-    from sidecar.care.retaining import busy_streams, streams_of_agents
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import catalog_of
-
     found = []
     if agents := streams_of_agents(streams):
         found.append(f"because it cannot erase an agent's own stream: {', '.join(agents)}")
@@ -143,9 +133,6 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
 
 
 def _show_forget(out: Output, would: dict[str, Any]) -> None:
-    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened
-    from sidecar.read.wording import counted
-
     sessions, streams = would["sessions"], would["streams"]
     short = out.terminal and out.width < WHOLE_ID_WIDTH
     shown = sessions if not out.terminal else sessions[:SHOWN_STREAMS]

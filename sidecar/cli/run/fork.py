@@ -8,8 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
+
+if RUNS:
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
+    from sidecar.read.wording import one_line
 
 
 async def fork(
@@ -43,10 +48,6 @@ async def fork(
     something else. Nothing runs unless you give a prompt, and files stay as they are now. If OpenCode no longer has the
     session or the message, a new session gets the recorded conversation as a text.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.control import ask
-    from sidecar.read.wording import one_line
-
     out, home = Output(json), home_of(context)
     if not yes and (json or not sys.stdin.isatty()):
         raise Failure("not-confirmed", "nothing was forked, because nobody was asked; confirm it with `--yes`")

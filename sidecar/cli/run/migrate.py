@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
+    import asyncio
+
+    from sidecar.cli.printing.bar import bar
     from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import DISCARDING, LOOK_SECONDS, MOVING, ask, control
     from sidecar.home import Home
+    from sidecar.read.wording import bytes_text, counted
+    from streams.log.directory import FORMATS
+    from streams.log.presence import located
 
 PHASES = {phase: phase.ljust(9) for phase in ("opening", "copying", "verifying", "switching", "done")}
 """The names of the phases, padded to the same width so that the bar does not move."""
@@ -34,10 +41,6 @@ async def migrate(
     interrupted migration, run the command again. The old store stays until --discard-old deletes it. If there is
     nothing to do, --to and --discard-old succeed, but --rollback fails.
     """
-    from sidecar.cli.printing.output import Output
-    from streams.log.directory import FORMATS
-    from streams.log.presence import located
-
     if sum((to is not None, rollback, discard_old)) != 1:
         raise typer.BadParameter("give one of `--to sqlite`, `--to jsonl`, `--rollback` and `--discard-old`")
     if to is not None and to not in FORMATS:
@@ -64,8 +67,6 @@ async def migrate(
     done = await _move(out, home, to, begin=not is_there)
     if is_there:
         return _told(out, f"the log is already in {to}", {"backend": to, "moved": False})
-    from sidecar.read.wording import counted
-
     moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
     text = (
         f"the log is in {to} now: {moved}, the same hashes\n"
@@ -82,11 +83,6 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
     Raises:
         Failure: the log was not moved.
     """
-    import asyncio
-
-    from sidecar.cli.printing.bar import bar
-    from sidecar.cli.shared.control import LOOK_SECONDS, MOVING, control
-
     async with control(home, MOVING) as client:
         answer = await client.request("migrate", {"to": to}) if begin else await client.request("migration")
         if answer["running"] and answer["progress"]["to"] != to:
@@ -110,9 +106,6 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
 
 
 async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
-    from sidecar.cli.shared.control import DISCARDING, ask
-    from sidecar.read.wording import bytes_text
-
     freed = int((await ask(home, "discard_old", {}, DISCARDING))["freed"])
     what = "the old store" if is_kept else "the remains of an interrupted migration or deletion"
     text = (

@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 from sidecar.failure import Failure
+
+if RUNS:
+    from dataclasses import asdict
+
+    from sidecar.cli.printing.bar import bar
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.wording import counted
+    from sidecar.record.playing.play import play as run
 
 
 async def play(
@@ -27,18 +36,9 @@ async def play(
     Sends the hooks of OpenCode 1 as the plugin does. Serves the events of OpenCode 2 as its service does. Starts a
     sidecar if none is running. Returns when everything is durable.
     """
-    from sidecar.cli.printing.output import Output
-
     factor = _speed(speed)
     if not file.is_file():
         raise Failure("not-found", f"{file}: this file does not exist; name a recording made of JSON lines")
-    from dataclasses import asdict
-
-    from sidecar.cli.printing.bar import bar
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.wording import counted
-    from sidecar.record.playing.play import play as run
-
     out = Output(json)
     with bar(out, "playing", "records") as shown:
         result = await run(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared.arguments import streams_option
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
     SHOWN_STREAMS,
@@ -17,10 +17,21 @@ from sidecar.cli.shared.removing import (
 )
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
-    from sidecar.cli.printing.output import Output
+if RUNS:
+    from dataclasses import asdict
+
+    from sidecar.care.retaining import plan_prune
+    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened
+    from sidecar.cli.shared.control import REMOVING, ask
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
+    from sidecar.read.select import SelectError, catalog_of, find_stream, open_reader
+    from sidecar.read.wording import ago, bytes_text, counted, iso_time
+    from streams.errors import StoreLocked, StreamError
+    from streams.log.presence import located
     from streams.log.prune_plan import PruneRequest
+    from streams.log.reader import LogReader
+    from streams.query import parse_moment
 
 
 async def prune(
@@ -47,10 +58,6 @@ async def prune(
     Removes only whole, finished sessions. The rest of the log still passes verification. If an event of a removed
     session is sent again, it is still recognised as a duplicate. Without --yes, only prints a preview.
     """
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.select import SelectError, find_stream, open_reader
-    from streams.log.prune_plan import PruneRequest
-
     home = home_of(context)
     if older_than is None and max_bytes is None and not streams:
         raise typer.BadParameter("choose what to remove: `--older-than AGE`, `--max-bytes SIZE` or `--stream STREAM`")
@@ -91,10 +98,6 @@ async def prune(
 
 async def _titles(home: Home) -> dict[str, str]:
     """The title of each stream's root session; a stream that cannot be read has no title."""
-    from sidecar.read.select import catalog_of
-    from streams.errors import StoreLocked, StreamError
-    from streams.log.reader import LogReader
-
     try:
         reader = LogReader(home.store_path)
         catalog, _ = await catalog_of(reader)
@@ -107,8 +110,6 @@ async def _titles(home: Home) -> dict[str, str]:
 
 
 def _age(text: str | None) -> int | None:
-    from streams.query import parse_moment
-
     if text is None:
         return None
     now = 2**52
@@ -133,19 +134,11 @@ def _size(text: str | None) -> int | None:
 
 
 async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from sidecar.cli.shared.control import REMOVING, ask
-
     return await ask(home, "prune", {"request": asdict(request)}, REMOVING)
 
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
     """Preview what would be removed. Writes nothing, because the home may be read-only."""
-    from sidecar.care.retaining import plan_prune
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import catalog_of, open_reader
-
     reader = open_reader(home.store_path)
     try:
         catalog, fault = await catalog_of(reader)
@@ -160,8 +153,6 @@ async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
 
 
 def _need_log(home: Home) -> None:
-    from streams.log.presence import located
-
     if located(home.store_path) is None:
         raise Failure("no-log", f"no log exists in {home.store_path} yet, so there is nothing to remove")
 
@@ -171,10 +162,6 @@ def _show(
 ) -> None:
     """Print a preview or a result. ``already`` has texts for streams that were pruned before and so are not in the
     plan."""
-    from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, shortened
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.wording import ago, bytes_text, counted, iso_time
-
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
     for title, items in (("", plan["cuts"]), ("kept, because they are still needed:", plan["kept"])):

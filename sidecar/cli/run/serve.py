@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import complain, home_of
+from sidecar.cli.shared.command import RUNS, complain, home_of
+
+if RUNS:
+    from sidecar.app import serve as run
+    from sidecar.care.logs import note_failure
+    from sidecar.cli.printing.output import Output
+    from sidecar.config import load_config
+    from sidecar.home import HomeLocked
 
 
 async def serve(
@@ -31,15 +38,8 @@ async def serve(
     if idle_exit and home.running() is not None:
         return 0  # several shims may start a sidecar at the same time, and the later ones should exit at once
 
-    from sidecar.app import serve as run
-    from sidecar.care.logs import note_failure
-    from sidecar.config import load_config
-    from sidecar.home import HomeLocked
-
     def announce(port: int) -> None:
         if not idle_exit:
-            from sidecar.cli.printing.output import Output
-
             out = Output()
             out.text(f"serving {home.path} on port {port}; press Ctrl-C to stop")
             out.flush()

@@ -7,8 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 from sidecar.failure import Failure
+
+if RUNS:
+    import json as reading
+
+    from sidecar.background.people.signals import SIGNAL
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
 
 
 async def signal(
@@ -23,12 +30,6 @@ async def signal(
     json: JsonFlag = False,
 ) -> None:
     """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
-    import json as reading
-
-    from sidecar.background.people.signals import SIGNAL
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.control import ask
-
     if re.fullmatch(SIGNAL, name) is None:
         raise Failure(
             "bad-arguments",

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
+    import asyncio
+
+    from sidecar.agents.inputs import agent_stream, is_applied
+    from sidecar.background.intents.intents import NAME
+    from sidecar.background.intents.lifecycle import ENDED
+    from sidecar.background.intents.rows import as_row
     from sidecar.background.intents.state import Intent, State
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.follow import follow
     from sidecar.home import Home
+    from sidecar.read.select import open_reader
+    from sidecar.read.wording import visible
 
 LOOK_SECONDS: Final = 2.0
 """How long, after the start of the work, the command waits for a failure that comes at once, such as a wrong key."""
@@ -91,11 +102,6 @@ async def spawn(
 
     If the work fails at once, or with --wait at any time, the exit code is 1, and stderr says why.
     """
-    from sidecar.background.intents.rows import as_row
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.control import ask
-    from sidecar.read.wording import visible
-
     out = Output(json)
     where = (directory or Path.cwd()).expanduser().resolve()
     given: dict[str, Any] = {
@@ -136,11 +142,6 @@ async def spawn(
 async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
     """The intent once it has ended, or once its model has answered; without ``wait``, at the latest after
     ``START_SECONDS`` and ``LOOK_SECONDS``. ``None`` if the log does not show the intent by then."""
-    import asyncio
-
-    from sidecar.background.intents.lifecycle import ENDED
-    from sidecar.background.intents.state import State
-
     state, told, now = State(), set[str](), asyncio.get_running_loop().time
     is_started = False
     try:
@@ -164,11 +165,6 @@ async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
 
 async def _states(home: Home, state: State) -> AsyncIterator[None]:
     """Fold the past of all intents into ``state``, then each new record; yield after each change, without end."""
-    from sidecar.agents.inputs import agent_stream, is_applied
-    from sidecar.background.intents.intents import NAME
-    from sidecar.cli.shared.follow import follow
-    from sidecar.read.select import open_reader
-
     reader, stream = open_reader(home.store_path), agent_stream(NAME)
     head = reader.head
     async for record in reader.read(stream):

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
+    import asyncio
+
+    from bridge.opencode.link.protocol import RequestError
     from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.components import until
     from sidecar.home import Home, SidecarInfo
+    from sidecar.link.client import ClientError, ControlClient, LinkClosed
+    from sidecar.private_files import HomeError
+    from sidecar.version import VERSION
 
 STOP_SECONDS = 20.0
 """How long a sidecar may take to write everything it received and release its home."""
@@ -30,8 +38,6 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
 
     The sidecar first writes everything it has received. If it hangs, it is killed.
     """
-    from sidecar.cli.printing.output import Output
-
     out = Output(json)
     home = home_of(context)
     home.check_owner()
@@ -82,14 +88,6 @@ def _told(out: Output, text: str, **facts: Any) -> int:
 
 async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:
     """Why the request was refused, or ``None`` if it was accepted; and the answer, empty if there was none."""
-    import asyncio
-
-    from bridge.opencode.link.protocol import RequestError
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.link.client import ClientError, ControlClient, LinkClosed
-    from sidecar.private_files import HomeError
-    from sidecar.version import VERSION
-
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             client = await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
@@ -106,7 +104,6 @@ async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:
 
 async def _gone(home: Home, info: SidecarInfo, seconds: float) -> bool:
     """True if the sidecar releases its home within ``seconds``."""
-    from sidecar.components import until
 
     def is_gone() -> bool:
         running = home.running()

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
+    from sidecar.care.checks.opencode import output_of
     from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.config import load_config
     from sidecar.home import Home
+    from sidecar.read.select import catalog_of, open_reader
+    from sidecar.record.exclusion import Exclusion
+    from sidecar.record.history import START_SECONDS, import_opencode_1
 
 CUT_OFF = "what was imported stays; it is safe to run the same command again, which continues the import"
 
@@ -37,8 +44,6 @@ async def import_(
     safe. With --opencode, starts an OpenCode 1 server without plugins to read its sessions. For OpenCode 2 sessions,
     start OpenCode first.
     """
-    from sidecar.cli.printing.output import Output
-
     if (file is None) is not opencode:
         raise typer.BadParameter("give FILE or `--opencode`")
     out, home = Output(json), home_of(context)
@@ -59,8 +64,6 @@ async def import_(
 
 
 async def _file(out: Output, home: Home, file: Path) -> int:
-    from sidecar.cli.shared.control import ask
-
     done = await ask(home, "import_file", {"path": str(file)}, CUT_OFF)
     if out.json:
         out.object(done)
@@ -83,12 +86,6 @@ def _told(found: dict[str, Any]) -> str:
 
 async def _opencode_1(home: Home) -> dict[str, Any] | None:
     """Import the sessions of OpenCode 1 and return how many are new; ``None`` if OpenCode 1 is not on the PATH."""
-    from sidecar.care.checks.opencode import output_of
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.config import load_config
-    from sidecar.record.exclusion import Exclusion
-    from sidecar.record.history import START_SECONDS, import_opencode_1
-
     program = shutil.which("opencode")
     if program is None:
         return None
@@ -106,13 +103,9 @@ async def _opencode_1(home: Home) -> dict[str, Any] | None:
 
 
 async def _opencode_2(home: Home) -> dict[str, Any]:
-    from sidecar.cli.shared.control import ask
-
     return await ask(home, "import_history", {}, CUT_OFF)
 
 
 async def _known(home: Home) -> set[str]:
     """The sessions with records in the log."""
-    from sidecar.read.select import catalog_of, open_reader
-
     return set((await catalog_of(open_reader(home.store_path)))[0].sessions)

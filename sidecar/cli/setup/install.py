@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, named_home
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, named_home
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
-    from sidecar.install.plugin import Outcome, Target
+if RUNS:
+    from sidecar.cli.printing.output import Output
+    from sidecar.cli.shared.command import note
+    from sidecar.install import plugin as installer
+    from sidecar.install.npm import settings_with_package
+    from sidecar.install.plugin import REMOVE_PACKAGE, Outcome, Target, executable_command, is_ours
+    from sidecar.install.service_files import Service
 
 
 GlobalFlag = Annotated[bool, typer.Option("--global", help="For all your projects (the default).")]
@@ -22,8 +27,6 @@ ProjectOption = Annotated[Path | None, typer.Option("--project", metavar="DIR", 
 
 def executable() -> list[str]:
     """The command that starts this program again."""
-    from sidecar.install.plugin import executable_command
-
     return executable_command(sys.argv[0])
 
 
@@ -41,8 +44,6 @@ def install(
     Writes the plugin file, which OpenCode loads when it next starts. Also keeps OpenCode from waiting for npm when it
     starts.
     """
-    from sidecar.install import plugin as installer
-
     target = _target(everywhere, project)
     home = home_of(context).path
     outcome = installer.install(target, shim=installer.shim_path(), command=executable(), home=home)
@@ -71,8 +72,6 @@ def uninstall(
 
     Also removes everything else that install created, and the service file if no project is named.
     """
-    from sidecar.install import plugin as installer
-
     if service and (everywhere or project is not None):
         raise typer.BadParameter(
             "`--service` cannot be combined with `--global` or `--project`, because one service file serves all "
@@ -95,8 +94,6 @@ def uninstall(
 
 
 def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
-    from sidecar.install.service_files import Service
-
     service = Service.here()
     if service.install(executable(), home):
         outcome.did(f"wrote {service.path}")
@@ -106,8 +103,6 @@ def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
 
 
 def _uninstall_service(outcome: Outcome, *, told: bool) -> dict[str, Any]:
-    from sidecar.install.service_files import Service
-
     try:
         service = Service.here()
     except Failure:
@@ -121,8 +116,6 @@ def _uninstall_service(outcome: Outcome, *, told: bool) -> dict[str, Any]:
 
 
 def _target(everywhere: bool, project: Path | None) -> Target:
-    from sidecar.install.plugin import Target
-
     if project is None:
         return Target.everywhere()
     if everywhere:
@@ -133,15 +126,11 @@ def _target(everywhere: bool, project: Path | None) -> Target:
 
 
 def _print(*lines: str) -> None:
-    from sidecar.cli.printing.output import Output
-
     for line in lines:
         Output().text(line)
 
 
 def _tell(outcome: Outcome, target: Target, json: bool, afterwards: str, action: str, facts: Mapping[str, Any]) -> None:
-    from sidecar.cli.printing.output import Output
-
     out = Output(json)
     if json:
         out.object(
@@ -171,8 +160,6 @@ def _committable(target: Target) -> list[str]:
 
 
 def _warn_of_git(target: Target, loose: list[str]) -> None:
-    from sidecar.cli.shared.command import note
-
     if loose:
         note(
             f"Warning: git would commit {' and '.join(loose)}, which are only for this machine; add them to .gitignore "
@@ -181,8 +168,6 @@ def _warn_of_git(target: Target, loose: list[str]) -> None:
 
 
 def _warn_of_two(target: Target) -> None:
-    from sidecar.cli.shared.command import note
-
     for place, removal in _other_copies(target).items():
         note(
             f"Warning: the plugin is also at {place}, so OpenCode loads both copies: each event is still "
@@ -194,9 +179,6 @@ def _other_copies(target: Target) -> dict[Path, str]:
     """The other places from which OpenCode loads the plugin, each with the command that removes it there: the plugin
     file for all projects or of this directory's project, and each configuration file that names the npm package.
     """
-    from sidecar.install.npm import settings_with_package
-    from sidecar.install.plugin import REMOVE_PACKAGE, Target, is_ours
-
     other = Target.project(Path.cwd()) if target.scope == "global" else Target.everywhere()
     copies = {}
     if other.plugin != target.plugin and is_ours(other.plugin):

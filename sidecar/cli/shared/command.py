@@ -23,6 +23,13 @@ from sidecar.failure import Failure
 if TYPE_CHECKING:
     from sidecar.home import Home
 
+RUNS = True
+"""Whether a command runs in this process. For a help text or a completion, ``main`` makes it false before it imports
+the commands, so that they import only what describes their options, which is quick."""
+
+RUN_ANYWAY = "_DURABLE_STREAM_RUN_ANYWAY"
+"""The environment variable that says that a word of the command line only looks like a wish for help."""
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 INTERRUPTED = 130
@@ -103,6 +110,9 @@ def add_command(app: typer.Typer, function: Callable[..., Any], *, panel: str, e
 def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
+        if not RUNS:
+            # The command was imported to show its help, but the word `--help` was meant otherwise.
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {RUN_ANYWAY: "1"})  # noqa: S606
         try:
             result = function(*args, **kwargs)
             if inspect.iscoroutine(result):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared import complete
+from sidecar.cli.shared.command import RUNS
 
-if TYPE_CHECKING:
+if RUNS:
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.select import catalog_of, first
     from streams.log.reader import LogReader
-    from streams.query import Filter
+    from streams.query import Filter, parse_moment
 
 _EARLIEST_MS = 1_672_531_200_000  # 2023: OpenCode did not exist yet
 
@@ -54,9 +57,6 @@ async def filter_of(
     Raises:
         BadParameter: a time cannot be read.
     """
-    from sidecar.cli.shared.identity import own_identity
-    from streams.query import Filter, parse_moment
-
     now = own_identity().now_ms()
     try:
         since_ms = parse_moment(since, now) if since else None
@@ -73,8 +73,6 @@ async def _believed(reader: LogReader, now: int) -> dict[str, int]:
 
     Nothing was recorded before OpenCode existed, or later than now. Only a clock that was set wrongly says so.
     """
-    from sidecar.read.select import catalog_of, first
-
     found: dict[str, int] = {}
     catalog, _ = await catalog_of(reader)  # whoever reads the wanted records reports a fault
     for stream in catalog.streams.values():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from sidecar.failure import Failure
-
-if TYPE_CHECKING:
-    from sidecar.read.past.records import Past
-    from streams.log.reader import LogReader
+from sidecar.read.past.records import Past
+from sidecar.read.select import find_event
+from streams.log.reader import LogReader
 
 
 async def moment_of(reader: LogReader, past: Past, given: str | None) -> int:
@@ -21,8 +18,6 @@ async def moment_of(reader: LogReader, past: Past, given: str | None) -> int:
         SelectError: no event has that id, or several have.
         Failure: the event is not in the session.
     """
-    from sidecar.read.select import find_event
-
     if given is None:
         return len(past.records)
     if given.isascii() and given.isdigit() and len(given) < 16:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sidecar.cli.shared.command import note
+from sidecar.cli.shared.command import RUNS, note
 
 if TYPE_CHECKING:
     from sidecar.background.people.checkpoints import Checkpoint
+if RUNS:
     from sidecar.read.catalog import Catalog
-    from sidecar.read.projects import Project
+    from sidecar.read.projects import Project, newest_of, short_directory
+    from sidecar.read.select import SelectError, catalog_of, empty_text
     from streams.log.reader import LogReader
 
 ALL = "all"
@@ -35,16 +37,12 @@ ProjectOption = Annotated[
 
 def project_here() -> Project:
     """The repository around the current directory; the directory itself if there is none."""
-    from sidecar.read.projects import Project
-
     here = Path.cwd()
     return Project(str(next((path for path in (here, *here.parents) if (path / ".git").exists()), here)))
 
 
 def named_project(given: str | None) -> Project | None:
     """The project that ``--project`` names; ``None`` for ``all``, or if the option is not given."""
-    from sidecar.read.projects import Project
-
     if given is None or given == ALL:
         return None
     return Project(str(Path(given).expanduser().resolve()))
@@ -82,8 +80,6 @@ def streams_here(catalog: Catalog) -> set[str]:
 
 def shown_directory(directory: str) -> str:
     """A directory as a person writes it: ``~/shop``; empty if it is not known."""
-    from sidecar.read.projects import short_directory
-
     return short_directory(directory, str(Path.home())) if directory else ""
 
 
@@ -95,9 +91,6 @@ async def newest_stream(reader: LogReader, given: str | None, *, tell: bool = Tr
     Raises:
         SelectError: the log has no stream.
     """
-    from sidecar.read.projects import newest_of
-    from sidecar.read.select import SelectError, catalog_of, empty_text
-
     catalog, _ = await catalog_of(reader)  # damage to the log is ignored here, because reading the stream reports it
     streams = project_streams(catalog, given) if given is not None else streams_here(catalog) or None
     if (newest := newest_of(catalog, streams)) is not None:
@@ -113,8 +106,6 @@ async def newest_stream(reader: LogReader, given: str | None, *, tell: bool = Tr
 
 async def waiting_lines(reader: LogReader, streams: Collection[str] | None = None) -> list[str]:
     """What is waiting for a person in these streams, or anywhere, one line each, in the words of ``teller``."""
-    from sidecar.read.select import catalog_of
-
     catalog, _ = await catalog_of(reader)
     if not catalog.asks(streams) and ASKING not in catalog.streams:
         return []  # the rest takes a while to import

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import note
+from sidecar.cli.shared.command import RUNS, note
 
-if TYPE_CHECKING:
+if RUNS:
     from sidecar.home import Home
 
 YesFlag = Annotated[

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
-    from sidecar.background.people.checkpoints import Checkpoint
-    from sidecar.cli.printing.output import Output
+if RUNS:
+    from sidecar.background.gate import of_person
+    from sidecar.background.people import teller
+    from sidecar.background.people.checkpoints import Checkpoint, as_row
+    from sidecar.background.people.consent import always_text
+    from sidecar.background.reading import read_checkpoints, whole
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.asked import on_one_line
+    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.wording import ago, local_time, visible
+    from streams.store import NOTHING
 
 WAITS = ("open", "answering")
 
@@ -45,18 +55,9 @@ async def checkpoints(
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """
-    from sidecar.background.gate import of_person
-    from sidecar.background.people.checkpoints import as_row
-    from sidecar.background.reading import read_checkpoints, whole
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.select import empty_text, open_reader
-    from streams.store import NOTHING
-
     out = Output(json)
     home = home_of(context)
     if answer:
-        from sidecar.cli.shared.control import ask
-
         if checkpoint is None:
             raise Failure(
                 "no-checkpoint",
@@ -91,12 +92,6 @@ async def checkpoints(
 
 
 def _table(out: Output, listed: list[Checkpoint]) -> None:
-    from sidecar.background.people import teller
-    from sidecar.cli.printing.output import Column
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.asked import on_one_line
-    from sidecar.read.wording import ago
-
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "asked", "session")
     out.table(
@@ -109,10 +104,6 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
 
 
 def _show(out: Output, each: Checkpoint) -> None:
-    from sidecar.background.people.checkpoints import as_row
-    from sidecar.background.people.consent import always_text
-    from sidecar.read.wording import local_time, visible
-
     if out.json:
         out.object(as_row(each))
         return

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED
 from sidecar.failure import Failure
 
-if TYPE_CHECKING:
+if RUNS:
+    from sidecar.background.gate import of_person
+    from sidecar.background.intents.budgets import full
+    from sidecar.background.intents.lifecycle import ENDED
+    from sidecar.background.intents.rows import as_row, spent_by
     from sidecar.background.intents.state import Intent, State
-    from sidecar.cli.printing.output import Output
+    from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
+    from sidecar.background.people import teller
+    from sidecar.background.people.teller import state_of, waits
+    from sidecar.background.people.teller import used as used_by
+    from sidecar.background.reading import read_checkpoints, read_intents
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
+    from sidecar.read.host_agents import LABEL, host_agents
+    from sidecar.read.select import catalog_of, empty_text, open_reader
+    from sidecar.read.wording import ago, amount, local_time, money, rough_span, visible
     from streams.log.reader import LogReader
+    from streams.store import NOTHING
 
 
 async def intents(
@@ -47,21 +62,11 @@ async def intents(
     json: JsonFlag = False,
 ) -> None:
     """List background work, newest last: its state, age, cost, title, and why it failed."""
-    from sidecar.background.gate import of_person
-    from sidecar.background.intents.rows import as_row, spent_by
-    from sidecar.background.reading import read_intents
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.select import empty_text, open_reader
-    from sidecar.read.wording import visible
-    from streams.store import NOTHING
-
     out = Output(json)
     home = home_of(context)
     if intent is None and (cancel or apply or diff or discard):
         raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
     if apply:
-        from sidecar.cli.shared.control import ask
-
         found = await ask(home, "intent_apply", {"intent": intent}, "it is safe to run the same command again")
         if json:
             out.object(found)
@@ -76,8 +81,6 @@ async def intents(
         await _discard(out, home, str(intent), yes=yes)
         return
     if cancel:
-        from sidecar.cli.shared.control import ask
-
         found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
         out.object(found) if json else out.text(f"{found['id']} is being cancelled.")
         return
@@ -106,8 +109,6 @@ async def intents(
 
 
 async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
-    from sidecar.cli.shared.control import ask
-
     retry = "it is safe to run the same command again"
     found = await ask(home, "intent_discard", {"intent": intent, "preview": not yes}, retry)
     what = [each for each in (found["ref"], found["worktree"]) if each]
@@ -126,9 +127,6 @@ async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
 
 
 async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
-    from sidecar.read.host_agents import host_agents
-    from sidecar.read.select import catalog_of
-
     catalog, fault = await catalog_of(reader)
     if fault is not None:
         raise fault
@@ -150,12 +148,6 @@ async def _diff(intent: Intent) -> str:
 
 
 def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
-    from sidecar.background.people import teller
-    from sidecar.cli.printing.output import Column
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.host_agents import LABEL
-    from sidecar.read.wording import ago, money, rough_span
-
     now = own_identity().now_ms()
     columns = (Column("id"), Column("state"), Column("started"), Column("ran", right=True), Column("cost", right=True))
     rows = []
@@ -180,9 +172,6 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
 
 
 async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) -> list[dict[str, str]]:
-    from sidecar.background.intents.budgets import full
-    from sidecar.background.people.teller import waits
-    from sidecar.background.reading import read_checkpoints
     from sidecar.config import ConfigError, load_config
 
     reached = ""
@@ -200,22 +189,12 @@ def _wait_text(wait: dict[str, str]) -> str:
 
 def _place(intent: Intent) -> str | None:
     """Where the intent edits files; ``None`` if it has not started or has ended."""
-    from sidecar.background.intents.lifecycle import ENDED
-
     if intent.session is None or intent.state in ENDED:
         return None
     return intent.worktree.get("root") or "your files, without a worktree"
 
 
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
-    from sidecar.background.intents.lifecycle import ENDED
-    from sidecar.background.intents.rows import as_row, spent_by
-    from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
-    from sidecar.background.people.teller import state_of
-    from sidecar.background.people.teller import used as used_by
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.wording import amount, local_time, money, rough_span, visible
-
     notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
     if out.json:
         spent = spent_by(state, intent.root)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 
-if TYPE_CHECKING:
-    from sidecar.cli.printing.output import Output
+if RUNS:
+    from sidecar.background.reading import read_notices
+    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.shared.control import control
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.telling.markup import unwrapped
+    from sidecar.read.wording import ago, one_line
+    from streams.store import NOTHING
 
 
 async def notices(
@@ -20,11 +27,6 @@ async def notices(
 
     A message is queued, then sent, then observed. If nobody sees it, the next channel is used.
     """
-    from sidecar.background.reading import read_notices
-    from sidecar.cli.printing.output import Output
-    from sidecar.read.select import empty_text, open_reader
-    from streams.store import NOTHING
-
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
     rows = (await read_notices(reader))[-limit if limit else 0 :]
@@ -38,11 +40,6 @@ async def notices(
 
 
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:
-    from sidecar.cli.printing.output import Column
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.telling.markup import unwrapped
-    from sidecar.read.wording import ago, one_line
-
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "queued", "channels")
     out.table(
@@ -69,9 +66,6 @@ async def notify(
     json: JsonFlag = False,
 ) -> int:
     """Test each channel of [notify] by sending a message on it. Exits with 1 if a channel fails."""
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.control import control
-
     out = Output(json)
     async with control(home_of(context), "run the same command again") as client:
         found = await client.request("notify_test", {})

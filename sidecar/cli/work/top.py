@@ -5,19 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 
-if TYPE_CHECKING:
+if RUNS:
     import asyncio
 
     from rich.console import Group
 
-    from sidecar.background.board import Board
-    from sidecar.cli.printing.output import Column, Output
+    from sidecar.background.board import Board, open_board
+    from sidecar.cli.printing.output import SHORT_ID, Column, Output, fitted
+    from sidecar.cli.shared.follow import follow
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.asked import on_one_line
+    from sidecar.read.host_agents import LABEL
+    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.wording import ago, amount, local_time, money, rough_span
+    from streams.store import NOTHING
 
 REFRESH_SECONDS = 1.0
 WIDE = 120
@@ -47,12 +54,6 @@ async def top(
     Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object; its
     field ``sidecar`` is false if no sidecar is running, so nothing changes.
     """
-    from sidecar.background.board import open_board
-    from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import empty_text, open_reader
-    from streams.store import NOTHING
-
     out = Output(json)
     home = home_of(context)
     store = home.store_path
@@ -71,11 +72,7 @@ async def top(
 
 
 async def _live(out: Output, board: Board, store: Any, after: int, now_ms: Any) -> None:
-    import asyncio
-
     from rich.live import Live
-
-    from sidecar.cli.shared.follow import follow
 
     async def fold() -> None:
         async for record in follow(store, after=after):
@@ -98,8 +95,6 @@ async def _live(out: Output, board: Board, store: Any, after: int, now_ms: Any) 
 @contextmanager
 def _key() -> Iterator[asyncio.Event]:
     """Yield an event that the key q sets. Without a keyboard it is never set."""
-    import asyncio
-
     pressed = asyncio.Event()
     if not sys.stdin.isatty():
         yield pressed
@@ -140,8 +135,6 @@ def _summary(state: dict[str, Any]) -> str:
 
 
 def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.read.wording import amount, money, rough_span
-
     rows: list[tuple[str, ...]] = []
     for agent in state["agents"]:
         ran = rough_span(agent["ran"]) if agent["ran"] is not None else "-"
@@ -157,8 +150,6 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
 def _doing(row: dict[str, Any], now: int) -> str:
     """What a session runs now and for how long, or the last thing that it did, with its age unless that was just
     now."""
-    from sidecar.read.wording import ago, rough_span
-
     if row["began"] is not None:
         return f"runs {row['doing']} · for {rough_span(now - row['began'])}"
     is_old = row["doing"] and now - row["done"] >= OLD_MS
@@ -166,9 +157,6 @@ def _doing(row: dict[str, Any], now: int) -> str:
 
 
 def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.read.asked import on_one_line
-    from sidecar.read.wording import ago
-
     now = state["at"]
     return [
         (each["id"], each["kind"], ago(now - each["since"]), on_one_line(each["what"])) for each in state["waiting"]
@@ -176,8 +164,6 @@ def _waiting(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _roots(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.read.wording import amount, money, rough_span
-
     return [
         (str(each["sessions"]), rough_span(each["ran"]), amount(each["tokens"]), money(each["cost"]), each["root"])
         for each in state["roots"]
@@ -185,10 +171,6 @@ def _roots(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.cli.printing.output import SHORT_ID
-    from sidecar.read.host_agents import LABEL
-    from sidecar.read.wording import rough_span
-
     rows: list[tuple[str, ...]] = []
     for each in state["sessions"]:
         waits = "waiting for you" if each["asks"] else ""
@@ -199,8 +181,6 @@ def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _agents_wide(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    from sidecar.cli.printing.output import SHORT_ID
-
     rows = zip(_agents(state), state["agents"], strict=True)
     return [
         (*row[:3], f"…{agent['session'][-SHORT_ID:]}" if agent["session"] else "-", agent["model"] or "-", *row[3:])
@@ -225,8 +205,6 @@ OTHERS: tuple[Part, ...] = (
 
 def _tables(width: int, state: dict[str, Any]) -> Iterator[tuple[str, tuple[Column, ...], list[tuple[str, ...]]]]:
     """The heading, the columns and the rows of each part that is not empty."""
-    from sidecar.cli.printing.output import Column
-
     for heading, names, rows_of in (ASKS, AGENTS_WIDE if width >= WIDE else AGENTS, *OTHERS):
         if rows := rows_of(state):
             styles = STYLES if "state" in names else {}
@@ -247,9 +225,6 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
     """The whole screen; the newest entries stay."""
     from rich.console import Group
     from rich.text import Text
-
-    from sidecar.cli.printing.output import fitted
-    from sidecar.read.wording import local_time
 
     # On a narrow terminal, a sentence stands below its row.
     most = max((out.console.height - 2) // (3 if out.width >= WIDE else 6), 3)

@@ -100,6 +100,13 @@ def test_what_a_short_command_reads_with_is_light(recorded_home: Path, verb: str
     assert not loaded & {"websockets", "rich", "pydantic", "nats", "platformdirs"}
 
 
+def test_only_a_command_that_runs_imports_what_it_works_with(recorded_home: Path) -> None:
+    """Its help does not. A word that only looks like a wish for help does not keep it from running."""
+    assert "sidecar.read.select" not in loaded_by("--home", str(recorded_home), "query", "--help")
+    done = run_process(recorded_home, "query", "--text", "--help")
+    assert done.code == 0 and "No event matches." in done.err
+
+
 def test_version(empty: Path) -> None:
     assert run_process(empty, "--version").out == f"durable-stream {VERSION}\n"
 
