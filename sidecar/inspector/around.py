@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from sidecar.background.intents.state import State
 from sidecar.background.reading import background_of
-from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog, SessionView
 from sidecar.read.changes.approvals import Approvals
+from sidecar.read.changes.asked_for import asked_for
 from sidecar.read.changes.changes import STEP
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.select import catalog_of, newest
@@ -16,7 +16,6 @@ from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 
-MOST: Final = 500
 EDITS: Final = 60
 """How many edits the history of a file has."""
 
@@ -62,14 +61,10 @@ def relatives(catalog: Catalog, work: State, session: str, now: int) -> list[dic
 
 async def approvals_of(reader: LogReader, record: Record) -> list[str]:
     """Who allowed a tool call, and after how long, for each time it asked."""
-    payload = record.event.payload
-    if record.event.type != STEP or not payload.get("call"):
-        return []
-    asked, _ = await newest(reader, Filter(streams=(record.event.stream_id,), types=(CHECKPOINT,)), MOST)
     approvals = Approvals()
-    for each in asked:
+    for each in await asked_for(reader, record):
         approvals.apply(each)
-    return [f"{each.what}: {each.text}" for each in approvals.of_step(payload)]
+    return [f"{each.what}: {each.text}" for each in approvals]
 
 
 async def file_history(reader: LogReader, path: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sidecar.background.intents.state import State
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
-from sidecar.inspector.around import approvals_of, file_history, relatives, shown_status
+from sidecar.inspector.around import approvals_of, relatives, shown_status
 from sidecar.inspector.drawn import MOST_SPANS, drawn
 from sidecar.inspector.pasts import Pasts
 from sidecar.read.catalog import is_agents, repeats
@@ -76,7 +76,7 @@ class Data:
         ask: Ask,
         health: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
-        self.reader, self._now_ms, self._ask, self._health = reader, now_ms, ask, health
+        self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
         self.pasts = Pasts(reader)
         self._work: tuple[int, State] | None = None
 
@@ -257,10 +257,6 @@ class Data:
         rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, past.before + begin)]
         return {"rows": rows, "count": past.before + upto}
 
-    async def file(self, path: str) -> dict[str, Any]:
-        """The history of a file across sessions."""
-        return await file_history(self.reader, path)
-
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""
         pasts = [await self.pasts.whole(each) for each in (one, other)]
@@ -321,10 +317,6 @@ class Data:
         costs, fault = await costs_of(self.reader, way, Filter(types=TYPES))
         sums = [each.as_json() for each in costs.sums()]
         return {"by": way, "sums": sums, "total": costs.total().as_json(), "fault": str(fault or "")}
-
-    async def health(self) -> dict[str, Any]:
-        """What ``status`` shows."""
-        return await self._health()
 
     async def act(self, action: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """Do what a button says. Raises ``SelectError`` for a button that does not exist, and the sidecar's errors."""

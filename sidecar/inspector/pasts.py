@@ -75,7 +75,6 @@ class Pasts:
         return await self.whole(given)
 
     async def close(self) -> None:
-        """Stop reading."""
         if self._sweep is not None:
             self._sweep.cancel()
         tasks = [kept.reading for kept in self._kept.values()]

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.inspector.access import Access
+from sidecar.inspector.around import file_history
 from sidecar.inspector.data import Data
 from sidecar.link.client import ClientError
 from sidecar.read.past.drawing import STYLE
@@ -55,15 +56,17 @@ def _moment(request: Request, name: str) -> int | None:
     return None if number is None else number + 1
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Read = Callable[[Request], Awaitable[Any]]
+"""What answers a request: returns a response, or the value that the answer has as JSON."""
 
 
-def _guarded(handler: Handler) -> Handler:
+def _answering(read: Read) -> Callable[[Request], Awaitable[Response]]:
     """A handler whose errors become JSON that says what happened."""
 
     async def handle(request: Request) -> Response:
         try:
-            return await handler(request)
+            found = await read(request)
+            return found if isinstance(found, Response) else _answer(found)
         except SelectError as error:
             return _failed(error.code, str(error), 404)
         except RequestError as error:
@@ -94,21 +97,18 @@ def build(data: Data) -> Starlette:
     async def style(request: Request) -> Response:
         return Response(STYLE, media_type="text/css")
 
-    async def sessions(request: Request) -> Response:
-        return _answer(await data.sessions())
-
-    async def search(request: Request) -> Response:
+    async def search(request: Request) -> Any:
         text = request.query_params.get("q", "").strip()
-        return _answer(await data.search(text[:200]) if text else {"hits": [], "fault": ""})
+        return await data.search(text[:200]) if text else {"hits": [], "fault": ""}
 
-    async def session(request: Request) -> Response:
+    async def session(request: Request) -> Any:
         name, what = request.path_params["name"], request.path_params["what"]
         at, marks = _moment(request, "at"), _number(request, "marks")
         # First the head, so that a view never lacks a record that its head counts.
         head = await data.session(name, at, marks or 0) if what == "head" or marks is not None else None
         match what:
             case "head":
-                return _answer(head)
+                return head
             case "conversation":
                 found = await data.conversation(name, at, _number(request, "first"))
             case "timeline":
@@ -120,31 +120,12 @@ def build(data: Data) -> Starlette:
                 found = await data.events(name, at, _number(request, "first") or 0)
             case _:
                 return _failed("not-found", "a session has no such view", 404)
-        return _answer(found if head is None else found | {"head": head})
-
-    async def event(request: Request) -> Response:
-        return _answer(await data.event(request.path_params["name"]))
-
-    async def file(request: Request) -> Response:
-        return _answer(await data.file(request.query_params.get("path", "")))
-
-    async def compare(request: Request) -> Response:
-        query = request.query_params
-        return _answer(await data.compare(query.get("a", ""), query.get("b", "")))
-
-    async def work(request: Request) -> Response:
-        return _answer(await data.work())
-
-    async def costs(request: Request) -> Response:
-        return _answer(await data.costs(request.query_params.get("by", "day")))
-
-    async def health(request: Request) -> Response:
-        return _answer(await data.health())
+        return found if head is None else found | {"head": head}
 
     async def live(request: Request) -> Response:
         return StreamingResponse(news(data), media_type="text/event-stream")
 
-    async def act(request: Request) -> Response:
+    async def act(request: Request) -> Any:
         body = await body_of(request)
         if body is None:
             return _failed("too-large", "the request is too large", 413)
@@ -154,24 +135,27 @@ def build(data: Data) -> Starlette:
             args = None
         if not isinstance(args, dict) or request.headers.get("content-type") != "application/json":
             return _failed("bad-request", "send one JSON object", 400)
-        return _answer(await data.act(request.path_params["action"], args))
+        return await data.act(request.path_params["action"], args)
 
     pages = ["/", "/s/{name}", "/s/{name}/{tab}", "/e/{name}", "/work", "/costs", "/health"]
     pages += ["/compare/{a}", "/compare/{a}/{b}"]
+    reads: dict[str, Read] = {
+        "sessions": lambda request: data.sessions(),
+        "search": search,
+        "s/{name}/{what}": session,
+        "e/{name}": lambda request: data.event(request.path_params["name"]),
+        "file": lambda request: file_history(data.reader, request.query_params.get("path", "")),
+        "compare": lambda request: data.compare(*(request.query_params.get(side, "") for side in ("a", "b"))),
+        "work": lambda request: data.work(),
+        "costs": lambda request: data.costs(request.query_params.get("by", "day")),
+        "health": lambda request: data.health(),
+    }
     return Starlette(
         routes=[
             *(Route(path, page) for path in pages),
-            Route("/api/sessions", _guarded(sessions)),
-            Route("/api/search", _guarded(search)),
-            Route("/api/s/{name}/{what}", _guarded(session)),
-            Route("/api/e/{name}", _guarded(event)),
-            Route("/api/file", _guarded(file)),
-            Route("/api/compare", _guarded(compare)),
-            Route("/api/work", _guarded(work)),
-            Route("/api/costs", _guarded(costs)),
-            Route("/api/health", _guarded(health)),
+            *(Route(f"/api/{path}", _answering(read)) for path, read in reads.items()),
             Route("/api/live", live),
-            Route("/api/do/{action}", _guarded(act), methods=["POST"]),
+            Route("/api/do/{action}", _answering(act), methods=["POST"]),
             Route("/page/timeline.css", style),
             Route("/page/{file}", page),
         ],

@@ -294,7 +294,6 @@ class Catalog(Lineage[SessionView]):
     # --- queries ---
 
     def open_turns(self) -> set[str]:
-        """The streams in which a turn is open."""
         return {session.stream for session in self.sessions.values() if session.is_turn_open}
 
     def gaps(self, stream_id: str | None = None) -> int:
@@ -406,7 +405,6 @@ class Used(Protocol):
 
 
 def add_step(to: Used, payload: dict[str, Any]) -> None:
-    """Count a step, with its cost and tokens."""
     to.steps += 1
     to.cost = add_cost(to.cost, payload)
     add_tokens(to.tokens, payload.get("tokens"))

@@ -20,7 +20,6 @@ class Tree:
         self._folds: dict[str, TurnFold] = {}
 
     def apply(self, record: Record) -> None:
-        """Apply one record."""
         session = record.event.payload.get("session")
         if isinstance(session, str):
             if session not in self._folds:

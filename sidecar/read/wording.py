@@ -101,13 +101,7 @@ def iso_time(ts: int) -> str:
 
 def ago(ms: int) -> str:
     """How long ago, in one unit: ``just now``, ``5m ago``, ``3h ago``, ``12d ago``; in the future, ``12d ahead``."""
-    seconds, way = abs(ms) // 1000, "ago" if ms >= 0 else "ahead"
-    if seconds < 60:
-        return "just now"
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds // length}{unit} {way}"
-    return "just now"
+    return f"{rough_span(abs(ms))} {'ago' if ms >= 0 else 'ahead'}" if abs(ms) >= 60_000 else "just now"
 
 
 def lasted(ms: float) -> str:

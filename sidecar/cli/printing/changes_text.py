@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Output, fitted, padded, shortened
 from sidecar.cli.printing.records import ROOMY, SHORT_ID
 from sidecar.cli.shared.project import shown_directory
-from sidecar.read.changes.changes import Decision, Edit, TurnChanges, totals
+from sidecar.read.changes.changes import Decision, Edit, TurnChanges, sums, totals
 from sidecar.read.changes.edits import diff_lines, short_path
 from sidecar.read.wording import counted, iso_time, local_time, one_line
 
@@ -140,10 +140,10 @@ def _count(lines: int | None) -> str:
 def _stat(edits: Sequence[Edit]) -> list[tuple[str, str]]:
     """``+3 −1  (2 edits)``; ``rewritten`` if the old content is not known."""
     times = [(f"  ({len(edits)} edits)", "dim")] if len(edits) > 1 else []
-    if any(edit.added is None for edit in edits):
+    changed = sums(edits)
+    if changed["added"] is None:
         return [("rewritten", "yellow"), *times]
-    added, removed = sum(edit.added or 0 for edit in edits), sum(edit.removed or 0 for edit in edits)
-    return [(f"+{added} ", "green"), (f"−{removed}", "red"), *times]
+    return [(f"+{changed['added']} ", "green"), (f"−{changed['removed']}", "red"), *times]
 
 
 def _totals_text(turns: Sequence[TurnChanges]) -> str:

@@ -69,7 +69,6 @@ class Approval(Kept):
 
     @property
     def session(self) -> str:
-        """The session that asks."""
         return as_text(self.asked.event.payload.get("session"))
 
     @property
@@ -211,7 +210,6 @@ def ask_of(record: Record) -> Ask:
 
 
 def add_answer(ask: Ask, record: Record) -> None:
-    """Add the answer in a record to ``ask``."""
     payload = record.event.payload
     ask.reply, ask.message = as_text(payload.get("reply")), as_text(payload.get("message"))
     ask.state = "rejected" if "rejected" in (payload.get("state"), f"{ask.reply}ed") else "replied"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from streams.log.reader import LogReader
-    from streams.store import Record
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.changes.approvals import Approvals
+from streams.log.reader import LogReader
+from streams.query import Filter
+from streams.store import Record
 
 
 async def asked_for(reader: LogReader, step: Record) -> list[Record]:
     """The records that ask a person about ``step``, each followed by its answer if there is one."""
-    from sidecar.read.asked import CHECKPOINT
-    from sidecar.read.changes.approvals import Approvals
-    from streams.query import Filter
-
     event = step.event
     if event.type != "execution.step" or not event.payload.get("call"):
         return []

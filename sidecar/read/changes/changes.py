@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -108,7 +108,7 @@ class TurnChanges(Kept):
             "undone": self.undone,
             "ts": self.first_ts,
             "files": [
-                {"file": file, **_sums(edits), "edits": [edit.as_json() for edit in edits]}
+                {"file": file, **sums(edits), "edits": [edit.as_json() for edit in edits]}
                 for file, edits in self.files().items()
             ],
             "decisions": [decision.as_json() for decision in self.decisions],
@@ -132,7 +132,6 @@ class Changes:
         self._reverted: dict[str, set[str]] = Map()
 
     def apply(self, record: Record) -> None:
-        """Apply one record."""
         event, payload = record.event, record.event.payload
         session = payload.get("session")
         if not isinstance(session, str):
@@ -236,12 +235,17 @@ def totals(turns: Sequence[TurnChanges]) -> dict[str, int]:
     }
 
 
-def _sums(edits: list[Edit]) -> dict[str, int | None]:
-    """The numbers of lines that several edits of one file added and removed; ``None`` if a number is not known for one
-    edit."""
-    added, removed = [edit.added for edit in edits], [edit.removed for edit in edits]
-    known = not any(count is None for count in (*added, *removed))
-    return {
-        "added": sum(count or 0 for count in added) if known else None,
-        "removed": sum(count or 0 for count in removed) if known else None,
-    }
+def files_of(turns: Iterable[TurnChanges]) -> dict[str, list[Edit]]:
+    """The edits of each file in the turns that were not undone, in the order in which files were first changed."""
+    found: dict[str, list[Edit]] = {}
+    for edit in (edit for turn in turns if not turn.undone for edit in turn.edits):
+        found.setdefault(edit.change.file, []).append(edit)
+    return found
+
+
+def sums(edits: Sequence[Edit]) -> dict[str, int | None]:
+    """How many lines several edits of one file ``added`` and ``removed``: ``None`` if the old content of one is not
+    known."""
+    if any(edit.added is None for edit in edits):
+        return {"added": None, "removed": None}
+    return {"added": sum(edit.added or 0 for edit in edits), "removed": sum(edit.removed or 0 for edit in edits)}

@@ -33,7 +33,6 @@ class Sum:
 
     @property
     def count(self) -> int | float:
-        """All tokens."""
         return self.tokens.get("total") or sum(self.tokens.values())
 
     def as_json(self) -> dict[str, Any]:

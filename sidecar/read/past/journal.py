@@ -109,7 +109,6 @@ class Items(list[V]):
             _open.first(self)  # nobody goes back to a new list
 
     def append(self, item: V) -> None:
-        """Append, and remember the length before."""
         if _open is not None and _open.first(self):
             self._remember(_open)
         super().append(item)
@@ -206,7 +205,6 @@ class Map(dict[K, V]):
         super().__setitem__(key, value)
 
     def setdefault(self, key: K, default: V) -> V:
-        """As a dictionary's."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -218,7 +216,6 @@ class Map(dict[K, V]):
         return super().pop(key, default)
 
     def clear(self) -> None:
-        """As a dictionary's."""
         if _open is not None and self:
             self._changes(_open, whole=True)
         super().clear()

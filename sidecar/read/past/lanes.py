@@ -5,6 +5,7 @@ Times are ms since 1970. A stretch is a pair of its start and its end.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -93,7 +94,6 @@ def shares(named: list[tuple[Stretch, str]], begin: int, end: int, rest: str) ->
 
 
 def length(stretches: Iterable[Stretch]) -> int:
-    """How long all stretches take."""
     return sum(end - start for start, end in stretches)
 
 
@@ -169,7 +169,6 @@ class Lanes:
                 waiting += [(each, depth + 1) for each in reversed(self._below.get(session.session, []))]
 
     def stretch(self, span: Span) -> Stretch:
-        """The time that a span takes."""
         return span.start, max(span.end if span.end is not None else self.now, span.start)
 
     def is_in(self, span: Span, begin: int, end: int) -> bool:
@@ -355,10 +354,6 @@ class Scale:
 
     def at(self, time: int) -> float:
         """Where a moment is."""
-        low, high = 0, len(self.pieces) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.pieces[middle].start <= time else (low, middle - 1)
-        piece = self.pieces[low]
+        piece = self.pieces[max(bisect_right(self.pieces, time, key=lambda piece: piece.start) - 1, 0)]
         share = (time - piece.start) / (piece.end - piece.start) if piece.end > piece.start else 0.0
         return piece.x + piece.width * min(max(share, 0.0), 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sidecar.read.catalog import Catalog
-from sidecar.read.changes.changes import TurnChanges, totals
+from sidecar.read.changes.changes import TurnChanges, files_of, sums, totals
 from sidecar.read.past.compare import figures
 from sidecar.read.past.records import Past
 from sidecar.read.telling.describe import row_of
@@ -97,15 +97,7 @@ def _turn(number: int, turn: Turn) -> dict[str, Any]:
 
 def files(turns: list[TurnChanges]) -> list[dict[str, Any]]:
     """Each file that agents changed, with the lines added and removed (``None``: not known); without undone turns."""
-    found: dict[str, dict[str, Any]] = {}
-    for turn in turns:
-        for file, edits in turn.files().items() if not turn.undone else ():
-            row = found.setdefault(file, {"file": file, "edits": 0, "added": 0, "removed": 0})
-            row["edits"] += len(edits)
-            for edit in edits:
-                for name, count in (("added", edit.added), ("removed", edit.removed)):
-                    row[name] = None if row[name] is None or count is None else row[name] + count
-    return list(found.values())
+    return [{"file": file, "edits": len(edits), **sums(edits)} for file, edits in files_of(turns).items()]
 
 
 def between(past: Past, since: int, upto: int) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class Packed:
         return len(self._positions)
 
     def append(self, record: Record) -> None:
-        """Add a record, whose position is above those before."""
         self._positions.append(record.position)
         self._last.append(record)
         if len(self._last) == PACK:

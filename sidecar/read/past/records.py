@@ -172,7 +172,6 @@ class Past:
         self._conversation.journal.mark(begin)
 
     def add(self, record: Record) -> None:
-        """Take the next record."""
         self.records.append(record)
         if (mark := self._mark_of(record)) is not None:
             self.marks.append((len(self.records) - 1, mark))

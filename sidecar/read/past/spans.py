@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT, what_is_asked
 from sidecar.read.catalog import add_cost
-from sidecar.read.fields import as_int, as_mapping, as_text, exit_of, has_failed, is_forgotten
+from sidecar.read.fields import as_int, as_mapping, as_text, exit_of, has_failed, is_forgotten, model_name
 from sidecar.read.past.journal import Items, Kept, Lazy, Map
 from sidecar.read.starting import Started, starts_session
 from streams.lineage import CREATED, ENDED, RESUMED, RETRIED
@@ -111,7 +111,6 @@ class Spans:
         """The span of the call that started a session, by the session."""
 
     def apply(self, record: Record) -> None:
-        """Apply one record."""
         event, payload = record.event, record.event.payload
         name = payload.get("session")
         if not isinstance(name, str) or is_forgotten(payload):
@@ -171,8 +170,7 @@ class Spans:
         event = record.event
         self._close(lane, event.ts, "over")
         model = as_mapping(payload.get("model"))
-        name = "/".join(filter(None, (as_text(model.get(each)) for each in ("provider", "model"))))
-        turn = self._open(f"turn:{event.id}", "turn", name, event.ts, lane.span.session, lane.span.id)
+        turn = self._open(f"turn:{event.id}", "turn", model_name(model), event.ts, lane.span.session, lane.span.id)
         turn.event, turn.trace = event.id, event.traceparent or ""
         turn.facts |= {"agent": as_text(payload.get("agent")) or event.actor, "model": model, "cost": 0.0, "steps": 0}
         lane.turn, lane.free, lane.busy, lane.model = turn, event.ts, None, model or lane.model

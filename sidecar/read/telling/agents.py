@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from sidecar.read.wording import counted
+
 TROUBLE: Final = "agents:"
 """With what ``Trouble.about`` begins."""
 
@@ -32,7 +34,7 @@ def agent_troubles(worker: Mapping[str, Any]) -> list[Trouble]:
             hint = "`durable-stream agents` shows it, and sidecar.log says more"
             found.append(Trouble(f"{TROUBLE}{name} failed", f"the agent {name} failed: {reasons}", hint))
         if dead := row["dead"]:
-            text = f"the agent {name} could not handle {_counted(dead, 'message')}: {row['last_error']}"
+            text = f"the agent {name} could not handle {counted(dead, 'message')}: {row['last_error']}"
             hint = "`durable-stream dlq list` lists the dead letters, and `dlq redrive` tries one again"
             found.append(Trouble(f"{TROUBLE}{name} dead", text, hint))
         # The error that made a dead letter also degrades its agent.
@@ -41,7 +43,7 @@ def agent_troubles(worker: Mapping[str, Any]) -> list[Trouble]:
             text = f"the agent {name} is degraded: {reasons}"
             found.append(Trouble(f"{TROUBLE}{name} degraded", text, hint, may_pass=True))
         if doubts := row["in_doubt"]:
-            text = f"{_counted(doubts, 'effect')} of the agent {name} may or may not have happened"
+            text = f"{counted(doubts, 'effect')} of the agent {name} may or may not have happened"
             hint = "`durable-stream checkpoints` asks you which"
             found.append(Trouble(f"{TROUBLE}{name} in doubt", text, hint, is_asked=True))
     for problem in worker.get("problems") or ():
@@ -49,7 +51,3 @@ def agent_troubles(worker: Mapping[str, Any]) -> list[Trouble]:
         hint = "correct it, then run `durable-stream stop`; the next sidecar loads it"
         found.append(Trouble(f"{TROUBLE}{problem['spec']} not loaded", text, hint))
     return found
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

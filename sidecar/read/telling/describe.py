@@ -21,6 +21,7 @@ from sidecar.read.fields import (
     is_forgotten,
     is_number,
     is_said,
+    model_name,
     with_cuts_told,
 )
 from sidecar.read.losses import GAP, lost_text
@@ -183,10 +184,9 @@ def _prompt(payload: dict[str, Any]) -> Line:
 
 
 def _turn_started(payload: dict[str, Any]) -> Line:
-    model = as_mapping(payload.get("model"))
-    named = [_text(model.get(name)) for name in ("provider", "model")]
     trigger = _text(payload.get("trigger"))
-    return Line("turn", _joined("" if trigger == "prompt" else trigger, "/".join(filter(None, named)), " · "), "quiet")
+    named = _text(model_name(payload.get("model")))
+    return Line("turn", _joined("" if trigger == "prompt" else trigger, named, " · "), "quiet")
 
 
 def _turn_ended(payload: dict[str, Any], took_ms: int | None = None) -> Line:

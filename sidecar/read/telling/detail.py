@@ -26,7 +26,6 @@ class Detail:
 
 
 def detail(event: StreamEvent) -> Detail:
-    """The detail of an event of any type."""
     left = with_cuts_told(event.payload)
     found = Detail()
     kind = KINDS.get(event.type)

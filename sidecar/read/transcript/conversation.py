@@ -35,7 +35,6 @@ class Conversation:
         return [fold.session for fold in self._folds.values() if fold.branch is None]
 
     def apply(self, record: Record) -> None:
-        """Apply one record."""
         event, payload = record.event, record.event.payload
         named = payload.get("session")
         # A forgotten record names no session, so it goes to the root session, which has its stream's name.

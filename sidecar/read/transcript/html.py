@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from sidecar.read.changes.changes import Edit, TurnChanges
+from sidecar.read.changes.changes import Edit, TurnChanges, files_of, sums
 from sidecar.read.transcript import wording as words
 from sidecar.read.transcript.markdown_text import is_whole, parser
 from sidecar.read.transcript.model import Reading, Session, Turn
@@ -101,10 +101,7 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
 
 def files_html(turns: list[TurnChanges]) -> str:
     """The files that the turns changed, each of which leads to its first edit; empty if there are none."""
-    found: dict[str, list[Edit]] = {}
-    for turn in turns:
-        for file, edits in turn.files().items() if not turn.undone else ():
-            found.setdefault(file, []).extend(edits)
+    found = files_of(turns)
     if not found:
         return ""
     rows = (
@@ -115,10 +112,8 @@ def files_html(turns: list[TurnChanges]) -> str:
 
 
 def _counts(edits: list[Edit]) -> str:
-    counts = [(edit.added, edit.removed) for edit in edits]
-    if any(added is None or removed is None for added, removed in counts):
-        return " rewritten"
-    return f" +{sum(added or 0 for added, _ in counts)} −{sum(removed or 0 for _, removed in counts)}"
+    changed = sums(edits)
+    return " rewritten" if changed["added"] is None else f" +{changed['added']} −{changed['removed']}"
 
 
 def turn_html(turn: Turn, directory: str, reading: Reading) -> str:

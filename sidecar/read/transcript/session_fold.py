@@ -63,7 +63,6 @@ class SessionFold(TurnFold):
     """Reads the record at a position again, so that an item need not be kept; ``None`` if items are kept."""
 
     def apply(self, record: Record) -> None:
-        """Apply one record of the session."""
         event, payload = record.event, record.event.payload
         self.session.first_ms = min(self.session.first_ms, event.ts)
         self.session.last_ms = max(self.session.last_ms, event.ts)

@@ -48,11 +48,9 @@ class TurnFold(Kept):
         return self.turn(as_text(payload.get("turn")))
 
     def asked(self, record: Record, payload: dict[str, Any]) -> None:
-        """Take an input."""
         self.turn(as_text(payload.get("message")) or record.event.id).asked = input_text(payload)
 
     def started(self, record: Record, payload: dict[str, Any]) -> None:
-        """Take the start of a turn."""
         turn, earlier = self.turn(as_text(payload.get("message"))), self.current
         if earlier is not None and earlier is not turn and earlier.started_ms is not None and not earlier.outcome:
             earlier.outcome = "unknown"  # the earlier turn never ended, because OpenCode died
@@ -63,18 +61,15 @@ class TurnFold(Kept):
         self.current = turn
 
     def ended(self, record: Record, payload: dict[str, Any]) -> None:
-        """Take the end of a turn."""
         turn = self.turn(as_text(payload.get("message")))
         turn.outcome = as_text(payload.get("outcome")) or "ended"
         turn.error = as_text(payload.get("error"))
         turn.ended_ms = record.event.ts
 
     def stepped(self, record: Record, payload: dict[str, Any]) -> None:
-        """Take a step."""
         add_step(self.turn_of(payload), payload)
 
     def spawned(self, record: Record, payload: dict[str, Any]) -> None:
-        """Take the start of a child session."""
         self.turn_of(payload).spawned.append(as_text(payload.get("child")))
 
 

@@ -230,7 +230,6 @@ def split_at_end(turn: Turn) -> tuple[list[Item], list[Item]]:
 
 
 def notice_text(notice: Notice) -> str:
-    """The sentence of a notice."""
     if notice.what == "forgotten":
         return f"{notice.count} record{'s'[: notice.count != 1]} {FORGOTTEN}"
     return f"{notice.what}: {notice.text}" if notice.what in ("error", "gap", "undone", "redone") else notice.text
