@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,11 +13,9 @@ if RUNS:
     from json import dumps
 
     from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.control import ask_running
     from sidecar.config import load_config
     from sidecar.home import Home
-    from sidecar.link.client import ControlClient
-    from sidecar.version import VERSION
     from streams.system.files import write_durably
 
 
@@ -37,15 +35,10 @@ async def metrics(
         reason = f"no sidecar is running for {home.path}, so there are no metrics"
         raise Failure("not-running", f"{reason}; start one: open OpenCode, or run `durable-stream serve`")
     else:
-        text = (await _asked(home, "metrics"))["text"]
+        text = (await ask_running(home, "metrics"))["text"]
     out = Output()
     for line in text.splitlines():
         out.text(line)
-
-
-async def _asked(home: Home, method: str) -> Any:
-    async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
-        return await client.request(method)
 
 
 async def _scrape_config(home: Home) -> str:
@@ -61,7 +54,7 @@ async def _scrape_config(home: Home) -> str:
         reason = f"the metrics have no port; set `port` in [metrics] in {home.config_path}, such as 9464"
         raise Failure("metrics-off", f"{reason}, then run `durable-stream stop`")
     if home.running() is not None:
-        now = (await _asked(home, "status"))["pages"]["metrics"]
+        now = (await ask_running(home, "status"))["pages"]["metrics"]
         if now is None or now["port"] != port:
             note(f"the sidecar does not listen on port {port} yet; run `durable-stream stop`")
         elif now["problem"]:

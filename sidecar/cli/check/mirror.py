@@ -20,14 +20,13 @@ if RUNS:
     from bridge.nats.jetstream.errors import NatsUnavailable
     from sidecar.cli.printing.bar import bar
     from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.control import LOOK_SECONDS, REBUILDING, control
+    from sidecar.cli.shared.control import LOOK_SECONDS, REBUILDING, ask_running, control
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.nats import at_rest, connection, mirror_words, nats_words
     from sidecar.config import Config, load_config
     from sidecar.home import Home
-    from sidecar.link.client import ClientError, ControlClient
+    from sidecar.link.client import ClientError
     from sidecar.read.wording import counted
-    from sidecar.version import VERSION
     from streams.errors import CorruptLog
     from streams.log.presence import located
     from streams.log.reader import LogReader
@@ -56,7 +55,7 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
     home.check_owner()
     config, out = load_config(home.config_path), Output(json)
     runs = home.running() is not None
-    found = await _ask(home, "mirror") if runs else _at_rest(home, config)
+    found = await ask_running(home, "mirror") if runs else _at_rest(home, config)
     if json:
         out.object(found)
     else:
@@ -163,7 +162,7 @@ async def _is_forgetting(home: Home) -> bool:
     if home.running() is None:
         return False
     try:
-        return bool((await _ask(home, "mirror"))["state"] == "forgetting")
+        return bool((await ask_running(home, "mirror"))["state"] == "forgetting")
     except ClientError:
         return False  # the sidecar ended, or does not answer; then the comparison tells what is there
 
@@ -179,7 +178,7 @@ async def _run_check(out: Output, check: MirrorCheck) -> None:
     shown: Counter[str] = Counter()
     total = check.head + 1
     with bar(out, "comparing", wanted=total >= BAR_RECORDS) as shown_bar:
-        check.progress = lambda position: shown_bar.set(position + 1, total, "comparing")
+        check.progress = lambda position: shown_bar(position + 1, total, "comparing")
         async for found in check.run():
             if out.json:
                 out.object({"difference": found.as_json()})
@@ -280,14 +279,9 @@ async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
         with bar(out, "publishing") as shown:
             while answer["running"]:
                 progress = answer["progress"]
-                shown.set(progress["position"] + 1, progress["head"] + 1, "publishing")
+                shown(progress["position"] + 1, progress["head"] + 1, "publishing")
                 await asyncio.sleep(LOOK_SECONDS)
                 answer = await client.request("mirror_rebuilding")
     if answer["failed"]:
         raise Failure("copy-incomplete", f"the copy is incomplete: {answer['failed']}; the sidecar will retry")
     return dict(answer["progress"])
-
-
-async def _ask(home: Home, method: str) -> dict[str, Any]:
-    async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
-        return dict(await client.request(method))

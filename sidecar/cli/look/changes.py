@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.arguments import OptionalFamily
+from sidecar.cli.shared.arguments import OptionalFamily, limit_option
 from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
@@ -31,9 +31,7 @@ async def changes(
     since: SinceOption = None,
     until: UntilOption = None,
     project: ProjectOption = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N turns.")
-    ] = None,
+    limit: Annotated[int | None, limit_option("turns")] = None,
     diff: Annotated[
         bool, typer.Option("--diff", help="Also print the diffs; in a pipe, print only the diffs.")
     ] = False,

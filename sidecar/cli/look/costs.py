@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,19 +18,13 @@ if RUNS:
     from sidecar.read.wording import amount, money, plain_money
 
 
-class Way(StrEnum):
-    """What costs are added up by."""
-
-    day = "day"
-    project = "project"
-    model = "model"
-    agent = "agent"
-    session = "session"
+Way = Literal["day", "project", "model", "agent", "session"]
+"""What costs are added up by."""
 
 
 async def costs(
     context: typer.Context,
-    by: Annotated[Way, typer.Option("--by", help="What the costs are added up by.")] = Way.day,
+    by: Annotated[Way, typer.Option("--by", help="What the costs are added up by.")] = "day",
     since: SinceOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -42,24 +35,24 @@ async def costs(
     """
     out = Output(json)
     reader = open_reader(home_of(context).store_path)
-    found, fault = await costs_of(reader, by.value, await filter_of(reader, types=TYPES, since=since))
+    found, fault = await costs_of(reader, by, await filter_of(reader, types=TYPES, since=since))
     sums = found.sums()
     if json:
         for each in sums:
-            out.object({"by": by.value} | each.as_json())
+            out.object({"by": by} | each.as_json())
     elif sums:
         catalog, _ = await catalog_of(reader)
-        columns = [Column(name, right=True) for name in ("cost", "tokens", "steps", "sessions")] + [Column(by.value)]
+        columns = [Column(name, right=True) for name in ("cost", "tokens", "steps", "sessions")] + [Column(by)]
         rows = []
         for each in sums:
             key, cost, numbers = each.key, plain_money(each.cost), [each.count, each.steps, len(each.roots)]
             if out.terminal:
-                key = (shown_directory(key) if by is Way.project else key) or "(not known)"
+                key = (shown_directory(key) if by == "project" else key) or "(not known)"
                 cost = money(each.cost)
             rows.append([cost, *(amount(n) if out.terminal else str(n) for n in numbers), key])
-            if by is Way.session:
+            if by == "session":
                 rows[-1].append(catalog.sessions[key].title if key in catalog.sessions else "")
-        out.table(columns + [Column("title")] * (by is Way.session), rows)
+        out.table(columns + [Column("title")] * (by == "session"), rows)
         if out.terminal and len(sums) > 1:
             total = found.total()
             out.text(f"together {money(total.cost)}, {amount(total.count)} tokens", "dim")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import SessionArgument
 from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 
 if RUNS:
@@ -26,14 +26,7 @@ SHOWN = 5
 
 async def diff(
     context: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(
-            metavar="STREAM",
-            help="The id of a stream or child session, or a unique prefix or suffix of it.",
-            autocompletion=complete.sessions,
-        ),
-    ],
+    stream: SessionArgument,
     one: Annotated[
         str,
         typer.Argument(

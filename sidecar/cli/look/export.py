@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Final
+from typing import IO, TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -26,14 +25,8 @@ WIDTH: Final = 832
 ENDED: Final = ("completed", "error")
 
 
-class Form(StrEnum):
-    """The formats of an export."""
-
-    jsonl = "jsonl"
-    markdown = "markdown"
-    html = "html"
-    otlp = "otlp"
-    chrome = "chrome-trace"
+Form = Literal["jsonl", "markdown", "html", "otlp", "chrome-trace"]
+"""The formats of an export."""
 
 
 async def export(
@@ -59,7 +52,7 @@ async def export(
             help="jsonl: the records; markdown, html: the conversation, as in read --full --children, html with a "
             "timeline; otlp: a trace for OpenTelemetry; chrome-trace: one for ui.perfetto.dev.",
         ),
-    ] = Form.jsonl,
+    ] = "jsonl",
     redact: RedactOption = False,
     json: JsonFlag = False,
 ) -> None:
@@ -75,12 +68,12 @@ async def export(
     from sidecar.read.select import family_of, find_stream, open_reader
     from streams.log.directory import read_manifest
 
-    if json and form is not Form.jsonl:
+    if json and form != "jsonl":
         raise typer.BadParameter(
-            f"`--json` means `--format jsonl`, so it cannot be combined with `--format {form.value}`; for the "
+            f"`--json` means `--format jsonl`, so it cannot be combined with `--format {form}`; for the "
             "conversation as JSON, run `durable-stream read --format json`"
         )
-    if redact and form not in (Form.markdown, Form.html):
+    if redact and form not in ("markdown", "html"):
         raise typer.BadParameter("`--redact-paths` changes a conversation: give `--format html` or `--format markdown`")
     store = home_of(context).store_path
     reader = open_reader(store)
@@ -91,10 +84,10 @@ async def export(
     family = await family_of(reader, stream)
     manifest = read_manifest(store)
     with written_to(output) as file:
-        if form is Form.jsonl:
+        if form == "jsonl":
             count = await _write(reader, family, manifest.log_id if manifest is not None else None, file)
             wrote = f"{count} records"
-        elif form in (Form.otlp, Form.chrome):
+        elif form in ("otlp", "chrome-trace"):
             wrote = f"{await _write_trace(reader, family, form, file)} spans"
         else:
             await _write_conversation(reader, family, form, file, redact=redact)
@@ -118,7 +111,7 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
         raise fault
     notes = await notes_of(reader, family.stream)
     reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
-    if form is Form.html:
+    if form == "html":
         drawn = await _timeline(reader, family, spans, redaction, reading.now_ms)
         reading = replace(reading, top=drawn + files_html(changes.turns()), style=STYLE)
     file.writelines(transcript_bytes(roots, reading, form))
@@ -160,7 +153,7 @@ async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[b
     async for record in records_of(reader, family):
         spans.apply(record)
         last = max(last, record.event.ts)
-    file.write(json_line((otlp if form is Form.otlp else chrome)(spans.found, last)))
+    file.write(json_line((otlp if form == "otlp" else chrome)(spans.found, last)))
     return len(spans.found)
 
 

@@ -127,7 +127,6 @@ class _Listening:
             await asyncio.sleep(RECONNECT.pause(failures))
 
     def _tell(self, text: str) -> None:
-        """Print a notice on stderr, wrapped at words on a terminal."""
         self._out.flush()
         note(text)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,12 +29,8 @@ if RUNS:
     from sidecar.read.transcript.model import Reading, Session
 
 
-class Form(StrEnum):
-    """The formats of a transcript."""
-
-    markdown = "markdown"
-    html = "html"
-    json = "json"
+Form = Literal["markdown", "html", "json"]
+"""The formats of a transcript."""
 
 
 async def read(

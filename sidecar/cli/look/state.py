@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.look.streams import STATUS_STYLES
-from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import SessionArgument
 from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
 
 if RUNS:
@@ -33,14 +33,7 @@ LAST_LINES = 12
 
 async def state(
     context: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(
-            metavar="STREAM",
-            help="The id of a stream or child session, or a unique prefix or suffix of it.",
-            autocompletion=complete.sessions,
-        ),
-    ],
+    stream: SessionArgument,
     at: Annotated[
         str | None,
         typer.Option(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from sidecar.failure import Failure
 from sidecar.read.wording import printable
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from sidecar.read.transcript.model import Reading, Session
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
-    from streams.store import Record
 
-FORMATS = ("markdown", "html", "json")
 _ENDINGS = {
     ".md": "markdown",
     ".markdown": "markdown",
@@ -39,21 +37,6 @@ def is_ending(output: Path) -> bool:
     return output.suffix.lower() in _ENDINGS
 
 
-class Fold(Protocol):
-    """Something that is made of records."""
-
-    def apply(self, record: Record) -> None:
-        """Apply one record."""
-
-
-class Told(NamedTuple):
-    """The top-level sessions of a transcript, its ``proof``, and the fault that ended reading early, if any."""
-
-    roots: list[Session]
-    proof: str
-    fault: CorruptLog | None
-
-
 def redaction_of(*, wanted: bool) -> Redaction | None:
     """What leaves out the names of directories, if that is wanted."""
     from sidecar.read.redacted import Redaction
@@ -62,9 +45,10 @@ def redaction_of(*, wanted: bool) -> Redaction | None:
 
 
 async def conversation_of(
-    reader: LogReader, family: Family, redaction: Redaction | None = None, beside: Sequence[Fold] = ()
-) -> Told:
-    """The conversation in the streams of ``family``. The folds ``beside`` get the same records, redacted or not."""
+    reader: LogReader, family: Family, redaction: Redaction | None = None, beside: Sequence[Any] = ()
+) -> tuple[list[Session], str, CorruptLog | None]:
+    """The top-level sessions in the streams of ``family``, their proof, and the fault that ended reading early, if any.
+    The folds ``beside`` get the same records, redacted or not."""
     from sidecar.read.select import records_of
     from sidecar.read.transcript.conversation import Conversation
     from streams.errors import CorruptLog
@@ -80,7 +64,7 @@ async def conversation_of(
                 proof = f"{family.stream} up to position {record.position} of its log, with the hash {record.hash}"
     except CorruptLog as error:
         fault = error
-    return Told(conversation.roots, proof, fault)
+    return conversation.roots, proof, fault
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
@@ -98,7 +82,7 @@ async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
 
 
 def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Iterator[bytes]:
-    """The transcript in one of ``FORMATS``, a line or more at a time."""
+    """The transcript as ``markdown``, ``html`` or ``json``, a line or more at a time."""
     if form == "json":
         from sidecar.cli.printing.output import json_line
 

@@ -1,4 +1,4 @@
-"""The demo: play a recorded session through a real link and kill the sidecar halfway.
+"""``demo``: play a recorded session through a real link and kill the sidecar halfway.
 
 Uses temporary homes only; touches no file of the user.
 """
@@ -12,23 +12,30 @@ import tempfile
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sidecar.cli.printing.records import Lines
-from sidecar.cli.shared.follow import follow
-from sidecar.cli.shared.identity import own_identity
-from sidecar.home import Home
-from sidecar.link.client import ClientError, ControlClient
-from sidecar.read.catalog import Catalog
-from sidecar.record.playing.hooks import read_recording
-from sidecar.record.playing.play import play
-from sidecar.version import VERSION
-from streams.hashing import canonical
-from streams.log.reader import LogReader
-from streams.log.verify import Verification
+import typer
 
-if TYPE_CHECKING:
+from sidecar.cli.shared.command import RUNS
+
+if RUNS:
     from sidecar.cli.printing.output import Output
+    from sidecar.cli.printing.records import Lines
+    from sidecar.cli.shared.control import ask_running
+    from sidecar.cli.shared.follow import follow
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.config import load_config
+    from sidecar.home import Home
+    from sidecar.link.client import ClientError
+    from sidecar.mirror.reaching import sessions_of
+    from sidecar.mirror.verify import MirrorCheck
+    from sidecar.read.catalog import Catalog
+    from sidecar.record.playing.hooks import read_recording
+    from sidecar.record.playing.play import play
+    from streams.hashing import canonical
+    from streams.log.presence import located
+    from streams.log.reader import LogReader
+    from streams.log.verify import Verification
 
 RECORDING: Final = Path(__file__).parents[2] / "record" / "recordings" / "demo.jsonl"
 
@@ -41,8 +48,9 @@ KILL_AT: Final = 20
 _HANG_SECONDS: Final = 120.0
 
 
-async def demo(out: Output) -> int:
-    """Play, kill, continue, compare and verify. Return 0 if nothing is missing, duplicated or damaged, otherwise 1."""
+async def demo(context: typer.Context) -> int:
+    """Play a recorded session in a temporary home, kill the sidecar halfway, and verify the log."""
+    out = Output()
     with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
         killed, whole = Home(Path(directory) / "killed"), Home(Path(directory) / "whole")
         killed.create()
@@ -75,7 +83,6 @@ class _Watcher:
         self._progress = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow the log without end."""
         lines, catalog = Lines(self._out), Catalog()
         async for record in follow(self._home.store_path):
             catalog.apply(record)
@@ -144,14 +151,8 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
 
 async def _on_jetstream(home: Home) -> tuple[int, int]:
     """How many records the embedded NATS server has, and how many messages differ from the log."""
-    from sidecar.config import load_config
-    from sidecar.mirror.reaching import sessions_of
-    from sidecar.mirror.verify import MirrorCheck
-    from streams.log.presence import located
-
-    async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
-        while (await client.request("mirror"))["lag"]:  # noqa: ASYNC110 - another process: there is no event to wait for
-            await asyncio.sleep(0.02)
+    while (await ask_running(home, "mirror"))["lag"]:  # noqa: ASYNC110 - another process: there is no event to wait for
+        await asyncio.sleep(0.02)
     manifest = located(home.store_path)
     sessions = sessions_of(home, load_config(home.config_path).nats, own_identity().nonce)
     try:
@@ -183,8 +184,7 @@ async def _keys(home: Home) -> Counter[tuple[str, str]]:
 async def _stop(home: Home) -> None:
     """End the home's sidecar and wait until it has closed its files."""
     try:
-        async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
-            await client.request("stop")
+        await ask_running(home, "stop")
     except ClientError:
         return  # no sidecar is running: none was started, or the demo was interrupted while its sidecar was dead
     while home.is_locked():  # noqa: ASYNC110 - another process's lock: there is no event to wait for

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
+from sidecar.cli.shared.arguments import SessionArgument
 from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
 from sidecar.failure import Failure
 
@@ -19,14 +20,7 @@ if RUNS:
 
 async def fork(
     context: typer.Context,
-    stream: Annotated[
-        str,
-        typer.Argument(
-            metavar="STREAM",
-            help="The id of a stream or child session, or a unique prefix or suffix of it.",
-            autocompletion=complete.sessions,
-        ),
-    ],
+    stream: SessionArgument,
     at: Annotated[
         str,
         typer.Option(

@@ -97,7 +97,7 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
             while answer["running"]:
                 progress = answer["progress"]
                 total = None if progress["phase"] == "opening" else progress["head"] + 1
-                shown.set(progress["copied"], total, PHASES[progress["phase"]])
+                shown(progress["copied"], total, PHASES[progress["phase"]])
                 await asyncio.sleep(LOOK_SECONDS)
                 answer = await client.request("migration")
     if answer["failed"]:

@@ -46,7 +46,7 @@ async def play(
             file,
             nonce=own_identity().nonce,
             speed=factor,
-            on_progress=lambda progress: shown.set(progress.acked, progress.total, "playing"),
+            on_progress=lambda progress: shown(progress.acked, progress.total, "playing"),
         )
     if json:
         out.object(asdict(result))

@@ -16,12 +16,11 @@ if RUNS:
 
     from bridge.opencode.link.protocol import RequestError
     from sidecar.cli.printing.output import Output
-    from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.control import ask_running
     from sidecar.components import until
     from sidecar.home import Home, SidecarInfo
-    from sidecar.link.client import ClientError, ControlClient, LinkClosed
+    from sidecar.link.client import ClientError, LinkClosed
     from sidecar.private_files import HomeError
-    from sidecar.version import VERSION
 
 STOP_SECONDS = 20.0
 """How long a sidecar may take to write everything it received and release its home."""
@@ -90,9 +89,7 @@ async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:
     """Why the request was refused, or ``None`` if it was accepted; and the answer, empty if there was none."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            client = await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce)
-            async with client:
-                return None, await client.request("stop")
+            return None, await ask_running(home, "stop")
     except TimeoutError:
         return f"no answer within {ANSWER_SECONDS:g} s", {}
     except RequestError as error:

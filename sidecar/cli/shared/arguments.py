@@ -14,6 +14,14 @@ StreamArgument = Annotated[
         metavar="STREAM", help="A stream's id, or a unique prefix or suffix of it.", autocompletion=complete.streams
     ),
 ]
+SessionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STREAM",
+        help="The id of a stream or child session, or a unique prefix or suffix of it.",
+        autocompletion=complete.sessions,
+    ),
+]
 OptionalSession = Annotated[
     str | None,
     typer.Argument(

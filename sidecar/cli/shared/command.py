@@ -52,32 +52,29 @@ _OUR_ERRORS = (
 UNEXPECTED = "unexpected"
 """The code of an unforeseen error, which is a bug in this program."""
 
-SYSTEM = "system"
-"""The code of an error of the operating system that ``_SYSTEM_CODES`` does not list."""
-
 _CLOSED = (
     "another user owns this file, or you lack permission: choose another home with `--home`, or ask the file's owner "
     "to transfer it to you"
 )
 
-_REMEDIES = {
-    errno.EACCES: _CLOSED,
-    errno.EPERM: _CLOSED,
-    errno.ENOSPC: "free some space on that disk, then try again",
-    errno.EDQUOT: "free some of your quota, then try again",
-    errno.EROFS: "it is on a read-only file system: mount that file system writable, or use another path",
-    errno.EADDRINUSE: "another program is using that port: set another `port` in [link] in config.toml, or 0 "
-    "for any free port",
+_SYSTEM_ERRORS = {
+    errno.EACCES: ("no-permission", _CLOSED),
+    errno.EPERM: ("no-permission", _CLOSED),
+    errno.ENOSPC: ("no-space", "free some space on that disk, then try again"),
+    errno.EDQUOT: ("no-space", "free some of your quota, then try again"),
+    errno.EROFS: (
+        "read-only",
+        "it is on a read-only file system: mount that file system writable, or use another path",
+    ),
+    errno.EADDRINUSE: (
+        "port-taken",
+        "another program is using that port: set another `port` in [link] in config.toml, or 0 for any free port",
+    ),
 }
+"""The codes of errors of the operating system, and what to do about them."""
 
-_SYSTEM_CODES = {
-    errno.EACCES: "no-permission",
-    errno.EPERM: "no-permission",
-    errno.ENOSPC: "no-space",
-    errno.EDQUOT: "no-space",
-    errno.EROFS: "read-only",
-    errno.EADDRINUSE: "port-taken",
-}
+_SYSTEM = ("system", "check that the path is right and that you own it")
+"""The code and the remedy of any other error of the operating system."""
 
 
 def home_of(context: typer.Context) -> Home:
@@ -192,11 +189,12 @@ def explain(error: Exception) -> str:
     if isinstance(error, Failure) or _is_ours(error):
         return str(error)
     if isinstance(error, OSError):
+        _, remedy = _SYSTEM_ERRORS.get(error.errno or 0, _SYSTEM)
         if error.errno == errno.EADDRINUSE:
-            return f"the port to listen on is in use; {_REMEDIES[errno.EADDRINUSE]}"
+            return f"the port to listen on is in use; {remedy}"
         what = error.strerror or type(error).__name__
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{what}; {_REMEDIES.get(error.errno or 0, 'check that the path is right and that you own it')}"
+        return f"{where}{what}; {remedy}"
     return (
         f"unexpected {type(error).__name__}: {error}; this is a bug in durable-stream: run the command again with "
         "`DURABLE_STREAM_DEBUG=1` to see where"
@@ -206,7 +204,7 @@ def explain(error: Exception) -> str:
 def code_of(error: Exception) -> str:
     """Return the stable code of ``error``, as docs/operations.md lists it."""
     if isinstance(error, OSError):
-        return _SYSTEM_CODES.get(error.errno or 0, SYSTEM)
+        return _SYSTEM_ERRORS.get(error.errno or 0, _SYSTEM)[0]
     if not isinstance(error, Failure) and not _is_ours(error):
         return UNEXPECTED
     return str(getattr(error, "code"))  # noqa: B009 - no class of ours is imported to look at its errors

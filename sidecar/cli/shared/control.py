@@ -77,6 +77,21 @@ async def _connected(home: Home) -> ControlClient:
     raise AssertionError("unreachable")
 
 
+async def ask_running(home: Home, method: str) -> dict[str, Any]:
+    """Send one request to the home's sidecar and return the answer, without starting a sidecar.
+
+    Raises:
+        ClientError: no sidecar is running, or it does not answer.
+        RequestError: the sidecar refuses.
+    """
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.link.client import ControlClient
+    from sidecar.version import VERSION
+
+    async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
+        return dict(await client.request(method))
+
+
 async def ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:
     """Send one request to the home's sidecar and return the answer. Raises the same errors as ``control``."""
     async with control(home, cut_off) as client:

@@ -95,7 +95,11 @@ def nats_codes() -> set[str]:
 
 
 def all_codes() -> set[str]:
-    system = {*command._SYSTEM_CODES.values(), command.SYSTEM, command.UNEXPECTED, "disk-error"}
+    system = {
+        *(code for code, _ in (*command._SYSTEM_ERRORS.values(), command._SYSTEM)),
+        command.UNEXPECTED,
+        "disk-error",
+    }
     carried = given({"Failure", "RequestError", "InputRefused", "WorktreeError", "SelectError"})
     agents = {AgentFailed.code, NotOwner.code, UnknownAgent.code}
     return system | carried | agents | nats_codes() | {vars(error)["code"] for error in errors()}
