@@ -33,6 +33,7 @@ class Row:
     panel: str
     examples: tuple[str, ...]
     module: str = ""
+    json: bool = True
 
 
 COMMANDS = (
@@ -56,7 +57,7 @@ COMMANDS = (
         LOOK,
         ("export ses_1a2b --output session.jsonl", "export ses_1a2b --format html -o session.html"),
     ),
-    Row("inspect", LOOK, ("inspect", "inspect ses_1a2b", "inspect --no-browser --port 4000")),
+    Row("inspect", LOOK, ("inspect", "inspect ses_1a2b", "inspect --no-browser --port 4000"), json=False),
     Row("top", LOOK, ("top", "top --once"), module="work.top"),
     Row("intents", LOOK, ("intents", "intents int_5f", "intents int_5f --cancel"), module="work.intents"),
     Row(
@@ -69,7 +70,7 @@ COMMANDS = (
     Row("agents", CHECK, ("agents", "agents --check agents/watch.py:Watcher")),
     Row("status", CHECK, ("status",)),
     Row("doctor", CHECK, ("doctor",)),
-    Row("metrics", CHECK, ("metrics", "metrics --scrape-config")),
+    Row("metrics", CHECK, ("metrics", "metrics --scrape-config"), json=False),
     Row("verify", CHECK, ("verify", "verify --json")),
     Row("replay", CHECK, ("replay agent/counter", "replay agent/counter --agent agents/counter.py:Counter")),
     Row("repair", CHECK, ("repair --dry-run", "repair")),
@@ -82,10 +83,10 @@ COMMANDS = (
     Row("signal", RUN, ("signal deployed", "signal deployed '{\"version\": 7}'")),
     Row("notify", CHECK, ("notify test",), module="work.notices"),
     Row("send", RUN, ("send counter add '{\"by\": 1}'",), module="check.agents"),
-    Row("serve", RUN, ("serve",)),
+    Row("serve", RUN, ("serve",), json=False),
     Row("stop", RUN, ("stop",)),
     Row("play", RUN, ("play recording.jsonl --speed max",)),
-    Row("demo", RUN, ("demo",)),
+    Row("demo", RUN, ("demo",), json=False),
     Row("install", SETUP, ("install", "install --project .")),
     Row("uninstall", SETUP, ("uninstall", "uninstall --project ."), module="setup.install"),
     Row("import", SETUP, ("import --opencode",)),
@@ -208,7 +209,7 @@ def _add(built: typer.Typer, row: Row, *, listing: bool) -> None:
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     if listing:
         function = _without_options(function)
-    add_command(built, function, panel=row.panel, examples=list(row.examples))
+    add_command(built, function, panel=row.panel, examples=list(row.examples), json=row.json and not listing)
 
 
 def _without_options(function: Callable[..., Any]) -> Callable[[], None]:

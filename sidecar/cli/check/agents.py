@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
@@ -29,7 +29,7 @@ CHECKED_EVENTS = 1000
 
 
 async def agents(
-    context: typer.Context,
+    run: Run,
     check: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +47,6 @@ async def agents(
             help="With --check: a file of events to try the agent with, one JSON object per line.",
         ),
     ] = None,
-    json: JsonFlag = False,
 ) -> int:
     """List the agents that run in the sidecar, with health, lag, and why one is not ready.
 
@@ -59,14 +58,14 @@ async def agents(
     1000 events that the agent would receive from the log, or the events in the file given with --events. Exits with
     1 if the check finds a violation.
     """
-    out = Output(json)
+    out = run.out
     if check is not None:
-        return await _check(out, home_of(context), check, events)
-    home = home_of(context)
+        return await _check(out, run.home, check, events)
+    home = run.home
     runs = home.running() is not None
     found = await ask(home, "agents", {}, "nothing was changed") if runs else {"agents": [], "problems": []}
     failed = bool(found["problems"]) or any(row["health"] == "FAILED" for row in found["agents"])
-    if json:
+    if out.json:
         out.object(found)
     elif not runs:
         note("No sidecar is running, so no agent is. OpenCode starts the sidecar, or run `durable-stream serve`.")
@@ -161,7 +160,7 @@ def _events_of(file: Path) -> list[dict[str, Any]]:
 
 
 async def send(
-    context: typer.Context,
+    run: Run,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")],
     type_: Annotated[str, typer.Argument(metavar="TYPE", help="The command's type, such as `report`.")],
     payload: Annotated[str, typer.Argument(metavar="[JSON]", help="The command's payload, a JSON object.")] = "{}",
@@ -171,7 +170,6 @@ async def send(
             "--key", help="Idempotency key: of several commands with the same key, only the first is handled."
         ),
     ] = None,
-    json: JsonFlag = False,
 ) -> None:
     """Send a command to an agent and wait until its results are durable."""
     try:
@@ -180,9 +178,9 @@ async def send(
         raise Failure("bad-json", f"the payload is not JSON ({error}); quote the payload: '{{\"by\": 1}}'") from None
     if not isinstance(given, dict):
         raise Failure("bad-json", "the payload must be a JSON object, such as '{\"by\": 1}'")
-    out = Output(json)
-    found = await ask(home_of(context), "send", {"agent": agent, "type": type_, "payload": given, "key": key}, _CUT_OFF)
-    if json:
+    out = run.out
+    found = await ask(run.home, "send", {"agent": agent, "type": type_, "payload": given, "key": key}, _CUT_OFF)
+    if out.json:
         out.object(found)
         return
     out.text(f"{found['outcome']}: {counted(len(found['records']), 'record')}")

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
     from bridge.opencode.link.protocol import RequestError
     from sidecar.agents.letters import letters_of
     from sidecar.agents.view import DeadLetter
-    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.command import complain
     from sidecar.cli.shared.control import control
     from sidecar.home import Home
@@ -32,16 +32,15 @@ LettersArgument = Annotated[
 
 
 async def list_(
-    context: typer.Context,
+    run: Run,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Only this agent's dead letters.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also list redriven and dropped dead letters.")] = False,
-    json: JsonFlag = False,
 ) -> None:
     """List the messages that agents could not handle, oldest first."""
-    out = Output(json)
-    found = await _letters(home_of(context))
+    out = run.out
+    found = await _letters(run.home)
     chosen = [each for each in found if agent in (None, each.agent) and (all_ or each.state == "open")]
-    if json:
+    if out.json:
         for letter in chosen:
             out.object(letter.as_json())
         return
@@ -65,41 +64,41 @@ async def list_(
     )
 
 
-async def show(context: typer.Context, letter: LetterArgument, json: JsonFlag = False) -> None:
+async def show(run: Run, letter: LetterArgument) -> None:
     """Show the input of a dead letter, and why it failed."""
     from sidecar.cli.printing.records import outline
 
-    out, home = Output(json), home_of(context)
-    found = _one(await _letters(home), letter)
-    record = await LogReader(home.store_path).find_event(found.id)
+    out = run.out
+    found = _one(await _letters(run.home), letter)
+    record = await run.reader.find_event(found.id)
     if record is None:
         raise Failure("no-dead-letter", f"the record of {found.id} has just been removed")
-    if json:
+    if out.json:
         out.object({**found.as_json(), "record": record.as_json()})
         return
     for line in outline({**found.as_json(), "payload": record.event.payload}):
         out.text(line)
 
 
-async def redrive(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
+async def redrive(run: Run, letters: LettersArgument) -> int:
     """Hand dead letters to their agents again.
 
     Starts a sidecar if none is running. If a message fails again, it stays a dead letter, and the command exits with 1.
     """
-    return await _settle(context, "dlq_redrive", letters, json)
+    return await _settle(run, "dlq_redrive", letters)
 
 
-async def drop(context: typer.Context, letters: LettersArgument, json: JsonFlag = False) -> int:
+async def drop(run: Run, letters: LettersArgument) -> int:
     """Close dead letters without handing them to their agents again. Their records stay in the log.
 
     Starts a sidecar if none is running.
     """
-    return await _settle(context, "dlq_drop", letters, json)
+    return await _settle(run, "dlq_drop", letters)
 
 
-async def _settle(context: typer.Context, request: str, given: list[str], json: bool) -> int:
+async def _settle(run: Run, request: str, given: list[str]) -> int:
     """Send the sidecar a request for each letter. If the sidecar refuses a letter, continue with the next one."""
-    home, out, failed = home_of(context), Output(json), False
+    home, out, failed = run.home, run.out, False
     known = await _letters(home)
     chosen = list(dict.fromkeys(_one(known, each).id for each in given))
     async with control(home, _CUT_OFF) as client:
@@ -110,12 +109,12 @@ async def _settle(context: typer.Context, request: str, given: list[str], json: 
             except RequestError as error:
                 failed = True
                 done = {"letter": letter, "outcome": "failed", "code": error.code, "reason": error.message}
-                if not json:
+                if not out.json:
                     complain(f"{letter}: {error.message} [{error.code}]")
             else:
-                if not json:
+                if not out.json:
                     out.text(f"{letter}: {done['outcome']}")
-            if json:
+            if out.json:
                 out.object(done)
     return 1 if failed else 0
 

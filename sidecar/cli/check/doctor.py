@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, named_home
+from sidecar.cli.shared.command import RUNS, Run
 
 if RUNS:
     from sidecar.care.checks.check import Check
     from sidecar.care.checks.table import diagnose
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.setup.install import executable
     from sidecar.cli.shared.identity import own_identity
     from sidecar.failure import Failure
@@ -22,23 +21,22 @@ if RUNS:
 
 
 async def doctor(
-    context: typer.Context,
+    run: Run,
     fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed, and print each change.")] = False,
-    json: JsonFlag = False,
 ) -> int:
     """Find what keeps sessions from being recorded, and suggest fixes.
 
     Checks OpenCode, the plugin, the home, the sidecar, the log, the clock and the disk. Exits with 1 if there is a
     problem.
     """
-    out = Output(json)
-    home, command = named_home(context), executable()
+    out = run.out
+    home, command = run.any_home, executable()
     problems = repairs = 0
     async for check in diagnose(home, command, own_identity()):
         mended, failed = await _mend(home, command, check) if fix and check.fix else (None, None)
         problems += check.level == "problem" and mended is None
         repairs += mended is not None
-        if json:
+        if out.json:
             out.object(check.as_json() | ({"fixed": mended, "failed": failed} if fix else {}))
             continue
         style = {"ok": "", "note": "yellow", "problem": "bold red"}[check.level]
@@ -47,7 +45,7 @@ async def doctor(
             out.prose(" " * 9, f"fixed: {mended}", "green")
         elif check.hint:
             out.prose(" " * 9, f"not fixed: {failed}" if failed else check.hint, "dim")
-    if not json:
+    if not out.json:
         before = f"{counted(repairs, 'finding')} fixed, " if repairs else ""
         number = counted(problems, "problem") if problems else "no problems"
         out.text(f"{before}{number} {'left' if repairs else 'found'}", "bold")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
@@ -20,15 +20,14 @@ if RUNS:
 
 
 async def metrics(
-    context: typer.Context,
+    run: Run,
     scrape_config: Annotated[
         bool,
         typer.Option("--scrape-config", help="Print a scrape config for Prometheus and write its credentials file."),
     ] = False,
 ) -> None:
     """Print the running sidecar's metrics in the Prometheus text format."""
-    home = home_of(context)
-    home.check_owner()
+    home = run.own_home
     if scrape_config:
         text = await _scrape_config(home)
     elif home.running() is None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED, YesFlag
 from sidecar.failure import Failure
 
@@ -46,17 +44,16 @@ WORDS = {
 }
 
 
-async def status(context: typer.Context, json: JsonFlag = False) -> int:
+async def status(run: Run) -> int:
     """Show the progress of the log's copy on NATS.
 
     Exits with 1 if something keeps the copy from being up to date.
     """
-    home = home_of(context)
-    home.check_owner()
-    config, out = load_config(home.config_path), Output(json)
+    home = run.own_home
+    config, out = load_config(home.config_path), run.out
     runs = home.running() is not None
     found = await ask_running(home, "mirror") if runs else _at_rest(home, config)
-    if json:
+    if out.json:
         out.object(found)
     else:
         for name, value in _rows(found, runs=runs):
@@ -64,61 +61,50 @@ async def status(context: typer.Context, json: JsonFlag = False) -> int:
     return 1 if found["problem"] else 0
 
 
-async def verify(context: typer.Context, json: JsonFlag = False) -> int:
+async def verify(run: Run) -> int:
     """Compare the copy of the log on NATS with the log.
 
     Compares ids, order, subjects, headers and bytes of every message. Messages that the
     server's limits removed, that the log has pruned, or that the mirror is just about to forget, are not faults.
     Changes nothing.
     """
-    home = home_of(context)
-    home.check_owner()
-    config, out = load_config(home.config_path), Output(json)
-    sessions = connection(home, config.nats)
-    try:
-        check = await _check(home, sessions, with_ids=json)
+    out, home = run.out, run.own_home
+    async with connection(home) as sessions:
+        check = await _check(home, sessions, with_ids=out.json)
         check.summary.is_forgetting = await _is_forgetting(home)
         await _run_check(out, check)
-    finally:
-        await sessions.close()
     summary = check.summary
-    if json:
+    if out.json:
         out.object({"summary": summary.as_json()})
     else:
         _verdict(out, summary)
     return 1 if summary.differences else 0
 
 
-async def rebuild(context: typer.Context, yes: YesFlag = False, json: JsonFlag = False) -> int:
+async def rebuild(run: Run, yes: YesFlag = False) -> None:
     """Remove this log's messages from NATS and publish them again.
 
     Messages of other homes on the same server stay. Pruned records that only the copy still has are lost. Without
     --yes, only prints a preview, which shows how many records would be lost. If the rebuild is interrupted, run it
     again.
     """
-    home = home_of(context)
-    home.check_owner()
-    config, out = load_config(home.config_path), Output(json)
-    sessions = connection(home, config.nats)
-    try:
+    out, home = run.out, run.own_home
+    async with connection(home) as sessions:
         facts = await _before(home, sessions)
-    finally:
-        await sessions.close()
     if not yes:
-        if json:
+        if out.json:
             out.object({**facts, "done": None})
         else:
             _tell_before(out, facts)
             note(NOTHING_CHANGED)
-        return 0
+        return
     done = await _rebuild(out, home)
-    if json:
+    if out.json:
         out.object({**facts, "done": done})
     else:
         lost = f"; {counted(facts['pruned'], 'message')} of pruned records are lost" if facts["pruned"] else ""
         out.text(f"the copy is complete again: {counted(facts['records'], 'record')} published in order{lost}", "green")
         out.text("`durable-stream mirror verify` compares it with the log")
-    return 0
 
 
 # --- the mirror's status ---

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, explain, home_of
+from sidecar.cli.shared.command import RUNS, Run, explain
 
 if RUNS:
     import asyncio
@@ -26,9 +26,8 @@ if RUNS:
 
 
 async def repair(
-    context: typer.Context,
+    run: Run,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be repaired; change nothing.")] = False,
-    json: JsonFlag = False,
 ) -> int:
     """Repair the log where that is provably safe.
 
@@ -36,8 +35,7 @@ async def repair(
     removes an acknowledged record; if one is damaged, restore a backup. Finally verifies the log, and exits with 0 only
     if the log is sound.
     """
-    out, home = Output(json), home_of(context)
-    home.check_owner()
+    out, home = run.out, run.own_home
     refuse_links(home.store_path)
     # Check the directory before taking any lock, so that it stays unchanged if it is refused or is not a store.
     if not home.store_path.is_dir() or not await asyncio.to_thread(is_begun, home.store_path):
@@ -53,7 +51,7 @@ async def repair(
         for item in items:
             failed += await _do(out, repair_run, item, dry_run)
         if repair_run.aside is not None:
-            _tell(out, f"what was removed is kept in {repair_run.aside}", {"aside": str(repair_run.aside)})
+            out.told({"aside": str(repair_run.aside)}, f"what was removed is kept in {repair_run.aside}")
         if dry_run:
             return _end_of_dry_run(out, items)
         return await _verify(out, home, failed)
@@ -111,7 +109,7 @@ def _end_of_dry_run(out: Output, items: list[Item]) -> int:
     would = len(items) - cannot
     sound = "the store is sound: there is nothing to fix"
     text = f"{would} to fix, {cannot} that cannot be fixed; nothing was changed" if items else sound
-    _tell(out, text, {"would": would, "cannot": cannot}, "bold" if items else "green")
+    out.told({"would": would, "cannot": cannot}, text, "bold" if items else "green")
     return 1 if items else 0
 
 
@@ -131,19 +129,11 @@ async def _verify(out: Output, home: Home, failed: int) -> int:
     else:
         faults = max(summary.findings, failed)
         text = f"the store is not sound: {counted(faults, 'fault')} left; {records} verified"
-    _tell(out, text, {"sound": sound, "summary": summary.as_json()}, "green" if sound else "bold")
+    out.told({"sound": sound, "summary": summary.as_json()}, text, "green" if sound else "bold")
     return 0 if sound else 1
 
 
 def _nothing(out: Output, home: Home) -> int:
-    _tell(
-        out, f"no log exists in {home.store_path} yet, so there is nothing to repair", {"sound": True, "summary": None}
-    )
+    text = f"no log exists in {home.store_path} yet, so there is nothing to repair"
+    out.told({"sound": True, "summary": None}, text)
     return 0
-
-
-def _tell(out: Output, text: str, facts: dict[str, object], style: str = "") -> None:
-    if out.json:
-        out.object(facts)
-    else:
-        out.prose("", text, style)

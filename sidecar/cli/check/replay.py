@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.shared.arguments import StreamArgument
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
@@ -17,7 +17,6 @@ if RUNS:
     from sidecar.agents.loading import LoadError, UserAgent, load_agents
     from sidecar.background.intents.intents import NAME as INTENTS
     from sidecar.background.intents.intents import IntentAgent
-    from sidecar.cli.printing.output import Output
     from sidecar.config import load_config
     from sidecar.read.select import find_stream, open_reader
 
@@ -25,20 +24,19 @@ AGENT = "agent/"
 
 
 async def replay(
-    context: typer.Context,
+    run: Run,
     stream: StreamArgument,
     agent: Annotated[
         list[str] | None,
         typer.Option("--agent", metavar="MODULE:ATTR", help="Load this agent instead of those in [worker]."),
     ] = None,
-    json: JsonFlag = False,
 ) -> int:
     """Run an agent again on its recorded inputs and compare the results.
 
     Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
     difference. Runs no effects and changes nothing.
     """
-    out, home = Output(json), home_of(context)
+    out, home = run.out, run.home
     reader = open_reader(home.store_path)
     found = await find_stream(reader, stream)
     name = found.removeprefix(AGENT).removesuffix("/effects")
@@ -55,7 +53,7 @@ async def replay(
         one = _agent(name, agent or list(config.worker.agents), home.path)
     result = await replayed(reader, one)
     difference = result.difference
-    if json:
+    if out.json:
         out.object(result.as_json())
     elif difference is None:
         kept = ", and so is its snapshot" if result.snapshot == "equal" else ""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import typer
-
-from sidecar.cli.shared.command import RUNS, JsonFlag, named_home
+from sidecar.cli.shared.command import RUNS, Run
 
 if RUNS:
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.state import gather_status, print_status
 
 
-async def status(context: typer.Context, json: JsonFlag = False) -> int:
+async def status(run: Run) -> int:
     """Show on one screen whether all is well.
 
     Shows the sidecar, its links, the log, and what is waiting for you. Also works without a running sidecar.
     """
-    out = Output(json)
-    found = await gather_status(named_home(context))
-    if json:
+    out = run.out
+    found = await gather_status(run.any_home)
+    if out.json:
         out.object(found)
     else:
         print_status(out, found)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import typer
-
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
     from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
-    from sidecar.cli.printing.output import Output, held_text
+    from sidecar.cli.printing.output import held_text
     from sidecar.read.wording import counted
     from streams.log.presence import kept_hint
     from streams.log.verify import Verification
 
 
-async def verify(context: typer.Context, json: JsonFlag = False) -> int:
+async def verify(run: Run) -> int:
     """Check every record of the log.
 
     Checks each record's checksum and order, each stream's hash chain, and that every batch is complete. Changes
     nothing.
     """
-    out, home = Output(json), home_of(context)
+    out, home = run.out, run.home
     if not home.path.is_dir():
         raise Failure(
             "not-found",
@@ -31,13 +29,13 @@ async def verify(context: typer.Context, json: JsonFlag = False) -> int:
     size = check.size()
     with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
         async for finding in check.run(adding(shown, size, "verifying")):
-            if json:
+            if out.json:
                 out.object({"finding": finding.as_json()})
             else:
                 out.prose("", str(finding), "yellow" if finding.kind == "torn" else "red")
     summary = check.summary
     kept = kept_hint(home.store_path) if summary.findings else None
-    if json:
+    if out.json:
         out.object({"summary": summary.as_json(), **({} if kept is None else {"hint": kept})})
     elif not summary.findings:
         count = "all" if summary.records != 1 else "the"

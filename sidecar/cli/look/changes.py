@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.shared.arguments import OptionalFamily, limit_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
 
@@ -15,10 +15,9 @@ if RUNS:
     from collections.abc import AsyncIterator
 
     from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal, print_rows
-    from sidecar.cli.printing.output import Output
     from sidecar.read.catalog import Catalog
     from sidecar.read.changes.changes import TYPES, Changes
-    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader, records_of
+    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, records_of
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
     from streams.query import Filter
@@ -26,7 +25,7 @@ if RUNS:
 
 
 async def changes(
-    context: typer.Context,
+    run: Run,
     stream: OptionalFamily = None,
     since: SinceOption = None,
     until: UntilOption = None,
@@ -35,7 +34,6 @@ async def changes(
     diff: Annotated[
         bool, typer.Option("--diff", help="Also print the diffs; in a pipe, print only the diffs.")
     ] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Show the files that agents changed, and who approved what.
 
@@ -44,15 +42,14 @@ async def changes(
     """
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     catalog, torn = await catalog_of(reader)
     wanted = await filter_of(reader, since=since, until=until)
     chosen = project_or_here(catalog, project, stream)
     found = Changes(wanted, with_diffs=diff)
     fault = await _fold(found, await _records(reader, catalog, stream, wanted, chosen))
     turns = found.turns()[-limit if limit else 0 :]
-    if json:
+    if out.json:
         for turn in turns:
             session = catalog.sessions.get(turn.session)
             title = session.title if session is not None else ""

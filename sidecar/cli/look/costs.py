@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.filters import SinceOption, filter_of
 
 if RUNS:
     from sidecar.background.reading import costs_of
-    from sidecar.cli.printing.output import Column, Output
+    from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.project import shown_directory
     from sidecar.read.past.costs import TYPES
-    from sidecar.read.select import catalog_of, empty_text, open_reader
+    from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.wording import amount, money, plain_money
 
 
@@ -23,21 +23,19 @@ Way = Literal["day", "project", "model", "agent", "session"]
 
 
 async def costs(
-    context: typer.Context,
+    run: Run,
     by: Annotated[Way, typer.Option("--by", help="What the costs are added up by.")] = "day",
     since: SinceOption = None,
-    json: JsonFlag = False,
 ) -> None:
     """Show what sessions cost.
 
     Each step counts once, on the day it ran, in the project and the session that it was done for: child sessions and
     background work count in the session that started them.
     """
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     found, fault = await costs_of(reader, by, await filter_of(reader, types=TYPES, since=since))
     sums = found.sums()
-    if json:
+    if out.json:
         for each in sums:
             out.object({"by": by} | each.as_json())
     elif sums:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared.arguments import SessionArgument
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 
 if RUNS:
     from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal
@@ -16,7 +16,6 @@ if RUNS:
     from sidecar.read.past.compare import compared
     from sidecar.read.past.moment import between
     from sidecar.read.past.records import Past, open_past
-    from sidecar.read.select import open_reader
     from sidecar.read.wording import amount, lasted, money, one_line, plain_money
     from streams.log.reader import LogReader
 
@@ -25,7 +24,7 @@ SHOWN = 5
 
 
 async def diff(
-    context: typer.Context,
+    run: Run,
     stream: SessionArgument,
     one: Annotated[
         str,
@@ -34,7 +33,6 @@ async def diff(
         ),
     ],
     other: Annotated[str | None, typer.Argument(metavar="[M]", help="A later moment of the same session.")] = None,
-    json: JsonFlag = False,
 ) -> None:
     """Show what happened between two moments of a session, or what differs between two sessions.
 
@@ -42,8 +40,7 @@ async def diff(
     gets only the diffs. With two sessions, shows where they first differ in type or content, and their turns, tools,
     files, cost and time. Only reads the log.
     """
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     pasts = [await open_past(reader, stream)]
     if other is not None:
         await _moments(out, reader, pasts[0], one, other)

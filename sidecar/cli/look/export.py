@@ -10,7 +10,7 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import RedactOption
-from sidecar.cli.shared.command import JsonFlag, home_of, note
+from sidecar.cli.shared.command import Run, note
 
 if TYPE_CHECKING:
     from sidecar.read.past.spans import Spans
@@ -30,7 +30,7 @@ Form = Literal["jsonl", "markdown", "html", "otlp", "chrome-trace"]
 
 
 async def export(
-    context: typer.Context,
+    run: Run,
     stream: Annotated[
         str | None,
         typer.Argument(
@@ -54,7 +54,6 @@ async def export(
         ),
     ] = "jsonl",
     redact: RedactOption = False,
-    json: JsonFlag = False,
 ) -> None:
     """Write a stream, and the streams joined to it, to a file.
 
@@ -68,14 +67,14 @@ async def export(
     from sidecar.read.select import family_of, find_stream, open_reader
     from streams.log.directory import read_manifest
 
-    if json and form != "jsonl":
+    if run.out.json and form != "jsonl":
         raise typer.BadParameter(
             f"`--json` means `--format jsonl`, so it cannot be combined with `--format {form}`; for the "
             "conversation as JSON, run `durable-stream read --format json`"
         )
     if redact and form not in ("markdown", "html"):
         raise typer.BadParameter("`--redact-paths` changes a conversation: give `--format html` or `--format markdown`")
-    store = home_of(context).store_path
+    store = run.home.store_path
     reader = open_reader(store)
     if stream is None:
         stream = await newest_stream(reader, None)

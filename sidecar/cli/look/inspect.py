@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import RUNS, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 
 if RUNS:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if RUNS:
 
 
 async def inspect(
-    context: typer.Context,
+    run: Run,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -40,7 +40,7 @@ async def inspect(
     Serves the page on this machine only, until you press Ctrl-C. Only reads the log; answers and cancellations go
     through the sidecar. The printed link works once, in one browser.
     """
-    home = home_of(context)
+    home = run.home
     reader = open_reader(home.store_path)
     path = await _path(reader, name) if name is not None else "/"
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 
 if RUNS:
     import asyncio
@@ -21,7 +21,6 @@ if RUNS:
     from sidecar.cli.printing.records import ROOMY, SHORT_ID, Lines
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.nats import connection
-    from sidecar.config import load_config
     from sidecar.read.wording import iso_time
     from streams.bus.subjects import SubjectError
 
@@ -30,12 +29,11 @@ MOST_WAITING = 10_000
 
 
 async def listen(
-    context: typer.Context,
+    run: Run,
     subject: Annotated[
         str, typer.Argument(metavar="SUBJECT", help="Subjects to print; * matches one token, > matches the rest.")
     ] = "evt.>",
-    json: JsonFlag = False,
-) -> int:
+) -> None:
     """Print NATS messages as they are published, until Ctrl-C.
 
     evt.> selects every record; evt.*.*.ses_1a2b.> selects the records of one stream. Subjects such as evt.agent.*.step
@@ -46,14 +44,8 @@ async def listen(
         pattern = expanded(subject)
     except SubjectError as error:
         raise typer.BadParameter(str(error), param_hint="SUBJECT") from None
-    home = home_of(context)
-    home.check_owner()
-    sessions = connection(home, load_config(home.config_path).nats, waits=True)
-    try:
-        await _until_interrupted(_Listening(Output(json), sessions, pattern))
-    finally:
-        await sessions.close()
-    return 0
+    async with connection(run.own_home, waits=True) as sessions:
+        await _until_interrupted(_Listening(run.out, sessions, pattern))
 
 
 async def _until_interrupted(listening: _Listening) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.shared.arguments import OptionalSession
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
 
@@ -41,7 +41,7 @@ FOLLOWED_LAST = 10
 
 
 async def log(
-    context: typer.Context,
+    run: Run,
     stream: OptionalSession = None,
     from_offset: Annotated[
         int, typer.Option("--from", metavar="OFFSET", min=0, help="Start at this offset in the stream.")
@@ -59,7 +59,6 @@ async def log(
     until: UntilOption = None,
     project: ProjectOption = None,
     only: Annotated[bool, typer.Option("--only", help="Leave out streams that were later joined to this one.")] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Print what happened in a stream, oldest first.
 
@@ -68,8 +67,8 @@ async def log(
     of that session and its descendants. With --follow but no STREAM, keeps printing new records of all streams,
     including new sessions.
     """
-    out = Output(json)
-    store = home_of(context).store_path
+    out = run.out
+    store = run.home.store_path
     reader = open_reader(store)
     wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until)
     if stream is not None and project is not None:

@@ -7,23 +7,22 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.shared.arguments import streams_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, UntilOption, filter_of
 from sidecar.cli.shared.project import ProjectOption
 
 if RUNS:
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
     from sidecar.read.catalog import repeats
-    from sidecar.read.select import catalog_of, empty_text, find_stream, newest, open_reader
+    from sidecar.read.select import catalog_of, empty_text, find_stream, newest
     from streams.query import Filter
     from streams.store import Record
     from streams.trace import parse_traceparent
 
 
 async def query(
-    context: typer.Context,
+    run: Run,
     words: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The same as --text TEXT.")] = None,
     types: TypesOption = None,
     actors: ActorsOption = None,
@@ -44,7 +43,6 @@ async def query(
         typer.Option("--internal", help="With a text: also search the records of the agents, `agent/NAME`."),
     ] = False,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N matches.")] = None,
-    json: JsonFlag = False,
 ) -> None:
     """Find events in all streams, oldest first.
 
@@ -55,7 +53,7 @@ async def query(
         raise typer.BadParameter("give the text once: as TEXT or with --text")
     text = words if text is None else text
     trace_id = None if trace is None else _trace_id(trace)
-    reader = open_reader(home_of(context).store_path)
+    reader = run.reader
     chosen = {await find_stream(reader, stream) for stream in streams or ()}
     if project is not None and (inside := project_streams((await catalog_of(reader))[0], project)) is not None:
         chosen = chosen & inside if streams else inside
@@ -64,7 +62,7 @@ async def query(
             return
     about = {"streams": tuple(sorted(chosen)), "text": text, "trace_id": trace_id}
     wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until, **about)
-    lines = Lines(Output(json), with_stream=True, found=text)
+    lines = Lines(run.out, with_stream=True, found=text)
     hidden = 0
 
     def fits(record: Record) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from sidecar.cli.shared.arguments import OptionalSession, RedactOption
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.project import ProjectOption
 
 if RUNS:
@@ -25,7 +25,7 @@ if RUNS:
     )
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import newest_stream, shown_directory
-    from sidecar.read.select import family_of, find_session, open_reader
+    from sidecar.read.select import family_of, find_session
     from sidecar.read.transcript.model import Reading, Session
 
 
@@ -34,7 +34,7 @@ Form = Literal["markdown", "html", "json"]
 
 
 async def read(
-    context: typer.Context,
+    run: Run,
     stream: OptionalSession = None,
     form: Annotated[
         Form | None, typer.Option("--format", help="The format to write. The default in a pipe is Markdown.")
@@ -55,7 +55,6 @@ async def read(
     redact: RedactOption = False,
     project: ProjectOption = None,
     pager: Annotated[bool, typer.Option("--pager/--no-pager", help="Use a pager for long sessions.")] = True,
-    json: JsonFlag = False,
 ) -> None:
     """Read a session as a conversation.
 
@@ -64,8 +63,7 @@ async def read(
     """
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     shown = out.terminal and form is None and output is None
     session = None
     if stream is None:
@@ -79,13 +77,13 @@ async def read(
     if shown:
         _show(out, roots, reading, pager=pager)
     else:
-        named = "json" if json else format_of(form, output)
+        named = "json" if out.json else format_of(form, output)
         with written_to(output) as file:
             file.writelines(transcript_bytes(roots, reading, named))
         if output is not None:
             hint = (
                 ""
-                if form or json or is_ending(output)
+                if form or out.json or is_ending(output)
                 else "; for another format, use --format, or a file name that ends in .html or .json"
             )
             note(f"Wrote {named} to {output}{hint}.")

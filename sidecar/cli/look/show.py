@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared.arguments import EventArgument
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, Run
 
 if RUNS:
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import SHORT_ID, no_cause, outline
     from sidecar.read.changes.asked_for import asked_for
     from sidecar.read.changes.edits import diff_lines
-    from sidecar.read.select import find_event, newest, open_reader
+    from sidecar.read.select import find_event, newest
     from sidecar.read.telling.content import Part
     from sidecar.read.telling.describe import describe
     from sidecar.read.telling.detail import detail
@@ -28,19 +28,17 @@ FACT_WIDTH = 12
 
 
 async def show(
-    context: typer.Context,
+    run: Run,
     event: EventArgument,
     raw: Annotated[bool, typer.Option("--raw", help="Print the stored record with all its fields.")] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Print one event in full, with its cause and effects.
 
     Prints the content first, then its details, and ids last.
     """
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     record = await find_event(reader, event)
-    if json:
+    if out.json:
         out.object(record.as_json())
         return
     if raw:

@@ -10,7 +10,7 @@ import typer
 
 from sidecar.cli.look.streams import STATUS_STYLES
 from sidecar.cli.shared.arguments import SessionArgument
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, Run
 
 if RUNS:
     from collections.abc import Iterator
@@ -22,7 +22,6 @@ if RUNS:
     from sidecar.read.past.moment import latest
     from sidecar.read.past.moment import state as state_of
     from sidecar.read.past.records import Past, open_past
-    from sidecar.read.select import open_reader
     from sidecar.read.transcript.markdown import markdown_lines
     from sidecar.read.transcript.model import Reading, Session
     from sidecar.read.wording import amount, lasted, local_time, money, one_line, printable
@@ -32,7 +31,7 @@ LAST_LINES = 12
 
 
 async def state(
-    context: typer.Context,
+    run: Run,
     stream: SessionArgument,
     at: Annotated[
         str | None,
@@ -42,20 +41,18 @@ async def state(
             help="After the session's event N, counted from 0, or after this event.",
         ),
     ] = None,
-    json: JsonFlag = False,
 ) -> None:
     """Show what a session knew at one moment: now, or at any event of its past.
 
     Shows its title and turn, what it asked, which children were running, the files that it had changed, what it had
     cost, and the last lines of the conversation. Only reads the log. Commands may have changed files unseen.
     """
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     past = await open_past(reader, stream)
     number = await moment_of(reader, past, at)
     found = state_of(past, number)
     found["work"] = await running_at(reader, past.session, found["position"]) if number else []
-    if json:
+    if out.json:
         out.object(found | {"last": _last(past, number)})
     elif out.terminal:
         width = max(len(name) for name, _, _ in _facts(found))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption
 
 if RUNS:
@@ -15,7 +15,7 @@ if RUNS:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
     from sidecar.read.catalog import Catalog, is_agents
-    from sidecar.read.select import catalog_of, empty_text, open_reader
+    from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 
 STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
@@ -30,18 +30,16 @@ ROOMY = 130
 
 
 async def streams(
-    context: typer.Context,
+    run: Run,
     limit: Annotated[int | None, limit_option("streams")] = None,
     project: ProjectOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Also list the streams of agents.")] = False,
-    json: JsonFlag = False,
 ) -> None:
     """List the streams of the log, the one with the newest record first.
 
     Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
     """
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     catalog, fault = await catalog_of(reader)
     removed = await reader.removed()
     chosen = project_streams(catalog, project)
@@ -53,7 +51,7 @@ async def streams(
     ]
     found.sort(key=lambda stream: (stream["stream_id"] in here, _last(catalog, stream)), reverse=True)
     found = found[:limit]
-    if json:
+    if out.json:
         for stream in found:
             out.object(stream)
     elif found and out.terminal:

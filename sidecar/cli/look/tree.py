@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from sidecar.cli.shared.arguments import OptionalFamily, limit_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.project import ProjectOption
 
 if RUNS:
@@ -15,7 +13,7 @@ if RUNS:
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
     from sidecar.read.catalog import Catalog, SessionView, is_agents
     from sidecar.read.host_agents import LABEL
-    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, open_reader
+    from sidecar.read.select import catalog_of, empty_text, family_of, find_session
     from sidecar.read.telling.describe import spent
     from sidecar.read.transcript.model import Turn
     from sidecar.read.tree import Tree
@@ -26,15 +24,13 @@ if RUNS:
 
 
 async def tree(
-    context: typer.Context,
+    run: Run,
     stream: OptionalFamily = None,
     limit: Annotated[int | None, limit_option("root sessions")] = None,
     project: ProjectOption = None,
-    json: JsonFlag = False,
 ) -> None:
     """Show sessions and turns, with their results."""
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     catalog, fault = await catalog_of(reader)
     session = None
     if stream is None:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import typer
-
 from sidecar.cli.shared.arguments import EventArgument
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 
 if RUNS:
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines, begins_a_chain, no_cause
     from sidecar.read.causes import causes, with_approvals
-    from sidecar.read.select import find_event, open_reader
+    from sidecar.read.select import find_event
 
 
-async def why(context: typer.Context, event: EventArgument, json: JsonFlag = False) -> None:
+async def why(run: Run, event: EventArgument) -> None:
     """Print what led to an event, oldest first.
 
     Prints the event's cause, the cause of that event, and so on, back to the original input. If a step asked a person
     something, the question and the answer come before the step.
     """
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     chain = await causes(reader, await find_event(reader, event))
     first = chain[0]
-    if not json and (first.event.causation_id or not begins_a_chain(first)):
+    if not out.json and (first.event.causation_id or not begins_a_chain(first)):
         told = f"(the cause of {first.event.id}: {no_cause(first)})"
         if out.terminal:
             out.text(told, "yellow")

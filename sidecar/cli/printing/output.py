@@ -176,6 +176,14 @@ class Output:
         grid.add_row(Text(head, style), Text(printable(line), style))
         self.console.print(grid)
 
+    def told(self, facts: Any, text: str, style: str = "") -> None:
+        """Print what a command did: the ``facts`` as JSON if asked, otherwise the sentences, one in each line."""
+        if self.json:
+            self.object(facts)
+            return
+        for line in text.splitlines():
+            self.prose("", line, style)
+
     def cells(self, *parts: str) -> None:
         sys.stdout.write("\t".join(one_line(part) for part in parts) + "\n")
 

@@ -5,29 +5,27 @@ Uses temporary homes only; touches no file of the user.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import tempfile
-from collections import Counter
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-import typer
-
-from sidecar.cli.shared.command import RUNS
+from sidecar.cli.shared.command import RUNS, Run
 
 if RUNS:
+    import asyncio
+    import os
+    import signal
+    import tempfile
+    from collections import Counter
+    from hashlib import sha256
+
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines
     from sidecar.cli.shared.control import ask_running
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.config import load_config
+    from sidecar.cli.shared.nats import connection
     from sidecar.home import Home
     from sidecar.link.client import ClientError
-    from sidecar.mirror.reaching import sessions_of
     from sidecar.mirror.verify import MirrorCheck
     from sidecar.read.catalog import Catalog
     from sidecar.record.playing.hooks import read_recording
@@ -48,7 +46,7 @@ KILL_AT: Final = 20
 _HANG_SECONDS: Final = 120.0
 
 
-async def demo(context: typer.Context) -> int:
+async def demo(run: Run) -> int:
     """Play a recorded session in a temporary home, kill the sidecar halfway, and verify the log."""
     out = Output()
     with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
@@ -154,17 +152,10 @@ async def _on_jetstream(home: Home) -> tuple[int, int]:
     while (await ask_running(home, "mirror"))["lag"]:  # noqa: ASYNC110 - another process: there is no event to wait for
         await asyncio.sleep(0.02)
     manifest = located(home.store_path)
-    sessions = sessions_of(home, load_config(home.config_path).nats, own_identity().nonce)
-    try:
-        check = MirrorCheck(
-            LogReader(home.store_path),
-            manifest.log_id if manifest is not None else "",
-            sessions,
-            now_ms=own_identity().now_ms,
-        )
+    log_id = manifest.log_id if manifest is not None else ""
+    async with connection(home) as sessions:
+        check = MirrorCheck(LogReader(home.store_path), log_id, sessions, now_ms=own_identity().now_ms)
         differences = [difference async for difference in check.run()]
-    finally:
-        await sessions.close()
     return check.summary.records - check.summary.waiting, len(differences)
 
 

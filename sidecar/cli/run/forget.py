@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
     SHOWN_STREAMS,
@@ -22,14 +22,14 @@ if RUNS:
     from sidecar.cli.shared.control import REMOVING, ask
     from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
-    from sidecar.read.select import Family, SelectError, catalog_of, find_session, open_reader
+    from sidecar.read.select import Family, SelectError, catalog_of, find_session
     from sidecar.read.wording import counted
     from streams.log.directory import read_manifest
     from streams.log.reader import LogReader
 
 
 async def forget(
-    context: typer.Context,
+    run: Run,
     session: Annotated[
         str,
         typer.Argument(
@@ -39,23 +39,21 @@ async def forget(
         ),
     ],
     yes: YesFlag = False,
-    json: JsonFlag = False,
-) -> int:
+) -> None:
     """Erase what was said and done in a session.
 
     SESSION is a root session or a child session. Replaces its payloads, and those of its child sessions, with digests
     everywhere in the home, and deletes an old store that a migration left behind. The records stay, with their times
     and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
     """
-    home, out = home_of(context), Output(json)
-    home.check_owner()
-    reader = open_reader(home.store_path)
+    home, out, reader = run.own_home, run.out, run.reader
     try:
         stream, child = await find_session(reader, session)
     except SelectError as pruned:
         if pruned.code != "pruned":
             raise
-        return _tell_pruned(out, home, pruned, yes=yes)
+        _tell_pruned(out, home, pruned, yes=yes)
+        return
     would = await _would_forget(reader, stream, child)
     is_done = not would["records"] and not await reader.is_removing()
     streams, named = would["streams"], would["streams"] if child is None else [child]
@@ -64,7 +62,7 @@ async def forget(
         refused.append(f"because background work has not ended: {', '.join(would['unfinished'])}")
     await reader.close()
     if not yes:
-        if json:
+        if out.json:
             out.object(would | {"refused": refused, "done": None})
         else:
             _show_forget(out, would)
@@ -73,18 +71,20 @@ async def forget(
                 note(f"`forget` would be refused now, {why}.")
             changed = "Nothing was changed." if refused else NOTHING_CHANGED
             note("Nothing to forget." if is_done else changed)
-        return 0
+        return
     if is_done:
-        return _tell_forgotten(out, named)
+        # Report success, because the payloads are already gone and there is nothing to do.
+        done = {"records": 0, "bytes": 0, "streams": 0}
+        told = f"nothing to forget: the payloads in {', '.join(named)} have already been forgotten"
+        out.told({"streams": named, "done": done}, told)
+        return
     sessions = [each["id"] for each in would["sessions"]]
     done = await ask(home, "forget", {"streams": streams, "sessions": sessions}, REMOVING)
-    if json:
-        out.object({"streams": streams, "done": done})
-    else:
-        out.prose("", f"forgot the payloads of {counted(done['records'], 'record')} in {', '.join(named)}")
+    told = f"forgot the payloads of {counted(done['records'], 'record')} in {', '.join(named)}"
+    out.told({"streams": streams, "done": done}, told)
+    if not out.json:
         note("OpenCode's own database still has them: delete the session there, too.")
         note_move(done)
-    return 0
 
 
 def _note_old_store(home: Home) -> None:
@@ -149,23 +149,13 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
     out.prose("", f"would forget the payloads of {counted(would['records'], 'record')} in {named}{below}{beside}")
 
 
-def _tell_forgotten(out: Output, streams: list[str]) -> int:
-    """Report success, because the payloads are already gone and there is nothing to do."""
-    if out.json:
-        out.object({"streams": streams, "done": {"records": 0, "bytes": 0, "streams": 0}})
-    else:
-        out.prose("", f"nothing to forget: the payloads in {', '.join(streams)} have already been forgotten")
-    return 0
-
-
-def _tell_pruned(out: Output, home: Home, pruned: SelectError, *, yes: bool) -> int:
+def _tell_pruned(out: Output, home: Home, pruned: SelectError, *, yes: bool) -> None:
     """Report that the records to forget were already pruned. The old store of a migration is gone, too, so nothing is
     left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))
-        return 0
+        return
     out.prose("", f"{pruned}; nothing of it is left to forget")
     for copy in other_copies(home):
         note(copy)
-    return 0

@@ -9,17 +9,16 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import SessionArgument
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.control import ask
     from sidecar.read.wording import one_line
 
 
 async def fork(
-    context: typer.Context,
+    run: Run,
     stream: SessionArgument,
     at: Annotated[
         str,
@@ -34,7 +33,6 @@ async def fork(
         str | None, typer.Option("--prompt", help="The first prompt in the fork; else nothing runs.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Make a new session from a moment of another one, in an open OpenCode.
 
@@ -42,8 +40,8 @@ async def fork(
     something else. Nothing runs unless you give a prompt, and files stay as they are now. If OpenCode no longer has the
     session or the message, a new session gets the recorded conversation as a text.
     """
-    out, home = Output(json), home_of(context)
-    if not yes and (json or not sys.stdin.isatty()):
+    out, home = run.out, run.home
+    if not yes and (out.json or not sys.stdin.isatty()):
         raise Failure("not-confirmed", "nothing was forked, because nobody was asked; confirm it with `--yes`")
     given: dict[str, Any] = {"stream": stream, "event": at, "prompt": prompt}
     retry = "`durable-stream streams` shows whether the fork exists; running the command again makes another"
@@ -58,4 +56,4 @@ async def fork(
     found = await ask(home, "fork", given, retry)
     if found["messages"] is None:
         note(found["told"])
-    out.object(found) if json else out.text(f"{found['fork']}  fork of {found['session']}")
+    out.told(found, f"{found['fork']}  fork of {found['session']}")

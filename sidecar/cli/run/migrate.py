@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
@@ -25,7 +25,7 @@ PHASES = {phase: phase.ljust(9) for phase in ("opening", "copying", "verifying",
 
 
 async def migrate(
-    context: typer.Context,
+    run: Run,
     to: Annotated[str | None, typer.Option("--to", metavar="sqlite|jsonl", help="The backend to migrate to.")] = None,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Undo the last migration but keep everything written since.")
@@ -33,8 +33,7 @@ async def migrate(
     discard_old: Annotated[
         bool, typer.Option("--discard-old", help="Delete the old store that the last migration left behind.")
     ] = False,
-    json: JsonFlag = False,
-) -> int:
+) -> None:
     """Migrate the log to another backend without interrupting recording.
 
     Copies every record byte for byte, checks each hash chain, and then switches to the copy instantly. To continue an
@@ -45,13 +44,13 @@ async def migrate(
         raise typer.BadParameter("give one of `--to sqlite`, `--to jsonl`, `--rollback` and `--discard-old`")
     if to is not None and to not in FORMATS:
         raise typer.BadParameter(f"{to!r} is not a backend; give `--to sqlite` or `--to jsonl`")
-    out, home = Output(json), home_of(context)
-    home.check_owner()
+    out, home = run.out, run.own_home
     manifest = located(home.store_path)
     if manifest is None:
         raise Failure("no-log", f"no log exists in {home.store_path} yet, so there is nothing to migrate")
     if discard_old:
-        return await _discard(out, home, is_kept=manifest.kept is not None)
+        await _discard(out, home, is_kept=manifest.kept is not None)
+        return
     if rollback:
         if manifest.kept is None:
             other = "jsonl" if manifest.backend == "sqlite" else "sqlite"
@@ -66,14 +65,15 @@ async def migrate(
     is_there = manifest.backend == to
     done = await _move(out, home, to, begin=not is_there)
     if is_there:
-        return _told(out, f"the log is already in {to}", {"backend": to, "moved": False})
+        out.told({"backend": to, "moved": False}, f"the log is already in {to}")
+        return
     moved = f"{counted(done['copied'], 'record')} in {counted(done['streams'], 'stream')}"
     text = (
         f"the log is in {to} now: {moved}, the same hashes\n"
         f"recording paused for {done['held_ms']:.0f} ms\n"
         f"the old store is kept: --rollback goes back, --discard-old deletes it"
     )
-    return _told(out, text, {"backend": to, "moved": True, **done})
+    out.told({"backend": to, "moved": True, **done}, text)
 
 
 async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, Any]:
@@ -105,19 +105,10 @@ async def _move(out: Output, home: Home, to: str, *, begin: bool) -> dict[str, A
     return dict(answer["progress"])
 
 
-async def _discard(out: Output, home: Home, *, is_kept: bool) -> int:
+async def _discard(out: Output, home: Home, *, is_kept: bool) -> None:
     freed = int((await ask(home, "discard_old", {}, DISCARDING))["freed"])
     what = "the old store" if is_kept else "the remains of an interrupted migration or deletion"
     text = (
         f"deleted {what}: {bytes_text(freed)} freed" if freed else "no old store exists, so there is nothing to delete"
     )
-    return _told(out, text, {"freed": freed})
-
-
-def _told(out: Output, text: str, facts: dict[str, Any]) -> int:
-    if out.json:
-        out.object(facts)
-    else:
-        for line in text.splitlines():
-            out.prose("", line)
-    return 0
+    out.told({"freed": freed}, text)

@@ -7,21 +7,20 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
     from dataclasses import asdict
 
     from sidecar.cli.printing.bar import bar
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.wording import counted
-    from sidecar.record.playing.play import play as run
+    from sidecar.record.playing.play import play as play_file
 
 
 async def play(
-    context: typer.Context,
+    run: Run,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The recording, a file of JSON lines.")],
     speed: Annotated[
         str,
@@ -29,8 +28,7 @@ async def play(
             metavar="max|real|FACTOR", help="As fast as possible, as recorded, or FACTOR times the recorded speed."
         ),
     ] = "max",
-    json: JsonFlag = False,
-) -> int:
+) -> None:
     """Send a recording of OpenCode 1 or 2 to the sidecar.
 
     Sends the hooks of OpenCode 1 as the plugin does. Serves the events of OpenCode 2 as its service does. Starts a
@@ -39,23 +37,20 @@ async def play(
     factor = _speed(speed)
     if not file.is_file():
         raise Failure("not-found", f"{file}: this file does not exist; name a recording made of JSON lines")
-    out = Output(json)
+    out = run.out
     with bar(out, "playing", "records") as shown:
-        result = await run(
-            home_of(context),
+        result = await play_file(
+            run.home,
             file,
             nonce=own_identity().nonce,
             speed=factor,
             on_progress=lambda progress: shown(progress.acked, progress.total, "playing"),
         )
-    if json:
-        out.object(asdict(result))
-        return 0
     skipped = f", {counted(result.skipped, 'other line')} skipped" if result.skipped else ""
     relinked = f", reconnected {result.relinked} times" if result.relinked else ""
     added = f"{counted(result.added, 'record')} added"
-    out.text(f"played {result.items} {result.kind} of {file}: all are durable, {added}{skipped}{relinked}", "green")
-    return 0
+    told = f"played {result.items} {result.kind} of {file}: all are durable, {added}{skipped}{relinked}"
+    out.told(asdict(result), told, "green")
 
 
 def _speed(text: str) -> float | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared.arguments import streams_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.removing import (
     NOTHING_CHANGED,
     SHOWN_STREAMS,
@@ -35,7 +35,7 @@ if RUNS:
 
 
 async def prune(
-    context: typer.Context,
+    run: Run,
     older_than: Annotated[
         str | None,
         typer.Option(
@@ -51,14 +51,13 @@ async def prune(
     ] = None,
     streams: Annotated[list[str] | None, streams_option("Remove this stream; repeatable.")] = None,
     yes: YesFlag = False,
-    json: JsonFlag = False,
-) -> int:
+) -> None:
     """Remove old sessions from the log.
 
     Removes only whole, finished sessions. The rest of the log still passes verification. If an event of a removed
     session is sent again, it is still recognised as a duplicate. Without --yes, only prints a preview.
     """
-    home = home_of(context)
+    home = run.home
     if older_than is None and max_bytes is None and not streams:
         raise typer.BadParameter("choose what to remove: `--older-than AGE`, `--max-bytes SIZE` or `--stream STREAM`")
     older_than_ms, most = _age(older_than), _size(max_bytes)
@@ -76,13 +75,16 @@ async def prune(
                 named.append(pruned.stream)
                 already[pruned.stream] = f"{pruned}; nothing of it is left to remove"
         await reader.close()
-    out = Output(json)
+    out = run.out
     _need_log(home)
-    titles = await _titles(home) if yes and not json else {}  # read the titles before their streams are removed
+    titles = await _titles(home) if yes and not out.json else {}  # read the titles before their streams are removed
     request = PruneRequest(older_than_ms, most, tuple(named))
-    answer = await (_prune if yes else _preview)(home, request)
+    if yes:
+        answer = await ask(home, "prune", {"request": asdict(request)}, REMOVING)
+    else:
+        answer = await _preview(home, request)
     plan, done = answer["plan"], answer["done"]
-    if json:
+    if out.json:
         out.object(answer)
     else:
         if not yes and (plan["cuts"] or plan["kept"]):
@@ -93,7 +95,6 @@ async def prune(
                 note(copy)
         if done is None and plan["cuts"]:
             note(NOTHING_CHANGED)
-    return 0
 
 
 async def _titles(home: Home) -> dict[str, str]:
@@ -131,10 +132,6 @@ def _size(text: str | None) -> int | None:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
         raise typer.BadParameter(f"{text!r} is not a size: write 500MB or 2GiB", param_hint="--max-bytes") from None
-
-
-async def _prune(home: Home, request: PruneRequest) -> dict[str, Any]:
-    return await ask(home, "prune", {"request": asdict(request)}, REMOVING)
 
 
 async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:

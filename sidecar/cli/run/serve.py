@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, complain, home_of
+from sidecar.cli.shared.command import RUNS, Run, complain
 
 if RUNS:
-    from sidecar.app import serve as run
+    from sidecar.app import serve as serve_home
     from sidecar.care.logs import note_failure
     from sidecar.cli.printing.output import Output
     from sidecar.config import load_config
@@ -17,7 +17,7 @@ if RUNS:
 
 
 async def serve(
-    context: typer.Context,
+    run: Run,
     idle_exit: Annotated[
         bool, typer.Option("--idle-exit", help="Exit when idle. The plugin uses this option.")
     ] = False,
@@ -33,8 +33,7 @@ async def serve(
     """
     if seed and not deterministic:
         raise typer.BadParameter("`--seed` needs `--deterministic`")
-    home = home_of(context)
-    home.check_owner()
+    home = run.own_home
     if idle_exit and home.running() is not None:
         return 0  # several shims may start a sidecar at the same time, and the later ones should exit at once
 
@@ -46,7 +45,7 @@ async def serve(
 
     try:
         config = load_config(home.config_path)
-        return await run(
+        return await serve_home(
             home,
             config,
             seed=seed if deterministic else None,

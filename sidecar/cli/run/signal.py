@@ -7,19 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
     import json as reading
 
     from sidecar.background.people.signals import SIGNAL
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.control import ask
 
 
 async def signal(
-    context: typer.Context,
+    run: Run,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name, such as `deployed`.")],
     payload: Annotated[
         str | None, typer.Argument(metavar="[JSON]", help="A JSON payload for the agents that wait for the signal.")
@@ -27,7 +26,6 @@ async def signal(
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: a signal with the same key is raised only once.")
     ] = None,
-    json: JsonFlag = False,
 ) -> None:
     """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
     if re.fullmatch(SIGNAL, name) is None:
@@ -45,8 +43,5 @@ async def signal(
                 "bad-json", f"the payload is not JSON ({error}); quote the payload: '{{\"by\": 1}}'"
             ) from None
     asked = {"name": name, "payload": given, "key": key}
-    found = await ask(
-        home_of(context), "signal", asked, "it is safe to run the same command again with the same `--key`"
-    )
-    out = Output(json)
-    out.object(found) if json else out.text(f"{found['name']} was raised; {found['count']} so far")
+    found = await ask(run.home, "signal", asked, "it is safe to run the same command again with the same `--key`")
+    run.out.told(found, f"{found['name']} was raised; {found['count']} so far")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
@@ -19,7 +19,6 @@ if RUNS:
     from sidecar.background.intents.lifecycle import ENDED
     from sidecar.background.intents.rows import as_row
     from sidecar.background.intents.state import Intent, State
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.follow import follow
     from sidecar.home import Home
@@ -34,7 +33,7 @@ START_SECONDS: Final = 6.0
 
 
 async def spawn(
-    context: typer.Context,
+    run: Run,
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="The prompt; include everything the background agent needs to know.")
     ],
@@ -96,13 +95,12 @@ async def spawn(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the end, and print the result. Ctrl-C ends only the waiting.")
     ] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Start background work that keeps going even if OpenCode or the sidecar restarts.
 
     If the work fails at once, or with --wait at any time, the exit code is 1, and stderr says why.
     """
-    out = Output(json)
+    out = run.out
     where = (directory or Path.cwd()).expanduser().resolve()
     given: dict[str, Any] = {
         "prompt": prompt,
@@ -118,13 +116,13 @@ async def spawn(
         "continues": continues,
         "key": key,
     }
-    home = home_of(context)
+    home = run.home
     found = await ask(home, "spawn", given, "it is safe to run the same command again with the same `--key`")
     if wait:
         note(f"{found['id']} goes on without this command; waiting for its end.")
     intent = await _watched(home, found["id"], wait)
     found = found if intent is None else as_row(intent)
-    if json:
+    if out.json:
         out.object(found)
     elif not (wait and found["state"] == "completed"):
         out.text(f"{found['id']}  {found['state']}  {found['title']}")

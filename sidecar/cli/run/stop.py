@@ -6,16 +6,13 @@ import os
 import signal
 from typing import Any
 
-import typer
-
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
     import asyncio
 
     from bridge.opencode.link.protocol import RequestError
-    from sidecar.cli.printing.output import Output
     from sidecar.cli.shared.control import ask_running
     from sidecar.components import until
     from sidecar.home import Home, SidecarInfo
@@ -32,24 +29,24 @@ ANSWER_SECONDS = 5.0
 """How long a sidecar may take to answer a request before it counts as hung."""
 
 
-async def stop(context: typer.Context, json: JsonFlag = False) -> int:
+async def stop(run: Run) -> None:
     """Stop the running sidecar.
 
     The sidecar first writes everything it has received. If it hangs, it is killed.
     """
-    out = Output(json)
-    home = home_of(context)
-    home.check_owner()
+    out, home = run.out, run.own_home
     info = home.running()
     if info is not None and info.process and not info.still_runs:
         # There is no sidecar to stop: another process, such as `repair`, holds the lock or has the sidecar's pid.
         info = None
     info = info or home.unlocked()
     if info is None:
-        return _told(out, f"no sidecar is running for {home.path}", stopped=False, pid=None)
+        out.told({"stopped": False, "pid": None}, f"no sidecar is running for {home.path}")
+        return
+    stopped = {"stopped": True, "pid": info.pid}
     failure, answer = await _ask_to_stop(home)
     if failure is None and await _gone(home, info, STOP_SECONDS):
-        _told(out, f"stopped the sidecar (pid {info.pid})", stopped=True, pid=info.pid)
+        out.told(stopped, f"stopped the sidecar (pid {info.pid})")
         # A sidecar of an older version does not say who is left.
         if linked := answer.get("linked"):
             note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar.")
@@ -58,9 +55,9 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
                 f"Background work goes on in a headless OpenCode (pid {headless}), which starts another sidecar; "
                 "`durable-stream intents` lists the work."
             )
-        return 0
+        return
     reason = failure or f"it was still running after {STOP_SECONDS:g} s"
-    if not json:
+    if not out.json:
         out.text(f"the sidecar (pid {info.pid}) did not stop on request ({reason}): killing it")
         out.flush()
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
@@ -70,19 +67,12 @@ async def stop(context: typer.Context, json: JsonFlag = False) -> int:
                 raise ProcessLookupError
             os.kill(info.pid, number)
         except ProcessLookupError:
-            return _told(out, f"the sidecar (pid {info.pid}) has already exited", stopped=True, pid=info.pid)
+            out.told(stopped, f"the sidecar (pid {info.pid}) has already exited")
+            return
         if await _gone(home, info, seconds):
-            text = f"ended the sidecar (pid {info.pid}) with {number.name}"
-            return _told(out, text, stopped=True, pid=info.pid)
+            out.told(stopped, f"ended the sidecar (pid {info.pid}) with {number.name}")
+            return
     raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) did not exit, even when killed; see {home.log_path}")
-
-
-def _told(out: Output, text: str, **facts: Any) -> int:
-    if out.json:
-        out.object(facts)
-    else:
-        out.text(text)
-    return 0
 
 
 async def _ask_to_stop(home: Home) -> tuple[str | None, dict[str, Any]]:

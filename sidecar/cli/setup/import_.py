@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
@@ -19,6 +19,7 @@ if RUNS:
     from sidecar.config import load_config
     from sidecar.home import Home
     from sidecar.read.select import catalog_of, open_reader
+    from sidecar.read.wording import counted
     from sidecar.record.exclusion import Exclusion
     from sidecar.record.history import START_SECONDS, import_opencode_1
 
@@ -26,7 +27,7 @@ CUT_OFF = "what was imported stays; it is safe to run the same command again, wh
 
 
 async def import_(
-    context: typer.Context,
+    run: Run,
     file: Annotated[
         Path | None,
         typer.Argument(
@@ -36,8 +37,7 @@ async def import_(
     opencode: Annotated[
         bool, typer.Option("--opencode", help="Import the sessions of OpenCode 1 and 2 on this machine.")
     ] = False,
-    json: JsonFlag = False,
-) -> int:
+) -> None:
     """Record the sessions from before `install`, or those in a file that `export` wrote.
 
     Marks these sessions as history, which agents do not receive. Adds only what the log lacks, so running it again is
@@ -46,33 +46,29 @@ async def import_(
     """
     if (file is None) is not opencode:
         raise typer.BadParameter("give FILE or `--opencode`")
-    out, home = Output(json), home_of(context)
-    home.check_owner()
+    out, home = run.out, run.own_home
     home.check_kind()
     if file is not None:
-        return await _file(out, home, file)
+        await _file(out, home, file)
+        return
     one, two = await _opencode_1(home), await _opencode_2(home)
-    if json:
+    if out.json:
         out.object({"opencode_1": one, "opencode_2": two})
-        return 0
+        return
     if one is None and not two["services"]:
         hint = "install OpenCode 1, or start OpenCode 2 with the plugin"
         raise Failure("no-history", f"OpenCode 1 is not on the PATH, and no OpenCode 2 service is connected: {hint}")
     out.text("OpenCode 1: " + (_told(one) if one is not None else "not on the PATH"))
     out.text("OpenCode 2: " + (_told(two) if two["services"] else "the service is not running, or has no plugin"))
-    return 0
 
 
-async def _file(out: Output, home: Home, file: Path) -> int:
+async def _file(out: Output, home: Home, file: Path) -> None:
     done = await ask(home, "import_file", {"path": str(file)}, CUT_OFF)
-    if out.json:
-        out.object(done)
-        return 0
-    added, known, forgotten = done["added"], done["known"], done["forgotten"]
-    out.text(f"{added} record{'s'[: added != 1]} imported" + (f", {known} were already in the log" if known else ""))
-    if forgotten:
-        out.text(f"{forgotten} were skipped: their content was forgotten before the export")
-    return 0
+    known = f", {done['known']} were already in the log" if done["known"] else ""
+    told = f"{counted(done['added'], 'record')} imported{known}"
+    if done["forgotten"]:
+        told += f"\n{done['forgotten']} were skipped: their content was forgotten before the export"
+    out.told(done, told)
 
 
 def _told(found: dict[str, Any]) -> str:
@@ -80,8 +76,8 @@ def _told(found: dict[str, Any]) -> str:
     if not count:
         return "nothing new to import"
     records = found.get("records")
-    more = f", {records} record{'s'[: records != 1]}" if records is not None else ""
-    return f"{count} old session{'s'[: count != 1]} imported{more}"
+    more = f", {counted(records, 'record')}" if records is not None else ""
+    return f"{counted(count, 'old session')} imported{more}"
 
 
 async def _opencode_1(home: Home) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, named_home
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
@@ -31,13 +31,12 @@ def executable() -> list[str]:
 
 
 def install(
-    context: typer.Context,
+    run: Run,
     everywhere: GlobalFlag = False,
     project: ProjectOption = None,
     service: Annotated[
         bool, typer.Option("--service", help="Also write a service file for the sidecar, and print how to enable it.")
     ] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Make OpenCode record its sessions.
 
@@ -45,7 +44,7 @@ def install(
     starts.
     """
     target = _target(everywhere, project)
-    home = home_of(context).path
+    home = run.home.path
     outcome = installer.install(target, shim=installer.shim_path(), command=executable(), home=home)
     facts: dict[str, Any] = {}
     if service:
@@ -53,20 +52,20 @@ def install(
     if project is not None and (loose := _committable(target)):
         facts["git_would_commit"] = loose
     afterwards = f"Now {installer.RESTART}. From then on, its sessions are recorded."
-    _tell(outcome, target, json, afterwards, "install", facts)
-    if not json:
+    _tell(run.out, outcome, target, afterwards, "install", facts)
+    if not run.out.json:
         if "enable" in facts:
-            _print("The service is not enabled. To start it now and at each login, run:", f"  {facts['enable']}")
+            run.out.text("The service is not enabled. To start it now and at each login, run:")
+            run.out.text(f"  {facts['enable']}")
         _warn_of_two(target)
         _warn_of_git(target, facts.get("git_would_commit", []))
 
 
 def uninstall(
-    context: typer.Context,
+    run: Run,
     everywhere: GlobalFlag = False,
     project: ProjectOption = None,
     service: Annotated[bool, typer.Option("--service", help="Remove only the service file.")] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Remove the plugin; everything recorded stays in the home.
 
@@ -83,14 +82,15 @@ def uninstall(
     if project is None:
         facts = _uninstall_service(outcome, told=service)
     others = _other_copies(target)
-    stays = f"What was recorded stays in {named_home(context).path}."
+    stays = f"What was recorded stays in {run.any_home.path}."
     kept = f"Now {installer.RESTART}. Then nothing more is recorded. {stays}"
     if others:
         still = " and ".join(f"at {place} (remove it with {removal})" for place, removal in others.items())
         kept = f"The plugin is still {still}, so OpenCode continues recording. {stays}"
-    _tell(outcome, target, json, "" if service else kept, "uninstall", facts)
-    if facts and not json:
-        _print("To stop a service that is still running, run:", f"  {facts['disable']}")
+    _tell(run.out, outcome, target, "" if service else kept, "uninstall", facts)
+    if facts and not run.out.json:
+        run.out.text("To stop a service that is still running, run:")
+        run.out.text(f"  {facts['disable']}")
 
 
 def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
@@ -125,14 +125,10 @@ def _target(everywhere: bool, project: Path | None) -> Target:
     return Target.project(project)
 
 
-def _print(*lines: str) -> None:
-    for line in lines:
-        Output().text(line)
-
-
-def _tell(outcome: Outcome, target: Target, json: bool, afterwards: str, action: str, facts: Mapping[str, Any]) -> None:
-    out = Output(json)
-    if json:
+def _tell(
+    out: Output, outcome: Outcome, target: Target, afterwards: str, action: str, facts: Mapping[str, Any]
+) -> None:
+    if out.json:
         out.object(
             {"action": action, "scope": target.scope, "plugin": str(target.plugin), "changed": outcome.changed}
             | {"done": outcome.lines, **facts}

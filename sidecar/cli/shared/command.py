@@ -13,15 +13,18 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from sidecar.failure import Failure
 
 if TYPE_CHECKING:
+    from sidecar.cli.printing.output import Output
     from sidecar.home import Home
+    from streams.log.reader import LogReader
 
 RUNS = True
 """Whether a command runs in this process. For a help text or a completion, ``main`` makes it false before it imports
@@ -77,36 +80,69 @@ _SYSTEM = ("system", "check that the path is right and that you own it")
 """The code and the remedy of any other error of the operating system."""
 
 
-def home_of(context: typer.Context) -> Home:
-    """Return the home that the options, the environment or the platform name. Touches no file.
+class Run(typer.Context):
+    """One run of a command: where it prints, the home that the options, the environment or the platform name, and the
+    log in it. Nothing is opened before it is asked for."""
 
-    Raises:
-        HomeError: the directory is not a home and contains other files.
-    """
-    home = named_home(context)
-    home.check_kind()
-    return home
+    @cached_property
+    def out(self) -> Output:
+        """Where the command prints, as JSON if ``--json`` says so."""
+        from sidecar.cli.printing.output import Output
+
+        return Output(bool(self.params.get("json")))
+
+    @cached_property
+    def any_home(self) -> Home:
+        """The home, even if it is another kind of directory, for commands that only report on it."""
+        from sidecar.home import Home
+
+        return Home(self.obj)
+
+    @cached_property
+    def home(self) -> Home:
+        """Raises ``HomeError`` if the directory is not a home and contains other files."""
+        self.any_home.check_kind()
+        return self.any_home
+
+    @cached_property
+    def own_home(self) -> Home:
+        """As ``home``, but raises ``HomeError``, too, if another user owns it."""
+        self.home.check_owner()
+        return self.home
+
+    @cached_property
+    def reader(self) -> LogReader:
+        """A reader of the home's log."""
+        from sidecar.read.select import open_reader
+
+        return open_reader(self.home.store_path)
 
 
-def named_home(context: typer.Context) -> Home:
-    """Like ``home_of``, but accept any directory, for commands that only report on the directory."""
-    from sidecar.home import Home
-
-    path: Path | None = context.obj
-    return Home(path)
+class _Command(TyperCommand):
+    context_class = Run
 
 
-def add_command(app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str]) -> None:
-    """Register ``function`` (plain or ``async``) under its own name; its result, if an int, is the exit code."""
+def add_command(
+    app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str], json: bool = True
+) -> None:
+    """Register ``function`` (plain or ``async``) under its own name, with ``--json``, which ``Run.out`` knows; its
+    result, if an int, is the exit code."""
     # The \b keeps Click from joining the example's lines into one paragraph.
     shown = "\n".join(f"  durable-stream {example}" for example in examples)
-    text = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\b\nExample:\n{shown}"
-    app.command(function.__name__.rstrip("_"), help=text, rich_help_panel=panel)(_guarded(function))
+    text = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\n\b\nExample:\n{shown}"
+    guarded: Any = _guarded(function)
+    if json:
+        signature = inspect.signature(function, eval_str=True)
+        flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonFlag)
+        guarded.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])
+        guarded.__annotations__ = {name: each.annotation for name, each in guarded.__signature__.parameters.items()}
+    command = app.command(function.__name__.rstrip("_"), cls=_Command, help=text, rich_help_panel=panel)
+    command(guarded)
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args: Any, json: bool = False, **kwargs: Any) -> None:
         if not RUNS:
             # The command was imported to show its help, but the word `--help` was meant otherwise.
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {RUN_ANYWAY: "1"})  # noqa: S606

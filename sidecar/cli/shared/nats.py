@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.cli.shared.identity import own_identity
@@ -29,13 +30,17 @@ OFF: Final[Mapping[str, Any]] = {
 TURN_ON = 'set `mode` to "embedded" or "external" in [nats] in config.toml'
 
 
-def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessions:
-    """A connection to the home's server, not opened yet; the caller closes the connection. ``waits``: also wait for an
-    embedded server.
+@asynccontextmanager
+async def connection(home: Home, *, waits: bool = False) -> AsyncIterator[Sessions]:
+    """A connection to the home's server, which opens when it is used. ``waits``: also wait for an embedded server.
 
     Raises:
         Failure: NATS is off, or the embedded server is not running.
     """
+    from sidecar.config import load_config
+    from sidecar.mirror.reaching import sessions_of
+
+    config = load_config(home.config_path).nats
     if config.mode == "off":
         raise Failure("nats-off", f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
     if config.mode == "embedded" and home.running() is None and not waits:
@@ -44,9 +49,11 @@ def connection(home: Home, config: NatsConfig, *, waits: bool = False) -> Sessio
             f"the embedded NATS server of {home.path} runs with the sidecar, which is not running; start a "
             "sidecar with `durable-stream serve`",
         )
-    from sidecar.mirror.reaching import sessions_of
-
-    return sessions_of(home, config, own_identity().nonce)
+    sessions = sessions_of(home, config, own_identity().nonce)
+    try:
+        yield sessions
+    finally:
+        await sessions.close()
 
 
 # --- the state of NATS in words, the same in `status` and `mirror status` ---

@@ -9,7 +9,7 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
@@ -30,7 +30,7 @@ WAITS = ("open", "answering")
 
 
 async def checkpoints(
-    context: typer.Context,
+    run: Run,
     checkpoint: Annotated[
         str | None,
         typer.Argument(
@@ -49,14 +49,12 @@ async def checkpoints(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also list checkpoints that are no longer waiting.")] = False,
     limit: Annotated[int | None, limit_option("checkpoints")] = None,
-    json: JsonFlag = False,
 ) -> None:
     """List what is waiting for your answer in any session, or give an answer.
 
     The first answer wins, wherever you give it. A late answer fails with the code already-answered.
     """
-    out = Output(json)
-    home = home_of(context)
+    out, home = run.out, run.home
     if answer:
         if checkpoint is None:
             raise Failure(
@@ -67,7 +65,7 @@ async def checkpoints(
         if proof := os.environ.get("DURABLE_STREAM_PROOF"):  # from the list in OpenCode's terminal
             given["proof"] = proof
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
-        out.object(found) if json else out.text(f"{found['id']} answered: {'; '.join(found['answer'])}")
+        out.told(found, f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
     reader = open_reader(home.store_path)
     listed = await read_checkpoints(reader)
@@ -75,7 +73,7 @@ async def checkpoints(
         _show(out, await whole(reader, of_person(listed, checkpoint, "checkpoint")))
         return
     shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
-    if json:
+    if out.json:
         for each in shown:
             out.object(as_row(each))
     elif shown:

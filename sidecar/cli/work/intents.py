@@ -9,7 +9,7 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED
 from sidecar.failure import Failure
 
@@ -30,13 +30,13 @@ if RUNS:
     from sidecar.home import Home
     from sidecar.read.host_agents import LABEL, host_agents
     from sidecar.read.select import catalog_of, empty_text, open_reader
-    from sidecar.read.wording import ago, amount, local_time, money, rough_span, visible
+    from sidecar.read.wording import ago, amount, counted, local_time, money, rough_span, visible
     from streams.log.reader import LogReader
     from streams.store import NOTHING
 
 
 async def intents(
-    context: typer.Context,
+    run: Run,
     intent: Annotated[
         str | None,
         typer.Argument(
@@ -59,43 +59,36 @@ async def intents(
         bool, typer.Option("--all", help="Also list the background agents that OpenCode started by itself.")
     ] = False,
     limit: Annotated[int | None, limit_option("intents")] = None,
-    json: JsonFlag = False,
 ) -> None:
     """List background work, newest last: its state, age, cost, title, and why it failed."""
-    out = Output(json)
-    home = home_of(context)
+    out, home = run.out, run.home
     if intent is None and (cancel or apply or diff or discard):
         raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
     if apply:
         found = await ask(home, "intent_apply", {"intent": intent}, "it is safe to run the same command again")
-        if json:
-            out.object(found)
-        else:
-            count = found["changes"]["count"]
-            changed = f"{count} {'file' if count == 1 else 'files'} in {found['directory']}"
-            out.text(
-                f"Its changes had already been applied: {changed}." if found["was_applied"] else f"Changed {changed}."
-            )
+        changed = f"{counted(found['changes']['count'], 'file')} in {found['directory']}"
+        did = "Its changes had already been applied:" if found["was_applied"] else "Changed"
+        out.told(found, f"{did} {changed}.")
         return
     if discard:
         await _discard(out, home, str(intent), yes=yes)
         return
     if cancel:
         found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
-        out.object(found) if json else out.text(f"{found['id']} is being cancelled.")
+        out.told(found, f"{found['id']} is being cancelled.")
         return
     reader = open_reader(home.store_path)
     state = await read_intents(reader)
     if intent is not None:
         named = of_person(state.intents.values(), intent, "intent")
-        if diff and not json:
+        if diff and not out.json:
             out.text(visible((await _diff(named)).rstrip("\n")))
             return
         _show(out, named, state, await _waits(home, reader, state, named))
         return
     listed = list(state.intents.values())[-limit if limit else 0 :]
     hosts = (await _host_agents(reader))[-limit if limit else 0 :] if everything else []
-    if json:
+    if out.json:
         for each in listed:
             out.object({**as_row(each), "spent": spent_by(state, each.root)})
         for row in hosts:

@@ -7,30 +7,27 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 
 if RUNS:
     from sidecar.background.reading import read_notices
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import control
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.select import empty_text
     from sidecar.read.telling.markup import unwrapped
     from sidecar.read.wording import ago, one_line
     from streams.store import NOTHING
 
 
-async def notices(
-    context: typer.Context, limit: Annotated[int | None, limit_option("messages")] = None, json: JsonFlag = False
-) -> None:
+async def notices(run: Run, limit: Annotated[int | None, limit_option("messages")] = None) -> None:
     """List messages to sessions and alerts for you, newest last, with states, channels and times.
 
     A message is queued, then sent, then observed. If nobody sees it, the next channel is used.
     """
-    out = Output(json)
-    reader = open_reader(home_of(context).store_path)
+    out, reader = run.out, run.reader
     rows = (await read_notices(reader))[-limit if limit else 0 :]
-    if json:
+    if out.json:
         for row in rows:
             out.object(row)
     elif rows:
@@ -59,25 +56,24 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
 
 
 async def notify(
-    context: typer.Context,
+    run: Run,
     action: Annotated[
         Literal["test"], typer.Argument(metavar="test", help="Send a test message to every configured channel.")
     ],
-    json: JsonFlag = False,
 ) -> int:
     """Test each channel of [notify] by sending a message on it. Exits with 1 if a channel fails."""
-    out = Output(json)
-    async with control(home_of(context), "run the same command again") as client:
+    out = run.out
+    async with control(run.home, "run the same command again") as client:
         found = await client.request("notify_test", {})
         changed = (await client.request("status", {}))["config_changed"]
     if changed:
         note("config.toml changed since the sidecar started: run `durable-stream stop`, then run this command again.")
-    if json:
+    if out.json:
         out.object(found)
     for each in found["channels"]:
-        if not json:
+        if not out.json:
             out.text(f"{each['channel']}: {'works' if each['ok'] else each['error']}")
-    if not json and found["channels"]:
+    if not out.json and found["channels"]:
         out.text(f"turns: {found['turns']}")
     if not found["channels"] and not changed:
         note("No channel is configured: set `urls`, `command` or `desktop` in [notify] in config.toml.")

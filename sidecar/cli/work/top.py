@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, JsonFlag, home_of, note
+from sidecar.cli.shared.command import RUNS, Run, note
 
 if RUNS:
     import asyncio
@@ -45,17 +45,15 @@ STYLES = {
 
 
 async def top(
-    context: typer.Context,
+    run: Run,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    json: JsonFlag = False,
 ) -> None:
     """Show a live view of background work, what is waiting for you, and active sessions.
 
     Press q or Ctrl-C to quit. In a pipe, or with --once, prints once and exits. With --json, prints one object; its
     field ``sidecar`` is false if no sidecar is running, so nothing changes.
     """
-    out = Output(json)
-    home = home_of(context)
+    out, home = run.out, run.home
     store = home.store_path
     reader = open_reader(store)
     board, after = await open_board(reader)
@@ -63,7 +61,7 @@ async def top(
     is_live = out.terminal and not once
     if after == NOTHING and not is_live:
         note(f"Nothing is running: {await empty_text(reader)}.")
-    elif json:
+    elif out.json:
         out.object(board.state(now_ms()) | {"sidecar": home.running() is not None})
     elif not is_live:
         _print(out, board.state(now_ms()))
