@@ -13,7 +13,7 @@ from sidecar.cli.shared.command import RUNS, Run
 if RUNS:
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import SHORT_ID, no_cause, outline
-    from sidecar.read.changes.asked_for import asked_for
+    from sidecar.read.causes import asked_for
     from sidecar.read.changes.edits import diff_lines
     from sidecar.read.select import find_event, newest
     from sidecar.read.telling.content import Part
