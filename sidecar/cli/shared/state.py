@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from sidecar.care.checks.agents import agent_notes
@@ -24,7 +25,6 @@ from sidecar.care.checks.nats import reserved_keys
 from sidecar.care.checks.table import NOT_INSTALLED, quick_checks
 from sidecar.care.checks.tracing import traces_words
 from sidecar.cli.printing.output import Output
-from sidecar.cli.shared import migration_status
 from sidecar.cli.shared.command import explain
 from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
@@ -34,7 +34,8 @@ from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
 from sidecar.read.wording import bytes_text, counted, kept_text, local_time
 from streams.errors import StreamError
-from streams.log.presence import kept_hint
+from streams.log.copies import kept_facts
+from streams.log.presence import kept_hint, located
 from streams.log.reader import LogReader
 from streams.query import describe_span
 
@@ -116,7 +117,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
-    if (failed := migration_status.failure(found.get("migration"))) is not None:
+    if (failed := _migration_failure(found.get("migration"))) is not None:
         notes.append(failed)
     torn = torn_files(home.store_path)
     if torn:
@@ -212,7 +213,7 @@ async def _read_stopped(
             notes.append(cut_off)
         if fault is not None:
             problems.append(str(fault))
-        migration = migration_status.at_rest(home.store_path)
+        migration = _migration_at_rest(home.store_path)
         log |= {"backend": migration["backend"] if migration is not None else None}
     except (StreamError, OSError) as error:
         problems.append(explain(error))
@@ -257,7 +258,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))
     rows.append(("log", _log_line(log)))
-    rows += migration_status.rows(found.get("migration"))
+    rows += _migration_rows(found.get("migration"))
     spool = found["spool"]
     rows.append(
         ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")
@@ -309,3 +310,49 @@ def _linked(found: Mapping[str, Any]) -> list[str]:
             silent = "" if any(link.get("delivers", True) for link in links) else ", no hooks yet"
             lines.append(f"{named} in {first}{more}, pid {pid}{silent}")
     return lines
+
+
+def _migration_at_rest(store: Path) -> dict[str, Any] | None:
+    """What ``store.json`` says, in the form that a running sidecar reports; ``None`` if it cannot be read."""
+    try:
+        manifest = located(store)
+    except (StreamError, OSError):
+        return None  # the error is reported by the code that reads the log
+    if manifest is None:
+        return None
+    left = kept_facts(store, manifest)
+    return {
+        "backend": manifest.backend,
+        "kept": left,
+        "running": False,
+        "failed": None,
+        "failed_code": None,
+        "progress": None,
+    }
+
+
+def _migration_failure(migration: dict[str, Any] | None) -> str | None:
+    """The note on a failed migration; the log continues in its old store."""
+    if not migration or not migration["failed"]:
+        return None
+    to, stays, why = migration["progress"]["to"], migration["backend"], migration["failed"]
+    return f"the migration to {to} failed, and the log continues in {stays}: {why}"
+
+
+def _migration_rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Names and values for the screen; empty for a log that never migrated."""
+    if not migration:
+        return []
+    if migration["running"]:
+        progress = migration["progress"]
+        done, total = progress["copied"], progress["head"] + 1
+        share = f", {100 * done // total} %" if total > 0 else ""
+        return [("moving", f"to {progress['to']} while recording: {done} of {total} records copied{share}")]
+    kept = migration["kept"]
+    if kept is None:
+        return []
+    if not kept.get("there", True):
+        gone = f"store.json names the old {kept['backend']} store, but it no longer exists"
+        return [("kept", f"{gone}; `durable-stream migrate --discard-old` removes the entry")]
+    text = f"the old {kept['backend']} store, up to position {kept['head']}"
+    return [("kept", f"{text}; `durable-stream migrate --discard-old` deletes it")]
