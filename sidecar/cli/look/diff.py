@@ -92,13 +92,9 @@ def _sessions(out: Output, left: Past, right: Past) -> None:
     files = dict.fromkeys(file for side in sides for file in side["files"])
     rows += [[f"tool {tool}", *(str(side["tools"].get(tool, 0)) for side in sides)] for tool in tools]
     rows += [[f"file {file}", *("changed" if file in side["files"] else "-" for side in sides)] for file in files]
+    out.table([Column("" if out.terminal else "what"), *(Column(side["stream_id"]) for side in sides)], rows)
     if out.terminal:
-        out.table([Column(""), Column(sides[0]["stream_id"]), Column(sides[1]["stream_id"])], rows)
         out.text()
-    else:
-        out.cells("what", sides[0]["stream_id"], sides[1]["stream_id"])
-        for row in rows:
-            out.cells(*row)
     same = found["same"]
     if same is None:
         out.text("The two sessions did the same; only ids, times and places differ.")

@@ -141,7 +141,8 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
             money(agent["cost"]) if agent["cost"] else "-",
         )
         what = " · ".join(filter(None, (agent["what"], _doing(agent, state["at"]))))
-        rows.append((agent["id"], agent["shown"], ran, tokens, cost, what))
+        session = f"…{agent['session'][-SHORT_ID:]}" if agent["session"] else "-"
+        rows.append((agent["id"], agent["shown"], ran, session, agent["model"] or "-", tokens, cost, what))
     return rows
 
 
@@ -178,22 +179,9 @@ def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _agents_wide(state: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = zip(_agents(state), state["agents"], strict=True)
-    return [
-        (*row[:3], f"…{agent['session'][-SHORT_ID:]}" if agent["session"] else "-", agent["model"] or "-", *row[3:])
-        for row, agent in rows
-    ]
-
-
 RowsOf = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 Part = tuple[str, tuple[str, ...], RowsOf]
-AGENTS: Part = ("Background work", ("id", "state", "ran", "tokens", "cost", "what"), _agents)
-AGENTS_WIDE: Part = (
-    AGENTS[0],
-    ("id", "state", "ran", "session", "model", "tokens", "cost", "what"),
-    _agents_wide,
-)
+AGENTS: Part = ("Background work", ("id", "state", "ran", "session", "model", "tokens", "cost", "what"), _agents)
 ASKS: Part = ("Waiting for you", ("id", "kind", "asked", "what"), _waiting)
 OTHERS: tuple[Part, ...] = (
     ("At work", ("session", "agent", "turn", "what"), _sessions),
@@ -203,8 +191,10 @@ OTHERS: tuple[Part, ...] = (
 
 def _tables(width: int, state: dict[str, Any]) -> Iterator[tuple[str, tuple[Column, ...], list[tuple[str, ...]]]]:
     """The heading, the columns and the rows of each part that is not empty."""
-    for heading, names, rows_of in (ASKS, AGENTS_WIDE if width >= WIDE else AGENTS, *OTHERS):
+    for heading, names, rows_of in (ASKS, AGENTS, *OTHERS):
         if rows := rows_of(state):
+            if rows_of is _agents and width < WIDE:
+                names, rows = (*names[:3], *names[5:]), [(*row[:3], *row[5:]) for row in rows]
             styles = STYLES if "state" in names else {}
             columns = [Column(name, right=name in ("tokens", "cost"), styles=styles) for name in names]
             columns[-1] = Column(names[-1], sentence=names[-1] == "what")
