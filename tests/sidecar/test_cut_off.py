@@ -243,6 +243,6 @@ def test_a_log_that_is_being_moved_is_not_called_where_it_was(
 
         yield Client()
 
-    monkeypatch.setattr("sidecar.cli.shared.control.control", moving)
+    monkeypatch.setattr("sidecar.cli.run.migrate.control", moving)
     done = run(filled_home.path, "migrate", "--to", "jsonl")
     assert done.code == 1 and "a migration to sqlite is in progress" in done.err
