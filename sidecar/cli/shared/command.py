@@ -135,7 +135,7 @@ def add_command(
         signature = inspect.signature(function, eval_str=True)
         flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonFlag)
         guarded.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])
-        guarded.__annotations__ = {name: each.annotation for name, each in guarded.__signature__.parameters.items()}
+        guarded.__annotations__ = function.__annotations__ | {"json": JsonFlag}
     command = app.command(function.__name__.rstrip("_"), cls=_Command, help=text, rich_help_panel=panel)
     command(guarded)
 
