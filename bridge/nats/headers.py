@@ -160,22 +160,9 @@ def fill_headers(
         HeaderError: a given header cannot be sent.
         ProtocolViolation: the given ``CG-Recursion-Depth`` is not a depth.
     """
-    notes: list[str] = []
     came = dict(given)
-    # A malformed ``traceparent`` is not an error: W3C Trace Context (section 4.3) says to start a new trace.
-    trace = parse_traceparent(came.pop(TRACEPARENT, ""))
-    state = came.pop(TRACESTATE, None)
-    headers = check_headers(came)
-    if trace is None:
-        notes.append("trace_invalid" if TRACEPARENT in given else "trace_made")
-        trace = made_trace(origin)
-        headers[TRACE_MADE] = "true"
-    elif state is not None and _is_tracestate(state):
-        headers[TRACESTATE] = state
-    headers[TRACEPARENT] = str(trace)
-    if state is not None and TRACESTATE not in headers:
-        # Drop a ``tracestate`` that is malformed or belongs to a trace that is not continued.
-        notes.append("tracestate_dropped")
+    traced = trace_headers(came.pop(TRACEPARENT, None), came.pop(TRACESTATE, None), origin)
+    headers, notes = check_headers(came) | traced.headers, traced.notes
     if RECURSION_DEPTH in headers:
         read_depth(headers)
     headers.setdefault(TIMESTAMP, str(timestamp_ms))
@@ -185,8 +172,25 @@ def fill_headers(
     if message_id is not None:
         headers.setdefault(MESSAGE_ID, header_text(message_id))
     if payload is not None and reserved_keys(payload):
-        notes.append("reserved_keys")
-    return Filled(headers, trace, tuple(notes))
+        notes = (*notes, "reserved_keys")
+    return Filled(headers, traced.trace, notes)
+
+
+def trace_headers(traceparent: str | None, tracestate: str | None, origin: str) -> Filled:
+    """The headers with a message's trace; ``origin`` determines the trace if ``traceparent`` gives none."""
+    # A malformed ``traceparent`` is not an error: W3C Trace Context (section 4.3) says to start a new trace.
+    trace = parse_traceparent(traceparent or "")
+    if trace is None:
+        trace, notes = made_trace(origin), ("trace_made" if traceparent is None else "trace_invalid",)
+        headers = {TRACE_MADE: "true", TRACEPARENT: str(trace)}
+    else:
+        notes, headers = (), {TRACEPARENT: str(trace)}
+        if tracestate is not None and _is_tracestate(tracestate):
+            headers[TRACESTATE] = tracestate
+    if tracestate is not None and TRACESTATE not in headers:
+        # Drop a ``tracestate`` that is malformed or belongs to a trace that is not continued.
+        notes = (*notes, "tracestate_dropped")
+    return Filled(headers, trace, notes)
 
 
 def _is_tracestate(value: str) -> bool:

@@ -37,16 +37,15 @@ from bridge.nats.headers import (
     OFFSET,
     POSITION,
     TIMESTAMP,
-    TRACEPARENT,
     HeaderLines,
     ProtocolViolation,
 )
-from bridge.nats.jetstream.wire import Message, wire_size
+from bridge.nats.jetstream.wire import VERSION_LINE_BYTES, Message, wire_size
 from bridge.nats.l0.captured import IncompleteRecord, L0Message, l0_messages
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Chunk, L0Payload, PayloadError, Wakeup
 from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, WAKEUP, CommandSubject, L0Subject, RecordSubject
-from streams.bus.headers import HeaderError
+from streams.bus.headers import HeaderError, check_headers
 from streams.bus.subjects import SubjectError
 from streams.event import StreamEvent
 from streams.hashing import canonical, encode
@@ -131,11 +130,11 @@ def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
         to, project = about["to"], about["project"]
         subject = str(CommandSubject(project, about["workspace"], to, event.type))
         mirror = replace(mirror, rebuild=0)  # a command is sent once, however often its record is published
-        headers, _ = _headers(record, about["depth"], mirror, event.type, "cmd")
+        headers = HeaderLines(*_headers(record, about["depth"], mirror, event.type, "cmd")[:2])
         body = canonical(event.fields())
         announced = str(L0Subject(project, "cmd", "agent", to, WAKEUP, mirror.channel, mirror.version))
         wakeup = Wakeup.parse({"agent_id": to, "inbox_id": event.id, "reason": event.type}).encode()
-        wakeup_headers, _ = _headers(record, about["depth"], mirror, f"agent.{WAKEUP}", WAKEUP)
+        wakeup_headers = HeaderLines(*_headers(record, about["depth"], mirror, f"agent.{WAKEUP}", WAKEUP)[:2])
     except (SubjectError, HeaderError, PayloadError, ProtocolViolation, LookupError, TypeError):
         return "invalid"
     if wire_size(headers, len(body)) > mirror.max_payload:
@@ -150,8 +149,7 @@ def chunk_message(session: str, chunk: Chunk, project: str, mirror: Mirror) -> M
 
 def is_forgotten(event: StreamEvent) -> bool:
     """True if an event's payload is only a digest, which is what ``forget`` leaves."""
-    digest = event.payload.get("$sha256")
-    return len(event.payload) == 1 and isinstance(digest, str) and len(digest) == 64
+    return len(event.payload) == 1 and isinstance(digest := event.payload.get("$sha256"), str) and len(digest) == 64
 
 
 def _own_message(
@@ -159,16 +157,15 @@ def _own_message(
 ) -> tuple[Message, tuple[str, ...]]:
     event = record.event
     subject = _record_subject(context.project, mirror.log, event.stream_id, event.type)
-    headers, notes = _headers(
-        record, context.depth, mirror, event.type, more=f"{OFFSET}: {record.offset}\r\n{HASH}: {record.hash}\r\n"
-    )
+    place = f"{OFFSET}: {record.offset}\r\n{HASH}: {record.hash}\r\n"
+    lines, count, notes = _headers(record, context.depth, mirror, event.type, more=place)
     # Measure the headers with the longest possible form, because the real form is not known yet.
-    form, body = _body(event, _room(headers, mirror) - _LONGEST_FORM if room is None else room)
+    form, body = _body(event, _room(lines, mirror) - _LONGEST_FORM if room is None else room)
     if h.reserved_keys(event.payload):
         notes = (*notes, "reserved_keys")
     if form in ("pointer", "stub"):
         notes = (*notes, form)
-    return Message(subject, HeaderLines(f"{headers.text}{FORM}: {form}\r\n", len(headers) + 1), body), notes
+    return Message(subject, HeaderLines(f"{lines}{FORM}: {form}\r\n", count + 3), body), notes
 
 
 def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
@@ -197,16 +194,16 @@ def _l0_message(
     assert target is not None
     subject = _subject(target, meaning.suffix, context.project, mirror.channel, mirror.version, "evt")
     part = f"l0:{meaning.part}" if meaning.part else "l0"
-    headers, _ = _headers(record, context.depth, mirror, f"agent.{meaning.suffix}", part)
-    room = _room(headers, mirror) if room is None else room
+    lines, count, _ = _headers(record, context.depth, mirror, f"agent.{meaning.suffix}", part)
+    room = _room(lines, mirror) if room is None else room
     body = meaning.payload.encode()
     if len(body) > room:
         body = _required(meaning.payload).encode()
-    return Message(subject, headers, body) if len(body) <= room else None
+    return Message(subject, HeaderLines(lines, count), body) if len(body) <= room else None
 
 
-def _room(headers: HeaderLines, mirror: Mirror) -> int:
-    return mirror.max_payload - BATCH_RESERVE - wire_size(headers, 0)
+def _room(lines: str, mirror: Mirror) -> int:
+    return mirror.max_payload - BATCH_RESERVE - VERSION_LINE_BYTES - len(lines)
 
 
 def _required(payload: L0Payload) -> L0Payload:
@@ -216,17 +213,15 @@ def _required(payload: L0Payload) -> L0Payload:
 
 def _headers(
     record: Record, depth: int | None, mirror: Mirror, type_: str, part: str = "", more: str = ""
-) -> tuple[HeaderLines, tuple[str, ...]]:
-    """The headers of a message made from a record, and their notes. ``more`` is two lines that only this message has.
+) -> tuple[str, int, tuple[str, ...]]:
+    """The headers of a message made from a record: their lines, the number of the lines without those in ``more``, and
+    notes.
 
     A line break that somebody put into a log gives a line too many, which the publisher refuses.
     """
     event, about = record.event, record.event.metadata
     state = about.get(h.TRACESTATE)
     shared = _shared_lines(
-        event.stream_id,
-        event.traceparent,
-        state if isinstance(state, str) else None,
         tuple(h.forwarded(about).items()) if about else (),
         depth,
         mirror.log,
@@ -234,40 +229,42 @@ def _headers(
         type_,
         event.source.agent,
     )
+    traced = _trace_lines(event.traceparent, state if isinstance(state, str) else None, event.stream_id)
     identity = h.message_id(event.id, part=part, rebuild=mirror.rebuild)
     text = (
-        f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{TIMESTAMP}: {event.ts}\r\n{more}{shared.text}"
+        f"{MESSAGE_ID}: {identity}\r\n{POSITION}: {record.position}\r\n{TIMESTAMP}: {event.ts}\r\n"
+        f"{more}{traced.text}{shared.text}"
     )
-    return HeaderLines(text, shared.lines + (5 if more else 3)), shared.notes
+    return text, 3 + traced.lines + shared.lines, traced.notes
 
 
-class _Shared(NamedTuple):
+class _Lines(NamedTuple):
     text: str
     lines: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=4096)
 def _shared_lines(
-    stream: str,
-    traceparent: str | None,
-    state: str | None,
-    forwarded: tuple[tuple[str, str], ...],
-    depth: int | None,
-    log: str,
-    version: str,
-    type_: str,
-    agent: str,
-) -> _Shared:
+    forwarded: tuple[tuple[str, str], ...], depth: int | None, log: str, version: str, type_: str, agent: str
+) -> _Lines:
     """The header lines that many messages have in common."""
-    given = {LOG: h.header_text(log), **dict(forwarded), **(h.depth_header(depth) if depth is not None else {})}
-    traced = {TRACEPARENT: traceparent, h.TRACESTATE: state}
-    given |= {name: value for name, value in traced.items() if isinstance(value, str)}
-    headers, _, notes = h.fill_headers(
-        given, origin=stream, timestamp_ms=0, message_type=type_, sender=agent, version=version
-    )
-    del headers[TIMESTAMP]  # each message has its own
-    return _Shared(h.header_lines(headers), len(headers), notes)
+    headers = {
+        LOG: h.header_text(log),
+        h.VERSION: h.header_text(version),
+        h.MESSAGE_TYPE: h.header_text(type_),
+        h.SENDER: h.header_text(agent),
+        **(h.depth_header(depth) if depth is not None else {}),
+        **dict(forwarded),
+    }
+    return _Lines(h.header_lines(check_headers(headers)), len(headers))
+
+
+@lru_cache(maxsize=4096)
+def _trace_lines(traceparent: str | None, tracestate: str | None, stream: str) -> _Lines:
+    """The header lines with the trace, which all messages of a session, or of one command, have in common."""
+    traced = h.trace_headers(traceparent, tracestate, stream)
+    return _Lines(h.header_lines(traced.headers), len(traced.headers), traced.notes)
 
 
 @lru_cache(maxsize=4096)
