@@ -38,9 +38,10 @@ MAX_KEY = 512
 class _Value:
     """A frozen value. Unknown fields are kept separately, so that no field can hide a method."""
 
-    __slots__ = ("__dict__", "_unknown")
+    __slots__ = ("__dict__", "_stored", "_unknown")
     __hash__ = None  # type: ignore[assignment] # a payload has no hash
 
+    _stored: bytes
     _unknown: dict[str, Any]
 
     def fields(self) -> dict[str, Any]:
@@ -115,22 +116,27 @@ class StreamEvent(_Value):
         return _made(cls, given, _NONE_UNKNOWN)
 
     @classmethod
-    def trusted(cls, fields: dict[str, Any]) -> Self:
+    def trusted(cls, fields: dict[str, Any], stored: bytes = b"") -> Self:
         """Build an event from stored ``fields`` without checks, because they were validated when they were first
-        written.
+        written. ``stored`` is the JSON that they were read from.
 
         The fields of an older version are upcast. The event takes ownership of ``fields``, so the caller must not use
         it afterwards.
         """
         # This method runs for every record that is read, so it is written for speed.
         if UPCASTERS and fields.get("schema_version") in UPCASTERS:
-            fields = upcast(fields, UPCASTERS)
+            fields, stored = upcast(fields, UPCASTERS), b""
         fields["source"] = _source(fields["source"])
         if [*fields] == _CANONICAL_ORDER:
-            return _made(cls, fields, _NONE_UNKNOWN)
+            return _made(cls, fields, _NONE_UNKNOWN, stored)
         defaults = {**_DEFAULTS, "payload": {}, "metadata": {}}
         known = {k: v for k, v in fields.items() if k in _EVENT_FIELDS}
-        return _made(cls, {**defaults, **known}, {k: v for k, v in fields.items() if k not in _EVENT_FIELDS})
+        return _made(cls, {**defaults, **known}, {k: v for k, v in fields.items() if k not in _EVENT_FIELDS}, stored)
+
+    @property
+    def stored(self) -> bytes:
+        """The canonical bytes that the event was read from; empty if it was not read from a log."""
+        return self._stored
 
     def fields(self) -> dict[str, Any]:
         """All fields as plain JSON values, unknown ones included; the dictionaries are not copied."""
@@ -206,10 +212,11 @@ def _source(fields: dict[str, Any]) -> Source:
     return _made(Source, known, {k: v for k, v in fields.items() if k not in known})
 
 
-def _made(kind: type[_Made], known: dict[str, Any], unknown: dict[str, Any]) -> _Made:
+def _made(kind: type[_Made], known: dict[str, Any], unknown: dict[str, Any], stored: bytes = b"") -> _Made:
     made = _new(kind)
     _set(made, "__dict__", known)
     _set(made, "_unknown", unknown)
+    _set(made, "_stored", stored)
     return made
 
 

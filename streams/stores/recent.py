@@ -71,7 +71,7 @@ class Recent:
 def as_read(placed: Placed) -> Record:
     # Build the event from its stored form: the appended object may hold values that read back differently, and its
     # caller may still use it.
-    event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical))
+    event = StreamEvent.trusted(orjson.loads(placed.encoded.canonical), placed.encoded.canonical)
     return Record(event, placed.offset, placed.position, placed.hash.hex())
 
 

@@ -30,7 +30,7 @@ class Stored(NamedTuple):
         return self.position - self.batch_index
 
     def parse(self) -> StreamEvent:
-        return StreamEvent.trusted(orjson.loads(self.event))
+        return StreamEvent.trusted(orjson.loads(self.event), self.event)
 
     def digest_form(self) -> bytes:
         """The form of the event that the hash chain covers."""

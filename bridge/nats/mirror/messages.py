@@ -48,7 +48,7 @@ from bridge.nats.subjects import CHANNEL, PROTOCOL_VERSION, WAKEUP, CommandSubje
 from streams.bus.headers import HeaderError, check_headers
 from streams.bus.subjects import SubjectError
 from streams.event import StreamEvent
-from streams.hashing import canonical, encode
+from streams.hashing import canonical, digest_form_of
 from streams.store import Record
 
 Form = Literal["whole", "forgotten", "pointer", "stub"]
@@ -131,7 +131,7 @@ def _commands(record: Record, mirror: Mirror) -> tuple[Message, Message] | str:
         subject = str(CommandSubject(project, about["workspace"], to, event.type))
         mirror = replace(mirror, rebuild=0)  # a command is sent once, however often its record is published
         headers = HeaderLines(*_headers(record, about["depth"], mirror, event.type, "cmd")[:2])
-        body = canonical(event.fields())
+        body = event.stored or canonical(event.fields())
         announced = str(L0Subject(project, "cmd", "agent", to, WAKEUP, mirror.channel, mirror.version))
         wakeup = Wakeup.parse({"agent_id": to, "inbox_id": event.id, "reason": event.type}).encode()
         wakeup_headers = HeaderLines(*_headers(record, about["depth"], mirror, f"agent.{WAKEUP}", WAKEUP)[:2])
@@ -169,11 +169,12 @@ def _own_message(
 
 
 def _body(event: StreamEvent, room: int) -> tuple[Form, bytes]:
-    body = canonical(event.fields())
+    # The bytes that the log hashed: another library, or another version of it, may write a float in another form.
+    body = event.stored or canonical(event.fields())
     if len(body) <= room:
         return ("forgotten" if is_forgotten(event) else "whole"), body
     if not is_forgotten(event):
-        pointer = encode(event).digest_form
+        pointer = digest_form_of(body)[1]
         if len(pointer) <= room:
             return "pointer", pointer
     return "stub", canonical(

@@ -85,7 +85,7 @@ def record_of(row: Sequence[Any], file: str) -> Record:
     try:
         if crc32(event) != crc:
             raise ValueError("wrong checksum")
-        return Record(StreamEvent.trusted(orjson.loads(event)), offset, position, hash_.hex())
+        return Record(StreamEvent.trusted(orjson.loads(event), event), offset, position, hash_.hex())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error) if str(error) == "wrong checksum" else f"not a record: {type(error).__name__}"
         raise CorruptLog(file, position + 1, position, reason) from None

@@ -24,6 +24,7 @@ from streams.bus.subjects import check_subject
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import Record
+from streams.stores.stored import Stored
 from tests.bridge.nats.records import LOG, MIRROR, chained, event, mirror_all, recorded
 from tests.bridge.nats.vectors import FILE, computed
 from tests.bridge.opencode.playing import names
@@ -119,6 +120,18 @@ def test_l0_tells_a_session_as_it_was(name: str) -> None:
             epochs.setdefault(subject.target, []).append(fields["turn_epoch"])
     assert (seen_steps, seen_tasks) == (len(steps), len(ended)) and seen_tasks
     assert all(each == list(range(1, len(each) + 1)) for each in epochs.values())
+
+
+def test_the_body_is_what_the_log_has_hashed_whoever_wrote_it() -> None:
+    """JSON leaves open how a float is written, so a log may hold another form than the one that is written today."""
+    record = chained([event(1, "agent.note", {"n": 1e20})])[0]
+    today = canonical(record.event.fields())
+    line = today.replace(b"1e+20", b"1e20") if b"1e+20" in today else today.replace(b"1e20", b"1e+20")
+    assert line != today
+    stored = Stored(0, 0, chain(GENESIS, digest_form_of(line)[1]), 0, 1, line)
+    message = own(mirrored(record._replace(event=stored.parse(), hash=stored.hash.hex()), RecordContext(), MIRROR))
+    assert message.body == line
+    assert chain(GENESIS, digest_form_of(message.body)[1]).hex() == message.headers[h.HASH]
 
 
 # Size
