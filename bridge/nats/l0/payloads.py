@@ -71,14 +71,6 @@ class L0Payload(BaseModel):
     FORBIDDEN: ClassVar[dict[str, str]] = {}
     """Forbidden fields, and what to send instead."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_nothing_forbidden(cls, value: Any) -> Any:
-        for name in cls.FORBIDDEN:
-            if isinstance(value, dict) and name in value:
-                raise ValueError(f"`{name}` must not be sent inline: {cls.FORBIDDEN[name]}")
-        return value
-
     @classmethod
     def what(cls) -> str:
         """The payload's name in errors and documents, such as ``tool_result``."""
@@ -119,7 +111,8 @@ class L0Payload(BaseModel):
 
     def fields(self) -> dict[str, Any]:
         """The given fields, including unknown ones; absent optional fields stay absent."""
-        return self.model_dump(exclude_unset=True)
+        given = {name: value for name, value in self.__dict__.items() if name in self.model_fields_set}
+        return given | (self.model_extra or {})
 
     def encode(self) -> bytes:
         """The canonical bytes.
@@ -140,6 +133,18 @@ def _faults(error: ValidationError) -> tuple[str, ...]:
     )
 
 
+class _ByReference(L0Payload):
+    """A payload that names a card or a box in place of the values that it is about."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_nothing_forbidden(cls, value: Any) -> Any:
+        for name in cls.FORBIDDEN:
+            if isinstance(value, dict) and name in value:
+                raise ValueError(f"`{name}` must not be sent inline: {cls.FORBIDDEN[name]}")
+        return value
+
+
 class Wakeup(L0Payload):
     """5.1: a notification without content. The request is in the agent's inbox."""
 
@@ -149,7 +154,7 @@ class Wakeup(L0Payload):
     metadata: Object | None = None
 
 
-class ToolResult(L0Payload):
+class ToolResult(_ByReference):
     """5.2: a tool's report, written into the agent's inbox; a wakeup follows."""
 
     FORBIDDEN: ClassVar[dict[str, str]] = {"result": "put it into a card and send `tool_result_card_id`"}
@@ -182,7 +187,7 @@ class Stop(L0Payload):
     reason: Text | None = None
 
 
-class ToolCommand(L0Payload):
+class ToolCommand(_ByReference):
     """5.4 and 5.5: a command to run a tool, either a service's or a built-in one. A card contains the arguments."""
 
     FORBIDDEN: ClassVar[dict[str, str]] = {"args": "put them into a card and send `tool_call_card_id`"}
