@@ -153,6 +153,7 @@ class CommandSubject:
         return _written("cmd", (self.project, self.workspace, self.agent), self.type)
 
     @classmethod
+    @lru_cache(maxsize=1024)  # an agent's commands have few subjects
     def parse(cls, subject: str) -> CommandSubject:
         """The names in a command's subject. Raises ``SubjectError`` for any other subject."""
         return cls(*_names(subject, "cmd.{project}.{workspace}.{agent}.{type}"))

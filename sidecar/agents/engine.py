@@ -255,7 +255,7 @@ class Engine:
                 "reserved-type", f"the type prefix of {command.type[:80]} is reserved; use another prefix"
             )
         given = command_input(self.name, command, self._identity, self._clean)
-        return await asyncio.shield(await self._enqueue(given))
+        return await (await self._enqueue(given))
 
     def ignores(self, event: StreamEvent) -> bool:
         """Whether the agent has nothing to do for an event of the log. Also false if only the queue can decide, for
@@ -295,7 +295,7 @@ class Engine:
             StreamError: the log cannot be written.
         """
         given = log_input(self.name, record.event, record.position, self._identity, key=key)
-        return await asyncio.shield(await self._enqueue(replace(given, position=None)))
+        return await (await self._enqueue(replace(given, position=None)))
 
     def _check_owner(self) -> None:
         if not self.is_owned:

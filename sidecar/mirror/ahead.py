@@ -20,7 +20,7 @@ L0_DAYS: Final = 7
 LINGER_SECONDS: Final = 0.05
 """How long a run waits for more records, because a server stores a thousand messages almost as fast as ten."""
 
-YIELD_RECORDS: Final = 16
+YIELD_RECORDS: Final = 32
 """How many records to process before yielding to other tasks: about a millisecond of work."""
 
 

@@ -265,7 +265,8 @@ class JetStreamSubscription:
 
     async def _send(self, reply: str, word: bytes) -> bool:
         try:
-            await (await self._sessions.get()).send(reply, word)
+            session = self._sessions.current or await self._sessions.get()
+            await session.send(reply, word)
         except NatsError:
             return False
         return True

@@ -214,21 +214,22 @@ class JsonlReader:
                     raise CorruptLog(str(segment.path), 1, expected, missing_before(expected, segment.first))
                 start = number = 0
             at = None
-            async for line in _lines(segment, start):
-                if expected > head:
-                    return
-                number += 1
-                located = _LocatedLine(line, segment, number, expected)
-                # Check the position first: the line is nearly always the expected one, and parsing it takes ten times
-                # as long.
-                if not _says(line, expected):
-                    _refuse_other(located)
-                start += len(line) + 1
-                if expected == head:
-                    self._mark = _Mark.of(segment, head + 1, start, number)
-                if expected > after:
-                    yield located
-                expected += 1
+            async for lines in _lines(segment, start):
+                for line in lines:
+                    if expected > head:
+                        return
+                    number += 1
+                    located = _LocatedLine(line, segment, number, expected)
+                    # Check the position first: the line is nearly always the expected one, and parsing it takes ten
+                    # times as long.
+                    if not _says(line, expected):
+                        _refuse_other(located)
+                    start += len(line) + 1
+                    if expected == head:
+                        self._mark = _Mark.of(segment, head + 1, start, number)
+                    if expected > after:
+                        yield located
+                    expected += 1
         if expected <= head:
             raise lost_end(self._log, segments, number, expected, head)
 
@@ -257,13 +258,11 @@ async def _chunk(segment: Segment, start: int, size: int = _CHUNK) -> bytes:
         return await file.read(size)
 
 
-async def _lines(segment: Segment, start: int) -> AsyncIterator[bytes]:
+async def _lines(segment: Segment, start: int) -> AsyncIterator[list[bytes]]:
     rest = b""
     async for chunk in chunks(segment, start):
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
-        for line in lines:
-            yield line
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield lines
 
 
 async def _whole_lines_back(segment: Segment) -> AsyncIterator[bytes]:
