@@ -180,13 +180,14 @@ def trace_headers(traceparent: str | None, tracestate: str | None, origin: str) 
     """The headers with a message's trace; ``origin`` determines the trace if ``traceparent`` gives none."""
     # A malformed ``traceparent`` is not an error: W3C Trace Context (section 4.3) says to start a new trace.
     trace = parse_traceparent(traceparent or "")
+    notes: tuple[str, ...] = ()
+    headers: dict[str, str] = {}
     if trace is None:
         trace, notes = made_trace(origin), ("trace_made" if traceparent is None else "trace_invalid",)
-        headers = {TRACE_MADE: "true", TRACEPARENT: str(trace)}
-    else:
-        notes, headers = (), {TRACEPARENT: str(trace)}
-        if tracestate is not None and _is_tracestate(tracestate):
-            headers[TRACESTATE] = tracestate
+        headers[TRACE_MADE] = "true"
+    elif tracestate is not None and _is_tracestate(tracestate):
+        headers[TRACESTATE] = tracestate
+    headers[TRACEPARENT] = str(trace)
     if tracestate is not None and TRACESTATE not in headers:
         # Drop a ``tracestate`` that is malformed or belongs to a trace that is not continued.
         notes = (*notes, "tracestate_dropped")

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import orjson
-
 from sidecar.agents.agent import AGENT_NAME, READY, HealthStatus, Output, Status, outputs_of
 from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect, EffectClass
@@ -213,7 +211,7 @@ def load_agents(specs: Sequence[str], base: Path) -> list[UserAgent]:
 
 def _plain(event: StreamEvent) -> dict[str, Any]:
     """Copy an event into a dictionary, so that an agent can change the copy without changing anything else."""
-    plain: dict[str, Any] = orjson.loads(canonical(event.fields()))
+    plain: dict[str, Any] = json.loads(canonical(event.fields()))
     return plain
 
 
