@@ -18,6 +18,7 @@ from typing import Any
 import nats
 from nats.js import JetStreamContext
 
+from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -383,14 +384,14 @@ def handled(records: list[Record]) -> Counter[str]:
 async def undisturbed(count: int, prompts: Sequence[StreamEvent] = ()) -> str:
     """The hash of the state after these commands and prompts in a home that nothing happens to."""
 
-    class Here:
-        effect_class, reconcile = "idempotent", None
+    class Here(EffectKind):
+        effect_class = "idempotent"
 
         async def run(self, effect: Any, key: str) -> Any:
             return {"words": len(effect.args["text"].split())}
 
     store = MemoryStore()
-    runtime = Runtime(store, seeded_identity(1), agents(Tally), kinds={"count": Here()})  # type: ignore[dict-item]
+    runtime = Runtime(store, seeded_identity(1), agents(Tally), kinds={"count": Here()})
     await runtime.start()
     for number in range(count):
         await runtime.command("tally", command(f"k{number}", "count", text=text(number)))
