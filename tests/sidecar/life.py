@@ -17,7 +17,7 @@ from typing import Any
 
 from sidecar.home import Home
 from streams.stores.jsonl.reader import JsonlReader
-from tests.sidecar.cli.helpers import environment
+from tests.sidecar.cli.helpers import environment, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, wait_for
 
 DRIVER = Path(__file__).with_name("shim_driver.mjs")
@@ -232,5 +232,4 @@ def logged(home: Home) -> str:
 
 def status(home: Home) -> Mapping[str, Any]:
     """The output of ``durable-stream status --json``."""
-    found: Mapping[str, Any] = json.loads(run_as(COMMAND, home, "status", "--json").stdout)
-    return found
+    return run(home.path, "status", "--json").objects()[0]

@@ -6,7 +6,8 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 from zlib import crc32
@@ -24,6 +25,17 @@ def start(home: Home, *arguments: str, output: int | IO[str] = subprocess.DEVNUL
     """Start ``serve`` and return at once; its output goes to ``output``."""
     words = command(home.path, "serve", *arguments)
     return subprocess.Popen(words, stdout=output, stderr=output, text=True, cwd=REPOSITORY)
+
+
+@contextmanager
+def serving(home: Home, *arguments: str, output: int | IO[str] = subprocess.DEVNULL) -> Iterator[SidecarInfo]:
+    """A sidecar that serves ``home`` in the block, and ends after it by SIGTERM, if it has not ended."""
+    process = start(home, *arguments, output=output)
+    try:
+        yield running(home)
+    finally:
+        process.terminate()
+        process.wait(HANG_SECONDS)
 
 
 def wait_for(look: Callable[[], Any], what: str, *, every_s: float = 0.01) -> Any:

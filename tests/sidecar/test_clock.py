@@ -5,7 +5,6 @@ Timeouts measured by the wall clock would end links, wait for ever or become neg
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
@@ -13,7 +12,8 @@ import pytest
 
 from sidecar.home import Home
 from streams.log.verify import Verification
-from tests.sidecar.life import COMMAND, logged, recorded, run_as, shims
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.life import logged, recorded, run_as, shims
 from tests.sidecar.support import running
 
 _CLOCKS = {"jumping": "next(jumps) * 31_536_000_000_000_000", "frozen": "1_795_000_000_000_000_000 - real()"}
@@ -48,7 +48,7 @@ async def test_a_wrong_clock_loses_nothing_and_ends_no_link(home: Home, clock: s
         counters = shim.until("acked", 250)
         assert counters["welcomes"] == 1 and running(home).pid == pid, "the one link, the one sidecar"
     assert await recorded(home) == dict.fromkeys(range(1, 251), 1)
-    order = [json.loads(line)["position"] for line in run_as(COMMAND, home, "query", "--json").stdout.splitlines()]
+    order = [each["position"] for each in run(home.path, "query", "--json").objects()]
     assert order == sorted(order)
     assert "Traceback" not in logged(home)
     assert run_as(command, home, "stop").returncode == 0

@@ -1,14 +1,89 @@
-"""The configuration: precedence, and how mistakes are reported."""
+"""The configuration and its mistakes; which release is newer; starting, stopping and idling of components."""
 
+from __future__ import annotations
+
+import asyncio
+import json
 import os
+import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from sidecar.care.checks.check import scene_of
 from sidecar.care.checks.recording import check_start
+from sidecar.components import wait_idle
 from sidecar.config import MIB, ConfigError, load_config
 from sidecar.home import Home
+from sidecar.version import VERSION, is_newer
+from tests.sidecar.support import HANG_SECONDS, REPOSITORY
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "newer"),
+    [
+        ("0.1.0", "0.1.0", False),
+        ("0.1.1", "0.1.0", True),
+        ("0.10.0", "0.9.9", True),
+        ("1.0.0", "0.99.99", True),
+        ("0.1.0", "1.0.0", False),
+        ("0.2.0.dev1", "0.1.0", True),
+        ("0.1.0-beta", "0.1.0", False),
+        ("x", "0.1.0", False),
+        ("0.1.0", "", False),
+        ("9" * 400 + ".0.0", "0.1.0", False),
+    ],
+)
+def test_a_later_release_is_newer_and_what_is_no_release_is_not(one: str, other: str, newer: bool) -> None:
+    assert is_newer(one, other) is newer
+
+
+def test_shim_and_sidecar_are_of_one_release() -> None:
+    """Otherwise the shim would ask its own sidecar to make way."""
+    source = (REPOSITORY / "plugin-shim" / "src" / "version.js").read_text()
+    assert re.findall(r'SHIM_VERSION = "(.*?)"', source) == [VERSION]
+    assert json.loads((REPOSITORY / "plugin-shim" / "package.json").read_text())["version"] == VERSION
+
+
+class Part:
+    def __init__(self) -> None:
+        self.is_owing = False
+        self.asked = asyncio.Event()
+
+    async def start(self, stack: AsyncExitStack) -> None: ...
+
+    def owes(self) -> bool:
+        self.asked.set()
+        return self.is_owing
+
+
+async def nothing() -> int:
+    return 0
+
+
+async def test_one_component_that_owes_keeps_the_sidecar() -> None:
+    first, second = Part(), Part()
+    second.is_owing = True
+    idle = asyncio.create_task(wait_idle([first, second], 0.0, nothing))
+    async with asyncio.timeout(HANG_SECONDS):
+        for _ in range(5):
+            second.asked.clear()
+            await second.asked.wait()
+        assert not idle.done()
+        second.is_owing = False
+        await idle
+
+
+async def test_the_last_look_may_find_work_and_the_time_begins_again() -> None:
+    found = [2, 1, 0]
+
+    async def look() -> int:
+        return found.pop(0)
+
+    async with asyncio.timeout(HANG_SECONDS):
+        await wait_idle([Part()], 0.0, look)
+    assert found == []
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +147,27 @@ def test_lists_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ('[redact]\nallow = ["("]\n', "allow.0: not a regular expression"),
         ('[redact]\ndisable = ["jwt", "jvt"]\n', "no rule is named jvt; the rules are"),
         ('[capture]\nexclude = ["a/b"]\n', "must be absolute"),
+        ('[nats]\nmode = "external"', 'mode "external" needs `servers`'),
+        ('[nats]\nmode = "outside"', "nats.mode"),
+        ('[nats]\nservers = "nats://h"', "must be a list"),
+        ('[nats]\nservers = ["h:4222"]', "must be like nats://host:4222"),
+        ('[nats]\nservers = ["http://h:4222"]', "must be like nats://host:4222"),
+        ('[nats]\nservers = ["tls://ada:geheim@h:99999"]', "must be like nats://host:4222"),
+        ('[nats]\ncert_dir = "/c"', "`cert_dir` is set but has no effect without TLS"),
+        ('[nats]\ntls_hostname = "h"\nservers = ["nats://h"]', "`tls_hostname` is set but has no effect without TLS"),
+        ('[nats]\ncredentials = "ada.creds"', "must be absolute"),
+        ("[nats.pull]\nbatch_size = 0", "nats.pull.batch_size"),
+        ("[log]\nmax_bytes = 10", "log.max_bytes"),
+        ("[log]\nolder_files = 0", "log.older_files"),
+        ("[log]\nlevel = 'DEBUG'", "log.level"),
     ],
 )
-def test_a_mistake_names_the_file_and_the_place(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_names_the_file_and_the_place_without_a_secret(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as told:
         load_config(path)
     assert str(path) in str(told.value)
-    assert said in str(told.value)
+    assert said in str(told.value) and "geheim" not in str(told.value)
 
 
 @pytest.mark.parametrize(

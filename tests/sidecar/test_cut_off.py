@@ -23,7 +23,6 @@ from streams.errors import StoreUnavailable
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.log.verify import Verification
-from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import Done, command, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, running, start, wait_for
 from tests.streams.builders import event
@@ -146,14 +145,6 @@ def test_a_sidecar_that_is_killed_before_it_is_asked_is_replaced(
     assert done.code == 0 and verified(filled_home), done
 
 
-def test_where_no_sidecar_can_start_it_gives_the_reason_and_changes_nothing(filled_home: Home) -> None:
-    filled_home.config_path.write_text("[store]\nsegment_bytes = false\n")
-    before = snapshot(filled_home.store_path)
-    done = run(filled_home.path, "forget", "ses_000", "--yes")
-    assert done.code == 1 and done.out == "" and one_sentence(done.err), done
-    assert "segment_bytes" in done.err and snapshot(filled_home.store_path) == before
-
-
 def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(filled_home: Home) -> None:
     sidecar = begin(stopping_half_way(filled_home, "serve"))
     running(filled_home)
@@ -202,15 +193,6 @@ def test_what_is_already_so_is_a_success_and_what_cannot_be_is_a_failure(filled_
     assert run(filled_home.path, "migrate", "--rollback").code == 0
     assert run(filled_home.path, "migrate", "--discard-old", "--json").objects()[0]["freed"] > 0
     assert run(filled_home.path, "migrate", "--rollback").code == 1 and verified(filled_home)
-
-
-def test_a_repair_is_refused_while_a_sidecar_runs(filled_home: Home) -> None:
-    sidecar = start(filled_home)
-    running(filled_home)
-    done = run(filled_home.path, "repair")
-    assert done.code == 1 and one_sentence(done.err) and f"pid {sidecar.pid}" in done.err, done
-    assert run(filled_home.path, "stop").code == 0
-    sidecar.wait(HANG_SECONDS)
 
 
 def test_an_old_store_is_not_deleted_under_who_writes_the_log(filled_home: Home) -> None:

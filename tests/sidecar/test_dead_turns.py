@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
-from tests.sidecar.life import COMMAND, Shim, kill, run_as, shims, start_as, wait_for_sidecars
-from tests.sidecar.support import RECORDINGS, running, wait_for
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.life import COMMAND, Shim, kill, shims, start_as, wait_for_sidecars
+from tests.sidecar.support import RECORDINGS, running, serving, wait_for
 
 NO_SIDECAR = ["/no/such/command"]
 SOON_SECONDS = 10.0
@@ -82,8 +82,8 @@ async def test_a_killed_opencode_s_turn_ends_at_once_and_so_does_what_it_asked(h
     assert 0 <= ended.ts - began < SOON_SECONDS * 1000
     found = await catalog(home)
     assert found.status(stream) == "idle" and found.asks() == []
-    pruned = run_as(COMMAND, home, "prune", "--stream", stream, "--yes", "--json")
-    assert json.loads(pruned.stdout)["plan"]["kept"] == [], pruned.stderr
+    pruned = run(home.path, "prune", "--stream", stream, "--yes", "--json")
+    assert pruned.objects()[0]["plan"]["kept"] == [], pruned.err
     assert (await catalog(home)).streams.keys() == set()
 
 
@@ -96,8 +96,8 @@ async def test_both_killed_the_next_sidecar_says_so(home: Home) -> None:
     wait_for_sidecars(home, 0)
     last = max(stream.last_ts for stream in (await catalog(home)).streams.values())
     assert (await catalog(home)).status(stream) == "idle", "readers see that nobody can answer any more"
-    preview = run_as(COMMAND, home, "prune", "--stream", stream, "--json")
-    assert json.loads(preview.stdout)["plan"]["kept"] == [], "no sidecar is needed to see that nobody runs it"
+    preview = run(home.path, "prune", "--stream", stream, "--json")
+    assert preview.objects()[0]["plan"]["kept"] == [], "no sidecar is needed to see that nobody runs it"
     start_as(COMMAND, home)
     await wait_outcomes(home, ["interrupted"])
     assert (await events(home, "turn.ended"))[0].ts == last, "nobody knows when after its last sign of life"
@@ -134,12 +134,11 @@ async def test_a_recording_that_ends_in_a_turn_is_nobody_s_death(home: Home, tmp
     cut = tmp_path / "cut.jsonl"
     told = (RECORDINGS / "permission_once.jsonl").read_text().splitlines()
     cut.write_text("\n".join(told[: place("permission_once", "permission.asked")]) + "\n")
-    played = run_as(COMMAND, home, "play", str(cut), "--speed", "max")
-    assert played.returncode == 0, played.stderr
-    assert run_as(COMMAND, home, "stop").returncode == 0
-    with subprocess.Popen([*COMMAND, "--home", str(home.path), "serve"], stdout=subprocess.DEVNULL) as sidecar:
-        running(home)
-        sidecar.terminate()
+    played = run(home.path, "play", str(cut), "--speed", "max")
+    assert played.code == 0, played.err
+    assert run(home.path, "stop").code == 0
+    with serving(home):
+        pass
     assert await events(home, "turn.ended") == []
     (started,) = await events(home, "turn.started")
     assert "pid" not in started.metadata

@@ -1,6 +1,7 @@
 """A suspended sidecar never writes beside another one, and there is always a way to end it.
 
-``tests/torture/test_fencing.py`` does the same under load, ``tests/streams/test_fencing.py`` for the log alone.
+``tests/torture/test_fencing.py`` has one that wakes up beside its successor, ``tests/streams/test_fencing.py`` the log
+alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sidecar.processes import mark_of
 from streams.identity import system_identity
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
-from streams.stores.directory import LOCK, Backend
+from streams.stores.directory import LOCK
 from tests.sidecar.cli.helpers import run, run_process
 from tests.sidecar.support import HANG_SECONDS, start, wait_for
 from tests.torture.sidecars import shim, text_hook
@@ -65,15 +66,10 @@ class Sidecars:
         return Counter(e.payload["properties"]["n"] for e in events if e.type == "opencode.torture.note")
 
 
-BOTH_STORES = pytest.mark.parametrize("sidecars", ["jsonl", "sqlite"], indirect=True)
-
-
 @pytest.fixture
-def sidecars(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sidecars]:
-    backend: Backend = getattr(request, "param", "jsonl")
+def sidecars(tmp_path: Path) -> Iterator[Sidecars]:
     sidecars = Sidecars(tmp_path / "home")
     sidecars.home.create()
-    sidecars.home.config_path.write_text(f'[store]\nbackend = "{backend}"\n')
     yield sidecars
     for process in sidecars.processes:
         process.kill()
@@ -82,29 +78,6 @@ def sidecars(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sidecar
 
 def hooks(begin: int, end: int) -> list[HookItem]:
     return [text_hook("s", number) for number in range(begin, end)]
-
-
-@BOTH_STORES
-async def test_a_sidecar_that_wakes_up_acknowledges_and_writes_nothing(sidecars: Sidecars) -> None:
-    old = sidecars.start()
-    first = await sidecars.link()
-    await first.send(hooks(0, 5))
-    await first.drained()
-    sidecars.stop_and_unlock(old)
-    await first.send(hooks(5, 10))  # these wait in the stopped sidecar's socket
-    sidecars.start()
-    async with await sidecars.link() as second:
-        await second.send(hooks(5, 20), first_seq=6)
-        await second.drained()
-        old.send_signal(signal.SIGCONT)
-        with pytest.raises(LinkClosed):
-            await first.drained()
-        assert first.acked == 5 and old.wait(HANG_SECONDS) != 0
-        await second.send(hooks(20, 30))
-        await second.drained()
-    await first.close()
-    assert run_process(sidecars.home.path, "stop").code == 0
-    assert await sidecars.recorded() == Counter(range(30))
 
 
 async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars) -> None:
@@ -125,7 +98,7 @@ async def test_an_unknown_sidecar_keeps_the_log_until_it_ends(sidecars: Sidecars
     async with await sidecars.link() as second:
         await second.send(hooks(0, 5))
         await second.drained()
-    assert run_process(sidecars.home.path, "stop").code == 0
+    assert run(sidecars.home.path, "stop").code == 0
     assert await sidecars.recorded() == Counter(range(5))
 
 

@@ -18,7 +18,8 @@ from sidecar.home import Home
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from tests.mounts import can_mount, mounted
-from tests.sidecar.life import COMMAND, end_sidecars, logged, run_as, shims, status
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.life import COMMAND, end_sidecars, logged, shims, status
 from tests.sidecar.support import wait_for
 
 LIMITED = (
@@ -87,5 +88,5 @@ async def test_the_spool_bridges_a_full_disk(home: Home, backend: str) -> None:
             give_space()
             shim.until("acked", FIRST + MORE)
         assert await recorded(home) == dict.fromkeys(range(1, FIRST + MORE + 1), 1)
-        run_as(command, home, "stop")
+        run(home.path, "stop")
         assert [str(finding) async for finding in Verification(home.store_path).run()] == []

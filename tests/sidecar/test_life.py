@@ -28,7 +28,6 @@ from tests.sidecar.life import (
     kill,
     logged,
     recorded,
-    run_as,
     shims,
     sidecars,
     start_as,
@@ -58,7 +57,7 @@ class TestOneWinner:
             assert [loser.wait(HANG_SECONDS) for loser in losers] == [0] * 4
             assert set(sidecars(home)) == {winner.pid} and home.running() == winner
             assert logged(home).count("serving on port") == 1 and len([*home.path.glob("sidecar.log*")]) == 2
-            assert run_as(COMMAND, home, "stop").returncode == 0
+            assert run(home.path, "stop").code == 0
             assert [process.wait(HANG_SECONDS) for process in processes] == [0] * 5
             printed.seek(0)
             assert printed.read() == "", "winner and losers are quiet"
@@ -88,7 +87,7 @@ class TestWhatADeadOneLeaves:
         # A living process with the number of the dead sidecar, and a port where nobody listens.
         home.write_info(SidecarInfo(os.getpid(), info.port, info.boot, info.version, info.protocol, info.started_ms))
         assert home.lock_path.exists() and home.running() is None
-        assert run_as(COMMAND, home, "stop").stdout.startswith("no sidecar is running"), "we are not ended for it"
+        assert run(home.path, "stop").out.startswith("no sidecar is running"), "we are not ended for it"
         with shims(1, home.path) as (shim,):
             shim.ask("events", **{"from": 1}, count=20)
             shim.until("acked", 20)
@@ -160,9 +159,9 @@ async def test_stop_names_the_linked_opencode_that_starts_another_sidecar(home: 
     process = start_as(COMMAND, home)
     running(home)
     client = await ShimClient.connect(home, identity=identity(pid=7), nonce=system_identity().nonce)
-    stopped = run_as(COMMAND, home, "stop")
-    assert stopped.returncode == 0 and stopped.stdout == f"stopped the sidecar (pid {process.pid})\n"
-    assert "(pid 7)" in stopped.stderr
+    stopped = run(home.path, "stop")
+    assert stopped.code == 0 and stopped.out == f"stopped the sidecar (pid {process.pid})\n"
+    assert "(pid 7)" in stopped.err
     await client.close()
 
 
@@ -203,7 +202,7 @@ class TestItsEnd:
                 shim.tell("events", **{"from": 1000 * number + 1}, count=1000, text="x" * 500)
                 shim.tell("wait", counter="acked", least=100)
             if how == "stop":
-                assert run_as(COMMAND, home, "stop").stdout == f"stopped the sidecar (pid {process.pid})\n"
+                assert run(home.path, "stop").out == f"stopped the sidecar (pid {process.pid})\n"
             else:
                 for _ in range(2 if how.endswith("twice") else 1):
                     kill(process.pid, signal.Signals[how.split()[0]])

@@ -22,8 +22,8 @@ from sidecar.mirror.task import MirrorTask
 from sidecar.record.playing.play import play
 from streams.identity import system_identity
 from tests.real.opencode import free_port
-from tests.sidecar.cli.helpers import run_process
-from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start
+from tests.sidecar.cli.helpers import run
+from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, serving
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -116,27 +116,19 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, port = Home(tmp_path / 'a "home"'), free_port()
-    assert run_process(home.path, "metrics").code == 1
-    assert "[metrics-off]" in run_process(home.path, "metrics", "--scrape-config").err
+    assert run(home.path, "metrics").code == 1
+    assert "[metrics-off]" in run(home.path, "metrics", "--scrape-config").err
     home.create()
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    with (tmp_path / "loaded").open("w") as output:
-        process = start(home, output=output)
-    monkeypatch.undo()
-    try:
-        running(home)
+    with (tmp_path / "loaded").open("w") as output, serving(home, output=output):
+        monkeypatch.undo()
         home.config_path.write_text(f"[metrics]\nport = {port}\n")
-        assert "durable-stream stop" in run_process(home.path, "metrics", "--scrape-config").err
-    finally:
-        process.terminate()
-        process.wait(HANG_SECONDS)
+        assert "durable-stream stop" in run(home.path, "metrics", "--scrape-config").err
     loaded = (tmp_path / "loaded").read_text()
     assert "websockets" in loaded and "uvicorn" not in loaded and "starlette" not in loaded
-    process = start(home)
-    try:
-        running(home)
+    with serving(home):
         await play(home, RECORDINGS / "chat.jsonl", nonce=system_identity().nonce)
-        printed = run_process(home.path, "metrics", "--scrape-config")
+        printed = run(home.path, "metrics", "--scrape-config")
         assert printed.code == 0 and printed.err == ""
         assert f'["127.0.0.1:{port}"]' in printed.out
         (file,) = re.findall(r"credentials_file: (.*)", printed.out)
@@ -153,7 +145,7 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(
         refused.value.close()
         assert refused.value.code == 401
 
-        asked = samples(run_process(home.path, "metrics").out)
+        asked = samples(run(home.path, "metrics").out)
         assert scraped.keys() == asked.keys()
         head = scraped["durable_stream_log_head", ""]
         assert head == asked["durable_stream_log_head", ""] >= 5
@@ -164,29 +156,21 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(
         traces = {f"durable_stream_traces_{each}" for each in ("lag", "sent_total", "refused_total", "failures_total")}
         off = {"durable_stream_mirror_lag", *traces}
         assert {fact.name for fact in FACTS} - {name for name, _ in scraped} == off
-        assert f"metrics: port {port}" in run_process(home.path, "status").out
-    finally:
-        process.terminate()
-        process.wait(HANG_SECONDS)
+        assert f"metrics: port {port}" in run(home.path, "status").out
 
 
 async def test_a_sidecar_whose_ports_for_pages_are_taken_records_and_says_so(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         home.config_path.write_text(f"[metrics]\nport = {port}\n[notify]\nanswer_port = {port}\n")
-        process = start(home)
-        try:
-            running(home)
+        with serving(home):
             await play(home, RECORDINGS / "chat.jsonl", nonce=system_identity().nonce)
-            asked = run_process(home.path, "metrics")
+            asked = run(home.path, "metrics")
             assert samples(asked.out)["durable_stream_log_head", ""] >= 5
-            status = run_process(home.path, "status", "--json").objects()[0]
+            status = run(home.path, "status", "--json").objects()[0]
             notes = [note for note in status["notes"] if f"port {port}" in note]
             assert len(notes) == 2 and "`port` in [metrics]" in notes[0] and "`answer_port` in [notify]" in notes[1]
-            checks = run_process(home.path, "doctor", "--json").objects()
+            checks = run(home.path, "doctor", "--json").objects()
             assert [(c["name"], c["level"]) for c in checks if f"port {port}" in c["text"]] == [("pages", "note")] * 2
-            assert "[port-taken]" in run_process(home.path, "metrics", "--scrape-config").err
+            assert "[port-taken]" in run(home.path, "metrics", "--scrape-config").err
             assert "[port-taken]" in home.log_path.read_text()
-        finally:
-            process.terminate()
-            process.wait(HANG_SECONDS)

@@ -1,23 +1,29 @@
-"""``migrate`` with real processes: while recordings play, without a sidecar, with kills, and automatic."""
+"""``migrate`` with real processes, also by itself, and the limits of ``[store]``, which a running sidecar enforces."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from sidecar.home import Home
+from streams.event import StreamEvent
+from streams.identity import system_identity
+from streams.log.log import Log
 from streams.log.reader import LogReader
-from streams.stores.directory import read_manifest
+from streams.stores.directory import Backend, read_manifest
 from tests.sidecar import life
 from tests.sidecar.cli.helpers import command, run
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, REPOSITORY, running, start, wait_for
+from tests.streams.builders import event
 
 PLAYED = ["chat", "task_parallel", "permission_child"]
 
@@ -125,3 +131,86 @@ def test_by_itself_while_a_shim_records_and_the_sidecar_is_killed(home: Home) ->
     assert run(home.path, "verify").code == 0
     ticks = Counter(key for key in keys(home) if "life.tick" in key)
     assert len(ticks) == sent and set(ticks.values()) == {1}
+
+
+DAY_MS = 86_400_000
+LOOKING_OFTEN = (
+    sys.executable,
+    "-c",
+    "from sidecar.care import upkeep; upkeep.LOOK_SECONDS, upkeep.PRUNE_SECONDS = 0.05, 0.1; "
+    "from sidecar.cli import main; main()",
+)
+"""A sidecar that looks after its log often."""
+
+
+def record(home: Home, backend: Backend, batches: Sequence[Sequence[StreamEvent]]) -> None:
+    async def append() -> None:
+        log = await Log.open(home.store_path, system_identity(), backend=backend)
+        for batch in batches:
+            await log.append(batch)
+        await log.close()
+
+    asyncio.run(append())
+
+
+def of(stream: str, days: float, *, records: int = 5, text: str = "") -> list[StreamEvent]:
+    """Records of a stream, ``days`` old."""
+    ts = system_identity().now_ms() - round(days * DAY_MS)
+    return [event(f"{stream}-{n}", stream=stream, ts=ts, payload={"text": text}) for n in range(records)]
+
+
+def turn_under_way(stream: str, days: float) -> list[StreamEvent]:
+    ts = system_identity().now_ms() - round(days * DAY_MS)
+    created, started = {"session": stream}, {"session": stream, "message": "msg_1"}
+    return [
+        event(f"{stream}-made", type_="lifecycle.session.created", stream=stream, ts=ts, payload=created),
+        event(f"{stream}-begun", type_="turn.started", stream=stream, ts=ts, payload=started),
+    ]
+
+
+def streams(home: Home) -> set[str]:
+    async def read() -> set[str]:
+        reader = LogReader(home.store_path)
+        found = {record.event.stream_id async for record in reader.read_all()}
+        await reader.close()
+        return found
+
+    return asyncio.run(read())
+
+
+def serve_until_pruned(home: Home) -> None:
+    life.start_as(LOOKING_OFTEN, home)
+    running(home)
+    wait_for(lambda: "pruned" in life.logged(home), "the log is pruned")
+    assert run(home.path, "stop").code == 0
+
+
+def test_what_is_too_old_goes_from_every_stream_but_never_from_an_open_turn(home: Home) -> None:
+    home.config_path.write_text("[store]\nmax_age_days = 1\n")
+    made = [of("ses_old", 40), of("system", 30), of("elsewhere", 20), of("ses_new", 0.5)]
+    record(home, "jsonl", [*made, turn_under_way("ses_busy", 2), turn_under_way("ses_stale", 8)])
+    serve_until_pruned(home)
+    assert streams(home) == {"ses_new", "ses_busy"}
+    assert run(home.path, "verify").code == 0
+
+
+def test_the_oldest_streams_go_until_the_log_is_small_enough(home: Home) -> None:
+    home.config_path.write_text("[store]\nmax_bytes = 900000\n")
+    source = random.Random(1)
+    big = {"records": 20, "text": source.randbytes(10_000).hex()}
+    made = [of("system", 60), of("elsewhere", 50, **big), turn_under_way("ses_busy", 3)]  # type: ignore[arg-type]
+    made += [of("ses_old", 40, **big), of("ses_late", 30), of("ses_new", 0.5, **big)]  # type: ignore[arg-type]
+    record(home, "sqlite", made)
+    serve_until_pruned(home)
+    assert streams(home) == {"system", "ses_busy", "ses_late", "ses_new"}
+    assert run(home.path, "verify").code == 0
+
+
+def test_a_log_within_its_limits_stays(home: Home) -> None:
+    home.config_path.write_text("[store]\nmax_bytes = 100000000\nmax_age_days = 100\n")
+    record(home, "sqlite", [of("ses_old", 40)])
+    life.start_as(LOOKING_OFTEN, home)
+    running(home)
+    found = wait_for(lambda: life.status(home)["sidecar"]["uptime_ms"] > 500, "it has looked several times")
+    assert found and run(home.path, "stop").code == 0 and streams(home) == {"ses_old"}
+    assert "pruned" not in life.logged(home) and run(home.path, "verify").code == 0

@@ -17,7 +17,7 @@ from streams.identity import system_identity
 from streams.log.reader import LogReader
 from tests.bridge.opencode.playing import Log
 from tests.bridge.opencode.playing2 import RECORDINGS, Player2, Recording, names, summary
-from tests.sidecar.cli.helpers import run_process
+from tests.sidecar.cli.helpers import run
 
 NONCE = system_identity().nonce
 
@@ -68,7 +68,7 @@ async def test_every_recording_is_recorded_as_it_happened(home: Home) -> None:
         assert await told_by(home, name) == told_of(name), name
         assert result.kind == "events" and result.added == sum(map(len, told_of(name).values())), name
     before = len(await recorded(home))
-    run_process(home.path, "stop")
+    run(home.path, "stop")
     for name in names():
         assert (await play(home, RECORDINGS / f"{name}.jsonl", nonce=NONCE)).added == 0, name
     assert len(await recorded(home)) == before

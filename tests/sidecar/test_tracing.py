@@ -35,7 +35,7 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.system.retry import Retry
 from tests.answering import AnsweringServer
-from tests.sidecar.cli.helpers import events_of, run_process
+from tests.sidecar.cli.helpers import events_of, run
 from tests.sidecar.cli.test_traces import parsed, spans_of
 from tests.sidecar.life import kill
 from tests.sidecar.support import HANG_SECONDS, RECORDINGS, running, start, wait_for
@@ -254,7 +254,7 @@ async def test_a_killed_sidecar_leaves_nothing_out_and_sends_again_only_what_was
                     await asyncio.sleep(0.05)
             again = len(receiver.got[0])
             assert sorted(receiver.ids[again:]) == sorted(await expected(home)), "one request came twice"
-            told = run_process(home.path, "status").out
+            told = run(home.path, "status").out
             assert "up to date with the log" in told and SECRET not in told + home.log_path.read_text()
         finally:
             if (last := home.running()) is not None:

@@ -266,11 +266,3 @@ async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: 
     await upkeep.close()
     await log.close()
     assert held_open(tmp_path) == set()
-
-
-async def moved(upkeep: Upkeep, to: Backend) -> None:
-    upkeep.migrate(to)
-    assert upkeep._migration is not None
-    async with asyncio.timeout(HANG_S):
-        await upkeep._migration
-    assert upkeep.migration()["backend"] == to

@@ -1,5 +1,5 @@
-"""What the link protocol refuses, without sockets. How links work is in ``tests/sidecar/test_server.py`` and
-``test_client.py``."""
+"""What the link protocol refuses, without sockets. How links work is in ``tests/sidecar/test_link.py`` and
+``test_link.py``."""
 
 import json
 from collections.abc import Iterable

@@ -13,6 +13,7 @@ from sidecar.agents.effects.runner import EffectKind, Reconciled
 from sidecar.agents.inputs import agent_stream
 from streams.identity import Identity
 from streams.store import Record, StreamStore
+from tests.streams.builders import event
 
 AGENT = "counter"
 
@@ -95,15 +96,7 @@ async def request(
     store: StreamStore, identity: Identity, *, n: int = 1, kind: str = "work", key: str | None = None, run: str = "run"
 ) -> Record:
     """An ``effect.requested`` as an agent's outbox writes it."""
-    event = identity.stamp(
-        {
-            "type": "effect.requested",
-            "stream_id": agent_stream(AGENT),
-            "idempotency_key": f"effect-request:{AGENT}:{n}",
-            "actor": AGENT,
-            "source": {"agent": AGENT, "adapter": "runtime"},
-            "payload": {"kind": kind, "args": {"n": n}, "run": run, "node": "", "visit": 1, "key": key or f"key-{n}"},
-            "metadata": {"role": "effect", "depth": 1},
-        }
-    )
-    return (await store.append([event]))[0]
+    payload = {"kind": kind, "args": {"n": n}, "run": run, "node": "", "visit": 1, "key": key or f"key-{n}"}
+    about: dict[str, Any] = {"identity": identity, "actor": AGENT, "metadata": {"role": "effect", "depth": 1}}
+    asked = event(f"{n}", type_="effect.requested", stream=agent_stream(AGENT), payload=payload, **about)
+    return (await store.append([asked]))[0]

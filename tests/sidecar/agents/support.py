@@ -18,10 +18,9 @@ from streams.log.log import Log
 from streams.store import Record, StreamStore
 from tests.memory import MemoryStore
 from tests.sidecar.agents.agents import Counter, Other, Watcher
+from tests.streams.builders import event
 
 AGENTS: tuple[Callable[[], Any], ...] = (Counter, Other, Watcher)
-
-Opener = Callable[[], Any]
 
 
 def agents(*makes: Callable[[], Any]) -> list[UserAgent]:
@@ -91,17 +90,8 @@ async def settled(runtime: Runtime, store: StreamStore, *, seconds: float = 20.0
 
 def steps(*statuses: str) -> Sequence[Any]:
     """Captured steps of a session, with these outcomes."""
-    identity = seeded_identity(99)
+    identity, about = seeded_identity(99), {"session": "ses_1", "kind": "tool"}
     return [
-        identity.stamp(
-            {
-                "type": "execution.step",
-                "stream_id": "ses_1",
-                "idempotency_key": f"step:{n}:{status}",
-                "actor": "build",
-                "source": {"agent": "build", "adapter": "opencode"},
-                "payload": {"session": "ses_1", "kind": "tool", "status": status},
-            }
-        )
+        event(f"{n}:{status}", stream="ses_1", identity=identity, payload={**about, "status": status})
         for n, status in enumerate(statuses)
     ]

@@ -1,12 +1,14 @@
 """Effects under a policy, with a ledger, on every backend.
 
-Here a runner works alone; ``test_effects_of_agents.py`` has agents, loops and restarts of the whole runtime.
+Here a runner works alone; ``test_effects_in_doubt.py`` has agents, loops and restarts of the whole runtime.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +17,14 @@ from sidecar.agents.effects.ledger import MAX_RESULT
 from sidecar.agents.effects.policy import Effect, EffectPolicy
 from sidecar.agents.effects.runner import LONGEST_SLEEP, EffectRunner, Reconciled
 from sidecar.agents.inputs import effects_stream
-from streams.errors import StoreFailed
+from streams.errors import StoreFailed, StoreFenced
+from streams.event import StreamEvent
 from streams.hashing import canonical
+from streams.log.log import Log
 from streams.store import Record, StreamStore
+from streams.stores.directory import LOCK
 from tests.sidecar.agents.bench import Bench, the_process_ends
-from tests.sidecar.agents.kinds import AGENT, Policy, Work, never_ends, request
+from tests.sidecar.agents.kinds import AGENT, Clock, Policy, Work, never_ends, request
 from tests.sidecar.agents.support import records
 
 
@@ -383,3 +388,36 @@ class Failing:
                 await self._store.append(events, **more)
             raise StoreFailed("as asked")
         return await self._store.append(events, **more)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_an_effect_that_was_asked_for_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    clock = Clock()
+    identity = clock.identity()
+    log = await Log.open(tmp_path / "store", identity)
+    asked = await request(log, identity)
+    if fenced:
+        (log.store / LOCK).unlink()
+    kind = Work()
+    refused = asyncio.Event()
+    append = log.append
+
+    async def noted(events: Sequence[StreamEvent], **more: Any) -> list[Record]:
+        try:
+            return await append(events, **more)
+        except StoreFenced:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(log, "append", noted)
+    runner = EffectRunner(log, identity, {"work": kind}, policy=Policy(), sleep=clock.sleep)
+    runner.offer(asked)
+    async with asyncio.timeout(20):
+        while runner.is_busy and not refused.is_set():
+            await asyncio.sleep(0.001)
+    await runner.close()
+    await log.close()
+    assert refused.is_set() == fenced
+    assert len(kind.keys) == (0 if fenced else 1)

@@ -1,4 +1,4 @@
-"""Effects whose attempt has no known end: repeated, asked about, or left to a person."""
+"""Effects whose attempt has no known end, and effects as agents see them: results handed back exactly once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from sidecar.agents.effects.ledger import request_of
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import Reconciled
-from sidecar.agents.inputs import effects_stream
-from streams.store import Record
+from sidecar.agents.inputs import agent_stream, effects_stream
+from streams.store import Record, StreamStore
+from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.bench import Bench
 from tests.sidecar.agents.kinds import AGENT, Crash, Policy, Work, never_ends, request
-from tests.sidecar.agents.support import records
+from tests.sidecar.agents.support import command, records, running, settled, state, types, until
 
 
 async def cut_off(bench: Bench, kind: Work) -> Record:
@@ -99,28 +100,6 @@ class TestInDoubt:
         await bench.run(bench.runner(None), asked)
         assert (await bench.last()).status == "in_doubt"
         assert await bench.answers() == {}
-
-    @pytest.mark.parametrize(
-        ("how", "calls", "answer"),
-        [
-            ("done", 0, ("completed", None)),
-            ("retry", 1, ("completed", {"n": 1})),
-            ("fail", 0, ("failed", "given-up")),
-        ],
-    )
-    async def test_a_person_resolves_it(self, bench: Bench, how: Any, calls: int, answer: Any) -> None:
-        kind = Work(effect_class="unsafe")
-        asked = await request(bench.store, bench.identity)
-        runner = bench.runner(kind)
-        assert not await runner.resolve(asked, how), "it is not in doubt"
-        await bench.crash(kind, asked)
-        runner = bench.runner(kind)
-        await bench.run(runner, asked)
-        assert await runner.resolve(asked, how)
-        await bench.run(runner)
-        assert len(kind.keys) == calls
-        assert await bench.answers() == {asked.event.id: [answer]}
-        assert not await runner.resolve(asked, how), "nor is it now"
 
     async def test_a_person_may_want_more_attempts_than_the_policy(self, bench: Bench) -> None:
         kind = Work(effect_class="unsafe")
@@ -209,5 +188,116 @@ class TestInDoubt:
         assert doubts == [one.event.id for one in asked], "each of them shows that it waits"
         assert await runner.resolve(asked[1], how)
         await bench.run(runner)
+        assert not await runner.resolve(asked[1], how), "it is not in doubt any more"
         assert len(kind.keys) == (how == "retry")
         assert {id_: len(found) for id_, found in (await bench.answers()).items()} == {r.event.id: 1 for r in asked}
+
+
+class Looper(Counter):
+    """Repeats one call: each result asks for the next."""
+
+    name = "looper"
+    visits = 100
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        again = {"effect": "work", "payload": {"same": True}, "node": "loop"}
+        if event["type"] == "begin":
+            return [again]
+        if event["type"] == "effect.completed":
+            done = {"type": "counter.added", "payload": {"by": 1, "result": event["payload"]["result"]["n"]}}
+            return [done] if self.total + 1 >= self.visits else [done, again]
+        return []
+
+
+async def test_a_result_comes_back_as_one_input_across_restarts(open_store: Any) -> None:
+    kinds = {"work": Work(OSError("down"), {"ok": 1})}
+    for restart in range(4):
+        store = await open_store()
+        async with running(store, Counter, kinds=kinds, policy=Policy()) as runtime:
+            await runtime.command("counter", command("a", "call", kind="work"))
+            await settled(runtime, store)
+            assert state(runtime)["results"] == [{"type": "effect.completed", "result": {"ok": 1}}], restart
+            received = [one for one in await types(store) if one == "agent.received"]
+            assert len(received) == 1, "failures that are not final reach nobody"
+        await store.close()
+    assert len(kinds["work"].keys) == 2
+
+
+async def test_a_loop_gets_a_new_result_at_every_visit_with_few_lookups(store: StreamStore) -> None:
+    kind = Work()
+    visits = 200
+    make = type("Looper", (Looper,), {"visits": visits})
+    finds = 0
+    plain = store.find
+
+    async def counted(key: str) -> Record | None:
+        nonlocal finds
+        finds += 1
+        return await plain(key)
+
+    store.find = counted  # type: ignore[method-assign]
+    async with running(store, make, kinds={"work": kind}, max_depth=10_000) as runtime:
+        await runtime.command("looper", command("a", "begin"))
+        await until(lambda: state(runtime, "looper")["total"] == visits)
+    own = [r.event.payload for r in await records(store, agent_stream("looper"))]
+    assert [payload["result"] for payload in own if "result" in payload] == list(range(1, visits + 1))
+    assert len(set(kind.keys)) == visits
+    assert finds / visits < 30, f"{finds} lookups"
+
+
+async def test_two_agents_that_ask_for_the_same_each_get_it_done(store: StreamStore) -> None:
+    class Twin(Counter):
+        name = "twin"
+
+    kind = Work()
+    async with running(store, Counter, Twin, kinds={"work": kind}) as runtime:
+        for name in ("counter", "twin"):
+            given = command("a", "call", kind="work")
+            object.__setattr__(given, "correlation_id", "one-run")
+            await runtime.command(name, given)
+        await settled(runtime, store)
+    assert len(set(kind.keys)) == 2
+
+
+async def test_an_agent_gets_the_results_of_others_only_if_it_lists_them(store: StreamStore) -> None:
+    class Nosy(Counter):
+        name = "nosy"
+        events = ("effect.completed",)
+
+    class Quiet(Counter):
+        name = "quiet"
+
+    kinds = {"work": Work(), "fails": Work(PermissionError("no"))}
+    async with running(store, Counter, Nosy, Quiet, kinds=kinds, policy=Policy(attempts=1)) as runtime:
+        for kind in kinds:
+            await runtime.command("counter", command(kind, "call", kind=kind))
+        await settled(runtime, store)
+        got = {name: [one["type"] for one in state(runtime, name)["results"]] for name in runtime.engines}
+    assert sorted(got["counter"]) == ["effect.completed", "effect.failed"]
+    assert got["nosy"] == ["effect.completed"] and got["quiet"] == []
+
+
+async def test_a_host_overrides_the_policy_by_the_constructor(store: StreamStore) -> None:
+    kind = Work()
+    async with running(store, Counter, kinds={"work": kind}, policy=Policy(key="mine")) as runtime:
+        for key in ("a", "b"):
+            given = command(key, "call", kind="work")
+            object.__setattr__(given, "correlation_id", "one-run")
+            await runtime.command("counter", given)
+        await settled(runtime, store)
+        assert [one["result"] for one in state(runtime)["results"]] == [{"n": 1}, {"n": 1}]
+    assert kind.keys == ["mine"]
+
+
+async def test_an_effect_that_waited_for_a_retry_goes_on_after_a_restart(open_store: Any) -> None:
+    store = await open_store()
+    kind = Work(OSError("down"))
+    async with running(store, Counter, kinds={"work": kind}, policy=Policy(pause=0.2)) as runtime:
+        await runtime.command("counter", command("a", "call", kind="work"))
+        await until(lambda: len(kind.keys) == 1)
+    async with running(store, Counter, kinds={"work": kind}, policy=Policy(pause=0.2)) as runtime:
+        assert runtime.owes()
+        await settled(runtime, store)
+        assert [one["type"] for one in state(runtime)["results"]] == ["effect.completed"]
+    assert len(kind.keys) == 2
+    await store.close()

@@ -1,7 +1,7 @@
 """The engine of one agent: whole batches, in order, and never half.
 
 That each input is handled once, whatever repeats, fails or restarts, is in ``test_oracle.py``; dead letters are in
-``tests/sidecar/cli/test_dlq.py``.
+``tests/sidecar/cli/test_troubles.py``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import pytest
 
 from sidecar.agents.checks.replay import replay
 from sidecar.agents.deciding import AgentFailed
+from sidecar.agents.effects.policy import DEFAULT_POLICY
 from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.care.retaining import plan_prune
+from sidecar.config import WorkerConfig
+from sidecar.home import Home
+from sidecar.worker import Worker
 from streams.errors import StreamError
 from streams.identity import seeded_identity
 from streams.log.log import Log
@@ -238,28 +242,6 @@ class TestTheLog:
         (seconds,) = times
         assert seconds >= writing > 0
 
-    async def test_agents_that_answer_each_other_end_at_the_depth_limit(self, store: StreamStore) -> None:
-        class Ping(Counter):
-            name = "ping"
-
-            def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-                return [{"to": "pong", "type": "ball"}] if event["type"] == "ball" else []
-
-        class Pong(Ping):
-            name = "pong"
-
-            def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-                return [{"to": "ping", "type": "ball"}] if event["type"] == "ball" else []
-
-        async with running(store, Ping, Pong, max_depth=6) as runtime:
-            await runtime.command("ping", command("a", "ball"))
-            await settled(runtime, store)
-        both = await types(store, "ping") + await types(store, "pong")
-        assert both.count("ball") == 6
-        own = [*await records(store, "agent/ping"), *await records(store, "agent/pong")]
-        refused = [r.event.payload for r in own if r.event.type == "agent.refused"]
-        assert [one["error_code"] for one in refused] == ["recursion_depth_exceeded"]
-
     async def test_an_event_is_ignored_only_by_a_state_that_is_in_the_log(
         self, store: StreamStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -305,3 +287,25 @@ async def test_no_limit_removes_the_memory_of_an_agent(tmp_path: Path) -> None:
             assert set(plan.offsets) == {"ses_1"}
     finally:
         await log.close()
+
+
+POLICY = """
+class Once:
+    def max_attempts(self, effect): return 1
+    def backoff_seconds(self, *, effect, attempt): return 0.0
+    def idempotency_key(self, *, run, node, effect): return f"{run}:{node}"
+    def deadline_seconds(self, effect): return 1.0
+
+half = object()
+"""
+
+
+@pytest.mark.parametrize(("spec", "is_used"), [("policy.py:Once", True), ("policy.py:half", False), ("no:one", False)])
+def test_the_policy_of_the_configuration_is_used_or_listed(tmp_path: Path, spec: str, is_used: bool) -> None:
+    (tmp_path / "policy.py").write_text(POLICY)
+    worker = Worker(
+        Home(tmp_path), WorkerConfig(policy=spec), MemoryStore(), seeded_identity(1), clean=lambda value: value
+    )
+    used = worker.runtime.effects._policy
+    assert (used is not DEFAULT_POLICY) == is_used
+    assert [problem["spec"] for problem in worker.problems] == ([] if is_used else [spec])

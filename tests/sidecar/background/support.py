@@ -16,6 +16,7 @@ from streams.bus.command import Command
 from streams.store import Record, StreamStore
 from tests.sidecar.agents.kinds import Clock, Policy
 from tests.sidecar.agents.support import records, settled
+from tests.streams.builders import event
 
 PLAIN = Said(lambda value: value, str)
 """Nothing is redacted."""
@@ -74,18 +75,10 @@ class Bench:
     ) -> Record:
         """Something that capture, or another agent, recorded."""
         self._count += 1
-        event = self.clock.identity(self._count).stamp(
-            {
-                "type": type_,
-                "stream_id": stream,
-                "idempotency_key": f"happened:{self._count}",
-                "actor": "build",
-                "source": {"agent": "build", "adapter": "opencode"},
-                "payload": payload,
-                "metadata": metadata or {},
-            }
-        )
-        (record,) = await self.store.append([event])
+        about: dict[str, Any] = {"payload": payload, "metadata": metadata or {}}
+        identity = self.clock.identity(self._count)
+        made = event(f"happened:{self._count}", stream=stream, type_=type_, identity=identity, **about)
+        (record,) = await self.store.append([made])
         await self.settled()
         return record
 

@@ -17,6 +17,7 @@ from streams.event import StreamEvent
 from tests.memory import MemoryStore
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.background.support import Script, bench
+from tests.streams.builders import event
 
 DAY = 24 * 3_600_000
 
@@ -42,16 +43,7 @@ class Garden:
 
     def _event(self, type_: str, payload: dict[str, Any]) -> StreamEvent:
         self.now += 1
-        return self._events.stamp(
-            {
-                "type": type_,
-                "ts": self.now,
-                "stream_id": "s",
-                "actor": "a",
-                "source": {"agent": "a", "adapter": "t"},
-                "payload": payload,
-            }
-        )
+        return event(type_=type_, ts=self.now, identity=self._events, payload=payload)
 
     def turn(self, session: str, good: int, bad: int) -> list[Output]:
         for _ in range(bad):

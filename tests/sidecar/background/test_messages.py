@@ -1,25 +1,34 @@
-"""Messages to models and people: whatever others wrote, only our own tags and lines are in them."""
+"""What lists say of background work, and messages, in which only our own tags and lines are ours."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bridge.opencode.capture.state import CaptureState, SessionState
+from sidecar.background.background_command import MAX_ASK, RECENT_MS, listing, parse
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
+from sidecar.background.intents.works import Asker, Works
 from sidecar.background.messages import MAX_INLINE, TAGS, for_person, inline, quoted, without_tags
 from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, answer_text
 from sidecar.background.people.signals import SignalAgent
+from sidecar.background.people.teller import IN_LIST, TYPE_IT
+from sidecar.background.people.terminals import NAME, CardFile, card_text
 from tests.sidecar.agents.kinds import Clock
+from tests.sidecar.background.world import World
+from tests.streams.builders import event
 
 _HIDDEN = "[\\s\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\x00-\x1f_*/-]*"
 TAG = re.compile(f"[<＜]{_HIDDEN}(?:{'|'.join(_HIDDEN.join(name) for name in TAGS)})", re.IGNORECASE)
 """What a careless reader takes for the beginning or the end of one of our tags."""
-
 PIECES = [
     "<",
     "</",
@@ -84,8 +93,7 @@ def signalled(text: str) -> str:
 
 
 def _outputs(agent: Any, type_: str, payload: dict[str, Any]) -> Any:
-    draft = {"type": type_, "stream_id": "s", "idempotency_key": "test:k", "actor": "a", "payload": payload}
-    return agent.receive(Clock().identity(1).stamp({**draft, "source": {"agent": "a", "adapter": "a"}}))
+    return agent.receive(event("k", type_=type_, identity=Clock().identity(1), payload=payload))
 
 
 @pytest.mark.parametrize(
@@ -142,3 +150,95 @@ def test_cut_text_says_so() -> None:
     assert inline("x" * 1000).endswith("…") and len(inline("x" * 1000)) == MAX_INLINE + 1
     many = "<" * 200_000  # no text takes long
     assert without_tags(many) == many and without_tags(f"{many} signal").count("<") == 0
+
+
+def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
+    intent = Intent("int_1", "a prompt", "two\nlines", "ses_1", "/p", 5, state="running", started=7, root="ses_0")
+    intent.asks = ["chk_open"]
+    (agent,) = json.loads(card_text([intent], ()))["agents"]
+    assert (agent["since"], agent["asks"], agent["parent"], agent["root"]) == (7, 1, "ses_1", "ses_0")
+    assert "\n" not in agent["title"] and "a prompt" not in agent.values()
+
+
+def test_what_a_session_asks_stays_on_its_screen_with_the_options_and_how_to_answer() -> None:
+    about = {"session": "ses_1", "opened": 8, "tell": "ses_1", "directory": "/home/ada/shop"}
+    mine = Checkpoint("chk_1", "ask", text="Ship it?", options=["yes", "no"], **about)
+    shown = Checkpoint("chk_2", "permission", text="bash make", **about)
+    below = Checkpoint("chk_3", "permission", text="bash make", intent="int_1", work="tidy", **about)
+    asks = json.loads(card_text((), [mine, shown, below, replace(mine, id="chk_4", state="answered")]))["asks"]
+    assert [each["id"] for each in asks] == ["chk_1", "chk_3"], "OpenCode shows its own permissions by itself"
+    typed, listed = (each["text"].split("\n") for each in asks)
+    assert (typed[0], listed[0]) == ("shop asks: Ship it? [yes | no]", "tidy in shop asks for permission: bash make")
+    assert typed[1].startswith(TYPE_IT) and listed[1].startswith(IN_LIST)
+
+
+def test_it_is_written_when_something_runs_and_emptied_when_nothing_does(tmp_path: Path) -> None:
+    nothing = card_text((), ())
+    card = CardFile(tmp_path)
+    assert card.written == nothing, "a home without background work gets no file"
+    card.write(card_text([Intent("int_1", "p", "t", None, "/p", 5)], ()))
+    assert CardFile(tmp_path).written != nothing, "the next sidecar does not trust what it finds"
+    card.write(nothing)
+    assert (tmp_path / NAME).read_bytes() == nothing == card.written
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("", ("list", "", "")),
+        (" list ", ("list", "", "")),
+        ("cancel int_1", ("cancel", "int_1", "")),
+        ("answer chk_1 on Monday, please", ("answer", "chk_1", "on Monday, please")),
+        ("cancel", ("help", "", "")),
+        ("answer chk_1", ("help", "", "")),
+        ("destroy int_1", ("help", "", "")),
+    ],
+)
+def test_a_command_is_understood_or_explained(text: str, asked: tuple[str, str, str]) -> None:
+    assert parse(text) == asked
+
+
+def test_what_runs_what_ended_lately_and_what_waits_is_listed() -> None:
+    about = {"prompt": "p", "parent": None, "directory": "/p", "created": 0}
+    runs = Intent("int_1", title="tests", state="running", started=0, cost=0.5, **about)  # type: ignore[arg-type]
+    ended = Intent("int_2", title="old", state="failed", ended=0, reason="timeout", **about)  # type: ignore[arg-type]
+    waits = Checkpoint(id="chk_1", kind="permission", session="s", text="bash\nrm\x1b[2J" + "x" * 500, opened=0)
+    shown = listing([ended, runs], [waits], RECENT_MS - 1).splitlines()
+    assert shown[0].startswith("int_2 · failed") and "timeout" in shown[0]
+    assert shown[1].startswith("int_1 · running · ") and "tests" in shown[1]
+    runs.asks.append("chk_1")
+    assert listing([runs], [waits], 1).startswith("int_1 · waiting for you · ")
+    asks = next(line for line in shown if line.startswith("chk_1"))
+    assert len(asks) < MAX_ASK + 80 and "\x1b" not in asks and "characters left out" in asks
+    assert asks.partition(" · since ")[0].endswith("xxx")
+    always = Checkpoint(id="chk_2", kind="permission", session="s", text="bash rm", opened=0, always=["rm *"])
+    assert "rm *" in listing([], [always], 0)
+    assert "int_2" not in listing([ended, runs], [], RECENT_MS)
+    assert len(listing([], [], 0).splitlines()) == 1
+
+
+def captured(state: CaptureState, session: str, parent: str | None = None, directory: str = "/w/int_a") -> None:
+    state.sessions[session] = SessionState(session, "s", session, parent, known=True, event_id="e")
+    state.sessions[session].directory = directory
+
+
+def test_a_session_belongs_to_the_work_above_it_until_that_ends() -> None:
+    world, state = World(), CaptureState()
+    works = Works(lambda: world.agent.data, state)
+    world.register("a")
+    world.settle()
+    world.register("b", "ses_int_a")
+    world.settle()
+    captured(state, "ses_user", directory="/home/ada/shop")
+    captured(state, "ses_int_a", "ses_user")
+    captured(state, "ses_task", "ses_int_a")
+    captured(state, "ses_int_b", "ses_int_a")
+    for session in ("ses_int_a", "ses_task"):
+        assert works.asker(session) == Asker("int_a", "ses_user", "a", "/p")
+    assert works.asker("ses_int_b") == Asker("int_b", "ses_user", "b", "/p"), "the user's session, at any depth"
+    assert works.asker("ses_user") == Asker(None, "ses_user", "", "/home/ada/shop")
+    assert works.asker("") == Asker(None, None)
+    world.ends(world.intent("a"))
+    world.settle()
+    assert works.asker("ses_int_a") == Asker(None, "ses_int_a", "a", "/p"), "what a person lets it ask later"
+    assert works.asker("ses_task").intent is None and works.asker("ses_int_b").intent == "int_b"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
-from bridge.opencode.link.protocol import CallError
+from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar.agents.inputs import InputRefused
 from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Look, Part, Status
@@ -26,20 +26,19 @@ from sidecar.background.tool_calls import ToolCalls
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
 from sidecar.notify_config import GardenerConfig, NotifyConfig
+from sidecar.registry import Requests
 from streams.identity import seeded_identity
 from streams.lineage import trace_id
 from streams.log.log import Log
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import agents, records
+from tests.sidecar.background.projects import git, repository, write
 from tests.sidecar.background.support import Bench, bench
 from tests.sidecar.cli.helpers import run
 from tests.sidecar.support import running, start
 
 PARENT = "ses_parent"
-
 Clean = Callable[[Any], Any]
-
-
 RIGHTS = Rights("build", (Rule("*", "*", "allow"),), (Rule("bash", "*", "deny"),))
 
 
@@ -186,22 +185,15 @@ async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_w
         ({"agent": "thinker", "model": "mock/given"}, "mock/given"),
     ],
 )
-async def test_work_runs_on_the_model_of_its_parent_unless_another_agent_is_named(
+async def test_work_gets_model_agent_and_rights_of_the_session_that_asks_unless_others_are_named(
     tmp_path: Path, given: dict[str, str], model: str | None
 ) -> None:
     async with orchestration(tmp_path) as (made, host, run):
         await call(made, "agent_spawn", prompt="do it", title="it", **given)
         await run.settled()
         assert [about["model"] for _, _, about in host.prompts] == [model]
-
-
-@pytest.mark.parametrize("named", [None, "other"])
-async def test_work_gets_the_rights_and_the_agent_of_the_session_that_asks(tmp_path: Path, named: str | None) -> None:
-    async with orchestration(tmp_path) as (made, host, run):
-        await call(made, "agent_spawn", prompt="do it", title="it", **({"agent": named} if named else {}))
-        await run.settled()
         (about,) = host.created
-        assert (about["agent"], about["rights"]) == (named or "build", RIGHTS)
+        assert (about["agent"], about["rights"]) == (given.get("agent", "build"), RIGHTS)
         assert "rights" not in json.dumps(made.status()), "they are not listed"
 
 
@@ -358,3 +350,71 @@ def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_in
     finally:
         process.terminate()
         process.wait(30)
+
+
+async def ask(made: DurableStream, name: str, **args: Any) -> dict[str, Any]:
+    table = Requests()
+    made.register(table)
+    found: dict[str, Any] = await table.answer(name, args)
+    return found
+
+
+async def worked(made: DurableStream, run: Bench, project: Path, does: Callable[[Path], Any]) -> str:
+    """An intent that has ended."""
+    intent = await made.register_intent(
+        RegisterArgs(prompt="do it", directory=str(project), parent=PARENT, agent="build")
+    )
+    await run.settled()
+    does(Path(made.data.intents[intent.id].place))
+    await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+    assert made.data.intents[intent.id].state == "completed"
+    return intent.id
+
+
+async def test_what_is_discarded_is_gone_and_no_longer_offered(tmp_path: Path) -> None:
+    project = repository(tmp_path / "project", {"a.txt": "one\n", ".gitignore": "*.log\n"})
+    async with orchestration(tmp_path, "worktree") as (made, _, run):
+        intent = await worked(made, run, project, lambda root: (write(root / "a.txt"), write(root / "only.log")))
+        root = made.data.intents[intent].worktree["root"]
+        seen = await ask(made, "intent_discard", intent=intent, preview=True)
+        assert seen == {"id": intent, "ref": f"refs/durable-stream/{intent}", "worktree": root} and Path(root).is_dir()
+        assert await ask(made, "intent_discard", intent=intent) == seen and not Path(root).exists()
+        assert git(project, "for-each-ref", "refs/durable-stream") == ""
+        assert await ask(made, "intent_discard", intent=intent) == {"id": intent, "ref": "", "worktree": ""}
+        with pytest.raises(RequestError) as raised:
+            await ask(made, "intent_apply", intent=intent)
+        assert raised.value.code == "no-changes" and made.data.intents[intent].discarded
+
+
+async def test_ended_work_goes_on_with_the_rights_of_its_session(tmp_path: Path) -> None:
+    project = repository(tmp_path / "project")
+    async with orchestration(tmp_path, "worktree") as (made, host, run):
+        old = await worked(made, run, project, lambda root: write(root / "a.txt", "first\n"))
+        given = {"prompt": "and now", "directory": "/elsewhere", "continues": old[:8]}
+        new = (await ask(made, "spawn", **given))["id"]
+        await run.settled()
+        first, second = made.data.intents[old], made.data.intents[new]
+        for name in ("session", "parent", "agent", "directory", "environment", "root", "place"):
+            assert getattr(first, name) == getattr(second, name), name
+        assert Path(second.place, "a.txt").read_text() == "first\n" and len(host.created) == 1
+        for name, args in (("spawn", given), ("intent_discard", {"intent": old})):
+            with pytest.raises(RequestError) as raised:
+                await ask(made, name, **args)
+            assert raised.value.code == "still-running"
+        await run.happened("turn.ended", session=second.session, outcome="completed")
+        assert made.data.intents[new].changes["count"] == 1 and not Path(second.place).exists()
+        with pytest.raises(RequestError) as raised:
+            await ask(made, "spawn", **given, agent="other")
+        assert raised.value.code == "bad-arguments"
+
+
+async def test_a_worktree_in_which_later_work_was_done_goes_with_the_later_work(tmp_path: Path) -> None:
+    project = repository(tmp_path / "project", {"a.txt": "one\n", ".gitignore": "*.log\n"})
+    async with orchestration(tmp_path, "worktree") as (made, _, run):
+        old = await worked(made, run, project, lambda root: write(root / "only.log"))
+        new = (await ask(made, "spawn", prompt="and now", directory="/p", continues=old))["id"]
+        await run.settled()
+        root = Path(made.data.intents[new].place)
+        await run.happened("turn.ended", session=f"ses_{old}", outcome="completed")
+        assert (await ask(made, "intent_discard", intent=old))["worktree"] == "" and root.is_dir()
+        assert (await ask(made, "intent_discard", intent=new))["worktree"] == str(root) and not root.exists()

@@ -10,8 +10,8 @@ from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, IS
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.intents.state import Intent, steps_of
 from sidecar.config import PhantomConfig
-from streams.event import StreamEvent
 from tests.sidecar.agents.kinds import Clock
+from tests.streams.builders import event
 
 
 class World:
@@ -38,20 +38,12 @@ class World:
     def happens(self, type_: str, metadata: dict[str, Any] | None = None, **payload: Any) -> list[str]:
         """One input; the types of what the agent recorded."""
         self._count += 1
-        event: StreamEvent = self.clock.identity(self._count).stamp(
-            {
-                "type": type_,
-                "stream_id": "ses_1",
-                "idempotency_key": f"test:{self._count}",
-                "actor": "test",
-                "source": {"agent": "test", "adapter": "test"},
-                "payload": payload,
-                "metadata": metadata or {},
-            }
-        )
-        assert self.agent.receive(event) == self.agent.receive(event)
+        about: dict[str, Any] = {"payload": payload, "metadata": metadata or {}}
+        identity = self.clock.identity(self._count)
+        given = event(f"{self._count}", stream="ses_1", type_=type_, identity=identity, **about)
+        assert self.agent.receive(given) == self.agent.receive(given)
         found: list[str] = []
-        for outputs in decisions(self.agent, event):
+        for outputs in decisions(self.agent, given):
             for output in outputs:
                 args = {"args": output.payload}
                 if output.effect:

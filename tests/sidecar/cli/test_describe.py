@@ -1,7 +1,8 @@
-"""One line for each kind of event, whatever its payload."""
+"""One line for each kind of event, and one event whole: nothing is lost or said twice, whatever the payload holds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,8 @@ from bridge.opencode.capture.tokens import add_tokens
 from bridge.opencode.capture.translate import Translator
 from sidecar.read.catalog import add_cost
 from sidecar.read.telling.describe import Line, describe, short_type
-from sidecar.read.telling.detail import detail
+from sidecar.read.telling.detail import Detail, detail
+from sidecar.read.telling.markup import inside
 from sidecar.read.wording import ago, amount, bytes_text, iso_time, lasted, local_time, money, one_line, printable
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
@@ -89,8 +91,6 @@ def test_a_step_tells_working_from_waiting() -> None:
 
 
 TYPES = sorted({made for rule in RULES for made in rule.makes})
-
-
 ODD: list[Any] = [None, 7, "text", [], [None], {}, {"a": [1]}, True]
 
 
@@ -147,3 +147,43 @@ def test_short_forms() -> None:
     assert [ago(x) for x in (5, 300_000, 7_200_000, 86_400_000 * 12)] == ["just now", "5m ago", "2h ago", "12d ago"]
     assert iso_time(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
     assert iso_time(2**53) == local_time(2**53) == f"{2**53}ms"
+
+
+RETOLD = ("preview", "display", "filediff", "diff", "oldString", "newString", "parentSessionId")
+"""Fields whose content the output or the diff shows, too."""
+
+
+def texts(value: Any, name: str = "") -> Iterator[str]:
+    """The texts in a payload, but for those of ``RETOLD``."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in RETOLD:
+                yield from texts(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts(inner, name)
+    elif isinstance(value, str) and value.strip():
+        yield value.strip()
+
+
+def told(found: Detail) -> list[str]:
+    """Each text that is shown."""
+    facts = [value for _, value in (*found.facts, *found.ids)]
+    return [part.text.strip() for part in found.parts] + facts + list(texts(found.rest))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
+def test_every_recorded_event_is_told_whole_and_once(name: str) -> None:
+    for recorded in events_of(name, Translator(seeded_identity(1))):
+        shown = told(detail(recorded))
+        whole = "\n".join(shown)
+        for text in texts(recorded.payload):
+            if len(text) >= 12 and not text.startswith(("msg_", "prt_")):
+                assert (inside(text) or text) in whole, (recorded.type, text)
+        long = [text for text in shown if len(text) >= 20]
+        assert len(long) == len(set(long)), (recorded.type, long)
+
+
+def test_a_forgotten_payload_is_told_as_such() -> None:
+    found = detail(event(type_="human.input", payload={"$sha256": "ab"}))
+    assert [part.kind for part in found.parts] == ["aside"]

@@ -1,17 +1,23 @@
-"""``import FILE``: what ``export`` wrote comes back whole, once, and nothing else comes in."""
+"""``import FILE``: what ``export`` wrote comes back whole, once, and nothing else comes in, however odd or hostile."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.care.exported import Seal
+from sidecar.care import exported
+from sidecar.care.exported import Seal, check, header, read
+from sidecar.failure import Failure
 from sidecar.home import Home
+from sidecar.read.catalog import Catalog
+from streams.identity import seeded_identity
+from streams.store import Record
 from tests.sidecar.cli.helpers import append, make_home, run, run_and_stop
 from tests.sidecar.cli.test_top import NOW, intent, made_by
 from tests.sidecar.life import end_sidecars
@@ -163,3 +169,69 @@ def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path
     assert run_and_stop(target, "verify").code == 0
     back = run_and_stop(home, "import", str(file), "--json").objects()
     assert back == [{"added": 0, "known": len(records(file)), "forgotten": 0}]
+
+
+RECORDED = 1_700_000_000_000
+
+
+def event(type_: str = "execution.output", ts: int = RECORDED, **payload: Any) -> dict[str, Any]:
+    given = {
+        "type": type_,
+        "stream_id": "ses_1",
+        "idempotency_key": f"{type_}:{len(payload)}",
+        "actor": "build",
+        "source": {"agent": "build", "adapter": "opencode"},
+        "payload": {"session": "ses_1", **payload},
+        "metadata": {},
+    }
+    return {**seeded_identity(1).stamp(given).fields(), "ts": ts}
+
+
+def written(path: Path, *lines: str) -> Path:
+    head = json.dumps(header("ses_1", ["ses_1"], "log", RECORDED))
+    seal = Seal()
+    path.write_bytes(b"".join([*(seal.line(f"{line}\n".encode()) for line in (head, *lines)), seal.last()]))
+    return path
+
+
+def code(path: Path) -> str:
+    with pytest.raises(Failure) as refused:
+        check(path, RECORDED)
+    return refused.value.code
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert code(tmp_path / "pipe") == "not-an-export"
+    assert code(Path("/dev/zero")) == "not-an-export"
+
+
+def test_deep_nesting_is_damage(tmp_path: Path) -> None:
+    deep = '{"event":' + "[" * 100_000 + "]" * 100_000 + "}"
+    assert code(written(tmp_path / "a", deep)) == "damaged-export"
+    (tmp_path / "b").write_text("[" * 100_000)
+    assert code(tmp_path / "b") == "not-an-export"
+
+
+def test_a_line_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported, "MAX_LINE", 10_000)
+    file = written(tmp_path / "a", json.dumps({"event": event(text="x" * 20_000)}))
+    assert code(file) == "damaged-export"
+
+
+@pytest.mark.parametrize("ts", [2**53 - 1, RECORDED + 86_400_001])
+def test_a_time_in_the_future_is_damage(tmp_path: Path, ts: int) -> None:
+    assert code(written(tmp_path / "a", json.dumps({"event": event(ts=ts)}))) == "damaged-export"
+    assert check(written(tmp_path / "b", json.dumps({"event": event(ts=RECORDED + 60_000)})), RECORDED) == (
+        1,
+        0,
+    )
+
+
+def test_an_imported_ask_waits_for_nobody(tmp_path: Path) -> None:
+    asked = event("workflow.checkpoint", kind="permission", state="asked", request="per_1", permission="bash")
+    (found,) = read(written(tmp_path / "a", json.dumps({"event": asked})), RECORDED)
+    assert found is not None and found.metadata["history"] is True
+    catalog = Catalog()
+    catalog.apply(Record(found, 0, 0, ""))
+    assert catalog.asks() == []

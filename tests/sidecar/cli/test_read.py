@@ -40,16 +40,21 @@ def shown(screen: pyte.Screen) -> str:
     return "\n".join(line.rstrip() for line in screen.display).rstrip("\n") + "\n"
 
 
+def check_drawn(name: str, screen: str) -> None:
+    """The screen is the one that was drawn before under this name."""
+    golden = SCREENS / f"{name}.txt"
+    if os.environ.get("DRAW_SCREENS"):
+        golden.write_text(screen)
+    assert screen == golden.read_text(), "if it is meant: DRAW_SCREENS=1 pytest tests/sidecar/cli"
+
+
 @pytest.mark.parametrize(
     ("name", "options", "width"), [("demo", [], 80), ("demo", ["--children"], 200), ("permission", [], 80)]
 )
 def test_the_screen_is_as_it_was_drawn(homes: dict[str, Path], name: str, options: list[str], width: int) -> None:
     output = on_terminal(homes[name], "read", *options, width=width, PAGER="cat", HOME="/home/ada")
-    golden = SCREENS / f"{'-'.join(['read', name, *(option.strip('-') for option in options)])}-{width}.txt"
-    screen = shown(drawn(output, width))
-    if os.environ.get("DRAW_SCREENS"):
-        golden.write_text(screen)
-    assert screen == golden.read_text(), "if it is meant: DRAW_SCREENS=1 pytest tests/sidecar/cli/test_read.py"
+    words = "-".join(["read", name, *(option.strip("-") for option in options)])
+    check_drawn(f"{words}-{width}", shown(drawn(output, width)))
 
 
 def test_diffs_failures_and_prompts_have_their_colours(homes: dict[str, Path]) -> None:

@@ -19,7 +19,7 @@ from streams.stores.jsonl.lines import LineKeys, parse_keys
 from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process
 from tests.streams.builders import event
 
-READERS = (["streams"], ["tree"], ["query"], ["status"], ["verify"])
+READERS = (["streams"], ["tree"], ["query"], ["changes"], ["costs"], ["status"], ["verify"])
 
 
 def stream_with(home: Path, type_: str) -> str:
@@ -194,26 +194,17 @@ class TestLinkedStreams:
     def linked(self, tmp_path: Path) -> Path:
         identity = seeded_identity(3)
 
-        def event(stream: str, type_: str, **payload: Any) -> Any:
-            session = payload.pop("session", stream)
-            return identity.stamp(
-                {
-                    "type": type_,
-                    "stream_id": stream,
-                    "actor": "build",
-                    "source": {"agent": "build", "adapter": "test"},
-                    "payload": {"session": session, **payload},
-                }
-            )
+        def told(stream: str, type_: str, **payload: Any) -> Any:
+            return event(stream=stream, type_=type_, identity=identity, payload={"session": stream, **payload})
 
         made = [
-            event("ses_root", "lifecycle.session.created", lineage="root"),
-            event("ses_lost", "lifecycle.session.resumed", lineage="unknown"),
-            event("ses_lost", "execution.output", kind="text", text="early"),
-            event("ses_root", "execution.output", kind="text", text="between"),
-            event("ses_other", "lifecycle.session.created", lineage="root"),
-            event("ses_lost", "lineage.linked", parent="ses_root", root="ses_root"),
-            event("ses_root", "execution.output", kind="text", text="late"),
+            told("ses_root", "lifecycle.session.created", lineage="root"),
+            told("ses_lost", "lifecycle.session.resumed", lineage="unknown"),
+            told("ses_lost", "execution.output", kind="text", text="early"),
+            told("ses_root", "execution.output", kind="text", text="between"),
+            told("ses_other", "lifecycle.session.created", lineage="root"),
+            told("ses_lost", "lineage.linked", parent="ses_root", root="ses_root"),
+            told("ses_root", "execution.output", kind="text", text="late"),
         ]
         asyncio.run(append(tmp_path / "home" / "store", [[e] for e in made]))
         return tmp_path / "home"
@@ -239,9 +230,8 @@ class TestLinkedStreams:
 
 
 def session_event(stream: str, session: str, parent: str | None, identity: Any, **more: Any) -> Any:
-    fields = {"type": "lifecycle.session.created", "stream_id": stream, "actor": "build"}
-    source = {"agent": "build", "adapter": "test"}
-    return identity.stamp({**fields, "source": source, "payload": {"session": session, "parent": parent}, **more})
+    about: dict[str, Any] = {"identity": identity, "payload": {"session": session, "parent": parent}}
+    return event(stream=stream, type_="lifecycle.session.created", **about, **more)
 
 
 def test_sessions_that_descend_from_each_other_do_not_hang_anything(tmp_path: Path) -> None:

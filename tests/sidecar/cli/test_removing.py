@@ -19,7 +19,7 @@ from streams.projection import fold
 from streams.store import Snapshot
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import running as runtime_of
-from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run
+from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_and_stop
 from tests.sidecar.life import end_sidecars
 from tests.sidecar.test_spools import dead_pid, spool
 from tests.streams.builders import event
@@ -28,13 +28,16 @@ NAMES = ("chat", "task_child", "http_400")
 
 
 @pytest.fixture
-def marked_home(tmp_path: Path) -> Iterator[Path]:
+def marked_home(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Sessions of a few recordings, each with a unique word in a payload."""
-    home = make_home(tmp_path / "home", *NAMES)
+    home = make_home(tmp_path / "home", *NAMES, backend=getattr(request, "param", "jsonl"))
     batch = [event(f"mark-{name}", stream=name, payload={"text": f"MARK-{name}"}) for name in streams(home)]
     asyncio.run(append(home / "store", [batch]))
     yield home
     end_sidecars(Home(home))
+
+
+IN_SQLITE = pytest.mark.parametrize("marked_home", ["sqlite"], indirect=True)
 
 
 def move(home: Path, to: str) -> None:
@@ -118,8 +121,8 @@ class TestPrune:
         done = run(empty, "prune", "--older-than", "1d", "--yes")
         assert done.code == 1 and "nothing to remove" in done.err and not empty.exists()
 
+    @IN_SQLITE
     def test_every_command_counts_alike_what_is_left(self, marked_home: Path) -> None:
-        move(marked_home, "sqlite")
         counts = streams(marked_home)
         first, second, *others = sorted(counts, key=lambda name: counts[name])[::-1]
         cut_to = counts[second] - 1
@@ -142,10 +145,10 @@ class TestPrune:
         back = run(marked_home, "migrate", "--to", "jsonl")
         assert back.code == 1 and back.err.endswith(" [holds-removed]\n"), back
 
+    @IN_SQLITE
     def test_one_that_was_cut_off_is_told_and_all_count_alike(
         self, marked_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        move(marked_home, "sqlite")
         first, second, *_ = counts = streams(marked_home)
 
         async def cut_off() -> None:
@@ -176,14 +179,13 @@ class TestPrune:
         assert f" {held}" in told.out and "interrupted" not in told.out and run(marked_home, "streams").err == ""
 
 
-@pytest.mark.parametrize("has_agents", [False, True])
-def test_a_log_without_records_is_not_called_unused(marked_home: Path, has_agents: bool) -> None:
-    if has_agents:
-        asyncio.run(_only_agents(Home(marked_home)))
-    for stream in streams(marked_home):
-        assert run(marked_home, "prune", "--stream", stream, "--yes").code == 0
-    for command in (["streams"], ["tree"], ["log"], ["read"]):
-        assert "has been pruned" in run(marked_home, *command).err, command
+def test_a_log_without_records_is_not_called_unused(marked_home: Path) -> None:
+    assert run_and_stop(marked_home, "prune", "--older-than", "1s", "--yes").code == 0
+    for has_agents in (False, True):
+        if has_agents:
+            asyncio.run(_only_agents(Home(marked_home)))
+        for command in (["streams"], ["tree"], ["log"], ["read"]):
+            assert "has been pruned" in run(marked_home, *command).err, command
 
 
 def test_what_only_agents_recorded_is_not_called_pruned(home: Home) -> None:
@@ -251,8 +253,7 @@ class TestForget:
         )
         assert run(marked_home, "verify").code == 0
 
-    @pytest.mark.parametrize("serving", [False, True])
-    def test_without_yes_it_tells_of_a_turn_under_way(self, marked_home: Path, serving: bool) -> None:
+    def test_without_yes_it_tells_of_a_turn_under_way(self, marked_home: Path) -> None:
         now = system_identity().now_ms()
         payload = {"session": "ses_busy", "message": "msg_1"}
         batch = [
@@ -262,33 +263,35 @@ class TestForget:
             event("begun", type_="turn.started", stream="ses_busy", ts=now, payload=payload),
         ]
         asyncio.run(append(marked_home / "store", [batch]))
-        if serving:
-            assert run(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
-        told = run(marked_home, "forget", "ses_busy")
-        assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
-        assert (
-            "would be refused now, because a turn is in progress in ses_busy: wait until the turn has ended."
-            in told.err
-        )
-        assert "Nothing was changed." in told.err and "--yes" not in told.err
-        refused = run(marked_home, "forget", "ses_busy", "--json").objects()[0]["refused"]
-        assert len(refused) == 1 and "a turn is in progress in ses_busy" in refused[0]
+        for serving in (False, True):
+            if serving:
+                assert run(marked_home, "play", str(RECORDINGS / "deletion.jsonl")).code == 0
+            told = run(marked_home, "forget", "ses_busy")
+            assert told.code == 0 and "would forget the payloads of 2 records" in told.out, told
+            assert (
+                "would be refused now, because a turn is in progress in ses_busy: wait until the turn has ended."
+                in told.err
+            )
+            assert "Nothing was changed." in told.err and "--yes" not in told.err
+            refused = run(marked_home, "forget", "ses_busy", "--json").objects()[0]["refused"]
+            assert len(refused) == 1 and "a turn is in progress in ses_busy" in refused[0]
         done = run(marked_home, "forget", "ses_busy", "--yes")
         assert done.code == 1 and done.err.endswith(" [still-needed]\n"), "the sidecar's code comes over the link"
         other = next(name for name in streams(marked_home) if name != "ses_busy")
         free = run(marked_home, "forget", other)
         assert "refused" not in free.err and "--yes" in free.err, free
 
-    @pytest.mark.parametrize("stream", ["agent/counter", "agent/counter/effects"])
-    def test_an_agents_stream_is_refused_and_unchanged(self, marked_home: Path, stream: str) -> None:
-        made = event("said", type_="counter.said", stream=stream, payload={"n": 7}, ts=system_identity().now_ms())
-        asyncio.run(append(marked_home / "store", [[made]]))
-        preview = run(marked_home, "forget", stream, "--json").objects()[0]
-        assert len(preview["refused"]) == 1 and stream in preview["refused"][0]
-        done = run(marked_home, "forget", stream, "--yes")
-        assert done.code == 1 and done.err.endswith(" [agents-memory]\n"), done
-        (kept,) = run(marked_home, "log", stream, "--json").objects()
-        assert kept["event"]["payload"] == {"n": 7}
+    def test_an_agents_stream_is_refused_and_unchanged(self, marked_home: Path) -> None:
+        own, now = ("agent/counter", "agent/counter/effects"), system_identity().now_ms()
+        made = [event(each, type_="counter.said", stream=each, payload={"n": 7}, ts=now) for each in own]
+        asyncio.run(append(marked_home / "store", [made]))
+        for stream in own:
+            preview = run(marked_home, "forget", stream, "--json").objects()[0]
+            assert len(preview["refused"]) == 1 and stream in preview["refused"][0]
+            done = run(marked_home, "forget", stream, "--yes")
+            assert done.code == 1 and done.err.endswith(" [agents-memory]\n"), done
+            (kept,) = run(marked_home, "log", stream, "--json").objects()
+            assert kept["event"]["payload"] == {"n": 7}
 
     def test_it_says_first_what_would_go(self, marked_home: Path) -> None:
         counts = streams(marked_home)

@@ -11,12 +11,15 @@ import shutil
 import struct
 import subprocess
 import termios
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
+from sidecar.cli.printing.output import Column, Output
 from sidecar.home import Home
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
@@ -50,14 +53,6 @@ def on_terminal(home: Path, *arguments: str, width: int, code: int = 0, cwd: Pat
         os.close(ours)
     assert process.wait(LIMIT_SECONDS) == code
     return said.decode().replace("\r\n", "\n")
-
-
-@pytest.mark.parametrize(("verb", "width"), [("streams", 60), ("tree", 80), ("query", 200), ("log", 60)])
-def test_nothing_is_wider_than_the_terminal(recorded_home: Path, verb: str, width: int) -> None:
-    stream = run(recorded_home, "query", "--type", "agent.spawned", "--json").objects()[0]["event"]["stream_id"]
-    said = on_terminal(recorded_home, verb, *([stream] if verb == "log" else []), width=width)
-    lines = ANSI.sub("", said).splitlines()
-    assert len(lines) > 5 and max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("width", [60, 200])
@@ -110,9 +105,8 @@ def test_a_quick_verify_shows_the_verdict_alone(recorded_home: Path) -> None:
 
 def worked(identity: Identity, session: str, type_: str, ts: int, actor: str = "build", **payload: Any) -> StreamEvent:
     """An event of a session in the stream ``ses_root``."""
-    source = {"agent": actor, "adapter": "test"}
-    fields = {"type": type_, "stream_id": "ses_root", "actor": actor, "source": source, "ts": ts}
-    return identity.stamp({**fields, "payload": {"session": session, **payload}})
+    about: dict[str, Any] = {"actor": actor, "identity": identity, "ts": ts, "payload": {"session": session, **payload}}
+    return event(stream="ses_root", type_=type_, **about)
 
 
 def test_wide_and_harmful_characters_are_aligned_and_harmless(tmp_path: Path) -> None:
@@ -183,3 +177,41 @@ def test_a_move_shows_a_bar_that_fits_and_ends_in_whole_words(recorded_home: Pat
     assert any(re.match(r"(opening  |copying  |switching) ━", bar) for bar in bars), bars
     assert re.fullmatch(r"the log is in sqlite now: \d+ records in .*", verdict)
     assert paused.startswith("recording paused for ") and kept.startswith("the old store is kept: --rollback")
+
+
+ID = "chk_f877f6d0128a"
+COLUMNS = (
+    Column("id"),
+    Column("state"),
+    Column("started"),
+    Column("ran", right=True),
+    Column("cost", right=True),
+    Column("title"),
+)
+ROW = (ID, "completed", "12 min ago", "1 min", "$0.0123", "Look for the cause of the failing login test")
+
+
+def drawn(width: int, *rows: tuple[str, ...]) -> list[str]:
+    """The lines of a table on a terminal of that width, the heading first."""
+    out = Output()
+    file = StringIO()
+    out.terminal = True
+    out.__dict__["console"] = Console(file=file, width=width, highlight=False, markup=False)
+    out.table(COLUMNS, rows)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 70, 80, 90, 95])
+def test_only_the_text_is_cut(width: int) -> None:
+    heading, _, line = drawn(width, ROW)
+    shown = heading.split()
+    assert shown[0] == "id" and shown[-1] == "title"
+    assert shown[1:-1] == ["state", "started", "ran", "cost"][: len(shown) - 2]
+    assert all(text in line for text in ROW[: len(shown) - 1])
+    assert cell_len(line) <= width and line.split("  ")[-1].rstrip().endswith("…")
+
+
+def test_a_column_is_left_out_only_where_the_text_would_have_no_room() -> None:
+    assert drawn(75, ROW)[0].split() == ["id", "state", "started", "ran", "cost", "title"]
+    assert drawn(50, ROW)[0].split() == ["id", "state", "title"]
+    assert drawn(64, (*ROW[:-1], "-"))[0].split() == ["id", "state", "started", "ran", "cost", "title"]

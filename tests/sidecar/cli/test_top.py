@@ -1,10 +1,9 @@
-"""``top``: background work, what waits for a person and the sessions at work, once and live."""
+"""``top`` and ``intents``: background work, what waits for a person, and the changes in a worktree, whole."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from io import StringIO
 from pathlib import Path
@@ -15,14 +14,17 @@ from rich.console import Console
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.background.board import MOST_ENDED, open_board
+from sidecar.background.worktrees.worktrees import MAX_DIFF, Worktree, Worktrees
 from sidecar.cli.printing.output import Output
 from sidecar.cli.work.top import AGENTS, OTHERS, REFRESH_SECONDS, _screen
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
 from tests.real.terminal import Terminal
+from tests.sidecar.background.projects import ID, repository, write
 from tests.sidecar.cli.helpers import ROOT, append, command, environment, events_of, run
-from tests.sidecar.cli.test_read import SCREENS
+from tests.sidecar.cli.test_read import check_drawn
+from tests.streams.builders import event
 
 NOW = 1_800_000_000_000
 IDENTITY = seeded_identity(3)
@@ -56,17 +58,10 @@ def intent(name: str, *more: tuple[str, dict[str, Any]], title: str = "", **give
 
 def made_by(agent: str, type_: str, **payload: Any) -> StreamEvent:
     """An event of a built-in agent."""
-    return IDENTITY.stamp(
-        {
-            "type": type_,
-            "stream_id": f"agent/{agent}",
-            "idempotency_key": f"{payload.get('intent')}:{type_}",
-            "actor": agent,
-            "source": {"agent": agent, "adapter": "runtime"},
-            "payload": payload,
-            "metadata": {"role": "output"},
-        }
-    )
+    about: dict[str, Any] = {"actor": agent, "metadata": {"role": "output"}, "payload": payload}
+    about["source"] = {"agent": agent, "adapter": "runtime"}
+    key = f"{payload.get('intent')}:{type_}"
+    return event(key, stream=f"agent/{agent}", type_=type_, identity=IDENTITY, **about)
 
 
 async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(busy_home: Path) -> None:
@@ -153,10 +148,7 @@ async def test_the_screen_is_as_it_was_drawn(busy_home: Path, width: int, monkey
     out.console = Console(file=drawn, width=width, height=40, highlight=False, markup=False, emoji=False)
     out.console.print(_screen(out, board.state(NOW + 1000)))
     screen = "\n".join(line.rstrip() for line in drawn.getvalue().splitlines()) + "\n"
-    golden = SCREENS / f"top-{width}.txt"
-    if os.environ.get("DRAW_SCREENS"):
-        golden.write_text(screen)
-    assert screen == golden.read_text(), "if it is meant: DRAW_SCREENS=1 pytest tests/sidecar/cli/test_top.py"
+    check_drawn(f"top-{width}", screen)
     assert "\x1b" not in screen and all(len(line) <= width for line in screen.splitlines())
 
 
@@ -190,3 +182,56 @@ def test_lists_tell_what_waits_for_a_person_and_what_was_last_done_when(busy_hom
     assert {row[0]: row[1] for row in agents(board.state(NOW))}["int_asks"] == "waiting for you"
     (row,) = at_work(board.state(session["done"] + 240_000))
     assert f"4m ago: {session['doing']}" in row[-1]
+
+
+async def _work(project: Path, home: Path) -> tuple[Worktree, dict[str, Any]]:
+    worktrees = Worktrees(home / "worktrees")
+    made = await worktrees.add(ID, str(project))
+    assert made is not None
+    root = Path(made.root)
+    write(root / "a_big.txt", "a line\n" * 60_000)
+    write(root / "zz_hook.sh")
+    write(root / "out/report.txt")
+    return made, await worktrees.collect(ID, made.repository, made.base, made.folder)
+
+
+@pytest.fixture(scope="module")
+def changed_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Background work that ended, with a long diff and a file that is only in its worktree. Put back what you move."""
+    place = tmp_path_factory.mktemp("changed")
+    project, home = repository(place / "project", {".gitignore": "out\n"}), place / "home"
+    home.mkdir(mode=0o700)
+    made, changes = asyncio.run(_work(project, home))
+    assert len(changes["diff"]) == MAX_DIFF and changes["is_cut"]
+    setup = [{"command": "make deps", "code": 0, "seconds": 72.0, "output": "built \x1b[1mall\n"}]
+    isolated = ("intent.isolated", {"worktree": made._asdict(), "setup": setup})
+    started = ("intent.started", {"session": "ses_1", "parent": None, "ts": NOW})
+    ended = ("intent.completed", {"ts": NOW, "changes": changes})
+    asyncio.run(append(home / "store", [[event] for event in intent(ID, isolated, started, ended)]))
+    return home
+
+
+def test_the_diff_is_whole_or_an_error(changed_home: Path) -> None:
+    shown = run(changed_home, "intents", ID, "--diff").out
+    assert shown.count("\n+a line") == 60_000 and "+++ b/zz_hook.sh\n" in shown
+    project = changed_home.with_name("project").rename(changed_home.with_name("gone"))
+    done = run(changed_home, "intents", ID, "--diff")
+    project.rename(changed_home.with_name("project"))
+    assert (done.code, done.err.rstrip()[-12:]) == (1, "[git-failed]")
+
+
+def test_what_the_setup_did_and_what_is_only_in_a_kept_worktree_is_shown(changed_home: Path) -> None:
+    shown, kept = run(changed_home, "intents", ID).out, changed_home / "worktrees" / ID
+    assert str(kept) in shown and "out/report.txt" in shown
+    assert "make deps" in shown and "all" in shown and "\x1b" not in shown
+    (row,) = run(changed_home, "intents", ID, "--json").objects()
+    assert row["changes"]["kept"] == str(kept) and row["changes"]["unsaved_count"] == 1
+
+
+def test_doctor_says_how_much_ended_work_left_behind(changed_home: Path) -> None:
+    (found,) = [row for row in run(changed_home, "doctor", "--json").objects() if row["name"] == "worktrees"]
+    assert found["level"] == "note" and "1 worktree" in found["text"] and ID in found["hint"]
+    kept = (changed_home / "worktrees" / ID).rename(changed_home / "elsewhere")
+    told = [row["name"] for row in run(changed_home, "doctor", "--json").objects()]
+    kept.rename(changed_home / "worktrees" / ID)
+    assert "worktrees" not in told

@@ -75,6 +75,17 @@ def chromium() -> Iterator[Browser]:
         opened.close()
 
 
+@contextmanager
+def looking(browser: Browser, home: Path) -> Iterator[tuple[Page, Served]]:
+    """A page over a home of its own, at the list of sessions."""
+    with inspecting(home) as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        yield page, served
+        page.close()
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One Chromium for the tests of a file."""

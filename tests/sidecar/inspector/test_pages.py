@@ -18,9 +18,9 @@ from sidecar.read.wording import ago, lasted
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.bridge.opencode.playing2 import play2
-from tests.sidecar.cli.helpers import make_home, run_process
+from tests.sidecar.cli.helpers import make_home, run
 from tests.sidecar.cli.test_troubles import doubting
-from tests.sidecar.inspector.conftest import DEMO, ROOT, TITLE, WAIT_MS, Served, aside, inspecting, record
+from tests.sidecar.inspector.conftest import DEMO, ROOT, TITLE, Served, aside, looking, record
 from tests.sidecar.read.conversations import announced_late
 
 
@@ -70,10 +70,7 @@ def test_two_thousand_sessions_are_grouped_and_filtered(browser: Browser, tmp_pa
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     aside(record, home, many(2000))
-    with inspecting(home) as served:
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(served.link)
+    with looking(browser, home) as (page, _):
         groups = page.locator("h2.group")
         expect(groups).to_contain_text(
             ["Waiting for you1 session", "/home/ada/site1000 sessions200 failed", "/home/ada/shop999"]
@@ -91,7 +88,6 @@ def test_two_thousand_sessions_are_grouped_and_filtered(browser: Browser, tmp_pa
         expect(day).to_have_count(1)
         day.click()
         expect(groups).to_have_count(3)
-        page.close()
 
 
 def test_the_page_and_the_terminal_tell_durations_and_ages_the_same(page: Page, served: Served) -> None:
@@ -197,7 +193,7 @@ def test_a_call_and_a_file_tell_who_allowed_them_and_who_changed_them(page: Page
 
 def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_path: Path) -> None:
     home = aside(make_home, tmp_path / "home", "fork")
-    streams = run_process(home, "streams", "--json").objects()
+    streams = run(home, "streams", "--json").objects()
     stream = next(each["stream_id"] for each in streams if each["fork"] is None)
     identity = seeded_identity(5)
     about = {"stream_id": "ses_work", "actor": "build", "source": {"agent": "build", "adapter": "opencode"}}
@@ -213,10 +209,7 @@ def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_
     for kind, payload in (("intent.created", intent), ("intent.starting", started), ("intent.started", started)):
         made.append(identity.stamp({**own, "type": kind, "payload": payload, "metadata": {"role": "output"}}))
     aside(record, home, made)
-    with inspecting(home) as served:
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(served.link)
+    with looking(browser, home) as (page, served):
         page.goto(f"{served.base}/s/{stream}/timeline")
         expect(page.locator(".side h2")).to_have_text(["1 session", "In the background", "Forks"])
         expect(page.locator(".lanes .name")).to_contain_text(["Some work · background"])
@@ -236,7 +229,6 @@ def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_
         page.goto(f"{served.base}/work")
         expect(page.locator(".card .title")).to_have_text(["Some work", "Work of work"])
         expect(page.locator(".card").nth(1)).to_have_css("margin-left", "24px")
-        page.close()
 
 
 def test_what_failed_is_red_and_one_click_away(page: Page, served: Served) -> None:
@@ -252,7 +244,7 @@ def test_what_failed_is_red_and_one_click_away(page: Page, served: Served) -> No
 
 
 def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None:
-    streams = [each["stream_id"] for each in run_process(filled, "streams", "--json").objects()]
+    streams = [each["stream_id"] for each in run(filled, "streams", "--json").objects()]
     other = next(each for each in streams if each != ROOT)
     page.goto(f"{served.base}/compare/{ROOT}/{other}")
     expect(page.locator(".sums").first).to_contain_text("bash")
@@ -281,13 +273,9 @@ def test_opencodes_own_agents_are_work_too(browser: Browser, tmp_path: Path) -> 
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     aside(record, home, announced_late(list(play2("background").log.events.values())))
-    with inspecting(home) as served:
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(served.link)
+    with looking(browser, home) as (page, _):
         page.get_by_role("link", name="Work").click()
         expect(page.locator("#main article .status")).to_have_text(["failed", "completed"])
-        page.close()
 
 
 def test_costs_work_and_health_answer_their_questions(page: Page, served: Served, filled: Path) -> None:
@@ -299,16 +287,13 @@ def test_costs_work_and_health_answer_their_questions(page: Page, served: Served
     page.goto(f"{served.base}/work")
     expect(page.locator(".page")).to_contain_text("No background work yet")
     page.goto(f"{served.base}/health")
-    expect(page.locator("h1")).to_have_text(run_process(filled, "status", "--json").objects()[0]["verdict"])
+    expect(page.locator("h1")).to_have_text(run(filled, "status", "--json").objects()[0]["verdict"])
     expect(page.locator("#main dl")).to_contain_text("records")
 
 
 def test_an_effect_in_doubt_is_decided_with_a_click(browser: Browser, home: Home) -> None:
     asked = aside(doubting, home)
-    with inspecting(home.path) as served:
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(served.link)
+    with looking(browser, home.path) as (page, served):
         page.goto(f"{served.base}/work")
         card = page.locator(".card.waits")
         expect(card).to_contain_text('pay {"sum": 7}')
@@ -316,37 +301,33 @@ def test_an_effect_in_doubt_is_decided_with_a_click(browser: Browser, home: Home
         expect(card.locator("input")).to_have_count(0)
         card.get_by_text("give up").click()
         expect(card).to_have_count(0)
-        page.close()
-    assert run_process(home.path, "checkpoints", asked, "--json").objects()[0]["answer"] == ["give up"]
-    assert aside(run_process, home.path, "stop").code == 0
+    assert run(home.path, "checkpoints", asked, "--json").objects()[0]["answer"] == ["give up"]
+    assert run(home.path, "stop").code == 0
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (1024, "light"), (390, "light"), (390, "dark")])
-def test_nothing_is_wider_than_the_screen(browser: Browser, filled: Path, width: int, scheme: str) -> None:
-    streams = [each["stream_id"] for each in run_process(filled, "streams", "--json").objects()]
-    other = next(each for each in streams if each != ROOT)
-    with inspecting(filled) as served:
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
-        page = context.new_page()
-        page.goto(served.link)
-        beside = f"/compare/{ROOT}/{other}"
-        for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/costs", "/health", beside):
-            page.goto(served.base + path)
-            page.wait_for_selector(".page, .session")
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        page.goto(f"{served.base}/s/{ROOT}/events")
-        page.locator(".events tr").last.click()
-        assert page.locator(".events .what").last.evaluate("cell => cell.clientWidth") >= 120
-        context.close()
+def test_nothing_is_wider_than_the_screen(
+    browser: Browser, context: Any, served: Served, filled: Path, width: int, scheme: Any
+) -> None:
+    streams = [each["stream_id"] for each in run(filled, "streams", "--json").objects()]
+    beside = f"/compare/{ROOT}/{next(each for each in streams if each != ROOT)}"
+    size: Any = {"width": width, "height": 800}
+    own = browser.new_context(viewport=size, color_scheme=scheme, storage_state=context.storage_state())
+    page = own.new_page()
+    for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/costs", "/health", beside):
+        page.goto(served.base + path)
+        page.wait_for_selector(".page, .session")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    page.goto(f"{served.base}/s/{ROOT}/events")
+    page.locator(".events tr").last.click()
+    assert page.locator(".events .what").last.evaluate("cell => cell.clientWidth") >= 120
+    own.close()
 
 
 def test_new_events_arrive_by_themselves(browser: Browser, tmp_path: Path) -> None:
     home = aside(make_home, tmp_path / "home", "chat")
-    stream = run_process(home, "streams", "--json").objects()[0]["stream_id"]
-    with inspecting(home) as served:
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(served.link)
+    stream = run(home, "streams", "--json").objects()[0]["stream_id"]
+    with looking(browser, home) as (page, served):
         expect(page.locator("#live")).to_have_text("live")
         page.goto(f"{served.base}/s/{stream}")
         expect(page.locator(".talk")).to_be_visible()
@@ -360,7 +341,6 @@ def test_new_events_arrive_by_themselves(browser: Browser, tmp_path: Path) -> No
         }
         aside(record, home, [identity.stamp(said)])
         expect(page.locator(".talk")).to_contain_text("And now this.")
-        page.close()
 
 
 def test_every_module_is_asked_for_at_once() -> None:
@@ -393,13 +373,10 @@ def test_hostile_text_in_every_field_is_shown_and_does_nothing(browser: Browser,
         for kind in [*types.split(), "agent.error", "turn.ended"]
     ]
     aside(record, home, made)
-    with inspecting(home) as served:
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
+    with looking(browser, home) as (page, served):
         ran: list[str] = []
         page.on("dialog", lambda dialog: (ran.append(dialog.message), dialog.dismiss()))
         page.on("pageerror", lambda error: ran.append(str(error)))
-        page.goto(served.link)
         for path in (
             "/",
             "/s/ses_evil",
@@ -417,4 +394,3 @@ def test_hostile_text_in_every_field_is_shown_and_does_nothing(browser: Browser,
         page.locator(".events tr").nth(4).click()
         expect(page.locator(".detail")).to_contain_text("<script>alert(2)</script>")
         assert ran == []
-        page.close()

@@ -1,14 +1,194 @@
-"""The page of a session: its tabs, its slider and its addresses."""
+"""What axe finds on every page, and the page of a session: its tabs, its slider, its addresses and its forks."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Literal
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.sidecar.cli.helpers import run_process
-from tests.sidecar.inspector.conftest import ROOT, TITLE, Served
+from bridge.opencode.link.frames import HookItem, ShimIdentity
+from sidecar.home import Home
+from sidecar.link.client import ShimClient
+from sidecar.link.launch import ensure_running
+from streams.identity import system_identity
+from tests.sidecar.cli.helpers import RECORDINGS, make_home, run, run_process
+from tests.sidecar.inspector.conftest import ROOT, TITLE, WAIT_MS, Served, aside, looking
+from tests.sidecar.life import end_sidecars
+
+AXE = Path(__file__).parents[3] / "plugin-shim" / "node_modules" / "axe-core" / "axe.min.js"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+SEEN = "() => axe.run({resultTypes: ['violations']}).then(found => found.violations)"
+PAGES = {
+    "/": ".row",
+    "/?q=login": ".hit",
+    "/?q=nothing+has+this": ".empty",
+    f"/s/{ROOT}": ".talk > *",
+    f"/s/{ROOT}?at=14": ".past",
+    f"/s/{ROOT}/timeline": ".lanes",
+    f"/s/{ROOT}/files": ".diff",
+    f"/s/{ROOT}/events": ".events tr",
+    "/work": ".page",
+    "/costs": ".sums",
+    "/health": "#main dl",
+    "/nope": "#main h1",
+    f"/compare/{ROOT}": ".sums",
+    f"/compare/{ROOT}/ses_dff2906baffeAePlLpyxcsvWdu": ".sums",
+}
+"""Each page, and what it has once it is drawn."""
+
+
+def faults(page: Page) -> list[str]:
+    """The serious and the critical violations on a page in both colour schemes, each with the elements that have it."""
+    found: list[dict[str, Any]] = []
+    page.evaluate(AXE.read_text())
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        found += page.evaluate(SEEN)
+    return [
+        f"{each['id']}: {node['html'][:160]} {node['failureSummary'][:200]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"][:4]
+    ]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_has_a_serious_fault(page: Page, served: Served, path: str) -> None:
+    page.goto(served.base + path)
+    page.wait_for_selector(PAGES[path])
+    assert faults(page) == []
+
+
+def test_an_open_detail_and_the_list_of_keys_have_no_serious_fault(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/events")
+    page.locator(".events tr").nth(5).click()
+    page.wait_for_selector(".detail h3")
+    assert faults(page) == []
+    page.get_by_text("Why?").click()
+    page.wait_for_selector(".chain li.this")
+    assert faults(page) == []
+    page.keyboard.press("?")
+    page.wait_for_selector("#keys[open]")
+    assert faults(page) == []
+
+
+FORK = "ses_0000000000001fork00000000"
+PROJECT = "/home/dev/project"
+NOBODY = 2**22 + 1
+"""No process has this id."""
+
+
+class OpenCode:
+    """An OpenCode 1 in which a directory is open, with one session."""
+
+    def __init__(self, home: Path, directory: str, messages: list[str], fork: HookItem) -> None:
+        self._home, self._directory, self._messages, self._fork = Home(home), directory, messages, fork
+        self._life = AsyncExitStack()
+        self.calls: list[tuple[str, Any]] = []
+
+    async def open(self) -> None:
+        await ensure_running(self._home)
+        about = ("ab" * 16, "cd" * 8, NOBODY, "p", self._directory, self._directory, "1.18.33", 0)
+        identity = ShimIdentity("0.1.0", *about)
+        made = await ShimClient.connect(self._home, identity=identity, nonce=system_identity().nonce)
+        made.called = self._call  # type: ignore[method-assign]
+        self._client = await self._life.enter_async_context(made)
+
+    async def close(self) -> None:
+        await self._life.aclose()
+
+    async def _call(self, method: str, args: dict[str, Any]) -> Any:
+        if method == "session.messageIds":
+            return self._messages
+        if method in ("session.fork", "session.promptAsync"):
+            self.calls.append((method, args["body"]))
+        if method == "session.fork":
+            await self._client.send([self._fork])
+            return {"id": FORK}
+        return [] if method == "session.messages" else {}
+
+
+def created(recording: Path, session: str) -> HookItem:
+    """What OpenCode announces, as it was recorded, with another id."""
+    lines = map(json.loads, recording.read_text().splitlines())
+    found = next(each for each in lines if "session.created" in json.dumps(each["input"]))
+    old = found["input"]["event"]["properties"]["info"]["id"]
+    return HookItem("event", found["t"], json.loads(json.dumps(found["input"]).replace(old, session)))
+
+
+@contextmanager
+def opened(client: OpenCode) -> Iterator[None]:
+    """The client is open, in a thread of its own: Playwright has an event loop in that of the test."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+
+    def do(what: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(what, loop).result(WAIT_MS / 1000)
+
+    try:
+        do(client.open())
+        yield
+    finally:
+        do(client.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_an_event_is_forked_only_after_a_person_agrees(browser: Browser, tmp_path: Path) -> None:
+    recorded = tmp_path / "here.jsonl"
+    recorded.write_text((RECORDINGS / "chat_two_turns.jsonl").read_text().replace(PROJECT, str(tmp_path)))
+    home = aside(make_home, tmp_path / "home", str(tmp_path / "here"))
+    events = [each["event"] for each in run(home, "query", "--json").objects()]
+    session, directory = events[0]["stream_id"], events[0]["payload"]["directory"]
+    spoken = [each["payload"]["message"] for each in events if each["type"] in ("human.input", "execution.output")]
+    second = next(each for each in events if each["payload"].get("message") == spoken[2])
+    assert directory == str(tmp_path)
+    client = OpenCode(home, directory, spoken, created(recorded, FORK))
+    try:
+        with opened(client), looking(browser, home) as (page, served):
+            page.goto(f"{served.base}/s/{session}?event={second['id']}")
+            page.locator(".detail").get_by_text("Fork here").click()
+            dialog = page.locator("dialog.fork")
+            expect(dialog).to_contain_text("first 2 messages")
+            expect(dialog).to_contain_text("Nothing runs in the fork.")
+            assert faults(page) == []
+            dialog.get_by_text("Cancel").click()
+            expect(dialog).to_have_count(0)
+            assert client.calls == []
+            page.locator(".detail").get_by_text("Fork here").click()
+            dialog.locator("textarea").fill("Use a queue instead")
+            expect(dialog).to_contain_text("Your prompt runs in the fork")
+            dialog.get_by_text("Fork", exact=True).click()
+            dialog.get_by_text("open it").click()
+            expect(page.locator(".talk, .empty")).to_be_visible()
+            assert page.url == f"{served.base}/s/{FORK}"
+            expect(page.locator(".side h2")).to_contain_text(["Forked from"])
+            page.locator(f'.side .leaf[href="/s/{session}"]').click()
+            expect(page.locator(".talk")).to_contain_text("SAY:pong2")
+        made, prompt = client.calls
+        assert made == ("session.fork", {"messageID": spoken[2]})
+        assert (prompt[0], prompt[1]["parts"][0]["text"]) == ("session.promptAsync", "Use a queue instead")
+        assert f"fork of {session}" in run(home, "tree", FORK).out
+        with looking(browser, home) as (page, served):
+            page.goto(f"{served.base}/s/{session}?event={second['id']}")
+            page.locator(".detail").get_by_text("Fork here").click()
+            dialog = page.locator("dialog.fork")
+            expect(dialog.locator(".bad")).to_contain_text("open OpenCode in that project")
+            expect(dialog.get_by_text("Fork", exact=True)).to_be_disabled()
+            expect(dialog.locator("textarea")).to_be_disabled()
+            expect(dialog).not_to_contain_text("Nothing runs")
+            assert faults(page) == []
+    finally:
+        aside(end_sidecars, Home(home))
 
 
 def test_the_conversation_is_the_one_of_the_exports(page: Page, served: Served, filled: Path, browser: Browser) -> None:
@@ -98,7 +278,7 @@ def test_an_open_event_has_an_address_and_the_way_back_leads_through_it(page: Pa
 
 
 def test_an_event_has_the_number_that_the_log_gives_it(page: Page, served: Served, filled: Path) -> None:
-    offsets = [int(row[2]) for row in run_process(filled, "log", ROOT).rows()[1:]]
+    offsets = [int(row[2]) for row in run(filled, "log", ROOT).rows()[1:]]
     page.goto(f"{served.base}/s/{ROOT}/events")
     expect(page.locator(".events tr .num")).to_have_text([str(each) for each in offsets])
     expect(page.locator(".slider output")).to_contain_text(f"event {offsets[-1]}")
@@ -110,8 +290,8 @@ def test_an_event_has_the_number_that_the_log_gives_it(page: Page, served: Serve
     expect(page.locator(".events tr").last.locator(".num")).to_have_text("14")
     page.goto(f"{served.base}/s/{ROOT}?at=0")
     expect(page.locator(".past")).to_have_text("as of event 0")
-    at = run_process(filled, "state", ROOT, "--at", "14", "--json").objects()[0]
-    assert (at["at"], at["event"]["id"]) == (14, run_process(filled, "log", ROOT).rows()[15][3])
+    at = run(filled, "state", ROOT, "--at", "14", "--json").objects()[0]
+    assert (at["at"], at["event"]["id"]) == (14, run(filled, "log", ROOT).rows()[15][3])
 
 
 def test_a_step_asks_once_for_what_a_tab_shows_and_for_the_head(page: Page, served: Served) -> None:

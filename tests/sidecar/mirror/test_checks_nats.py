@@ -1,8 +1,10 @@
-"""``doctor`` on NATS: off, embedded, external, and the faults of each."""
+"""The settings of server and client, their mistakes, and what ``doctor`` says of NATS: off, embedded, external."""
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,49 @@ from typing import Any
 import pytest
 
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS, UNKNOWN_HOST
+from bridge.nats.jetstream.options import PullSettings
 from sidecar.care.checks.check import Check, scene_of
 from sidecar.care.checks.nats import _unprotected, check_nats
-from sidecar.config import NatsConfig
+from sidecar.config import NatsConfig, load_config
 from sidecar.home import Home
-from tests.nats_servers import TOKEN, RealServer, program, real_server
+from sidecar.mirror.settings import FREE_PORT, pull_settings, server_config
+from tests.nats_servers import TOKEN, VERSIONS, RealServer, program, real_server
+
+
+def test_the_server_is_told_to_sync_always_to_stay_at_home_and_to_log_nothing_of_messages() -> None:
+    told = json.loads(server_config(Path("/h/nats"), NatsConfig(max_store_bytes=10**9), token="a" * 64, port=FREE_PORT))
+    assert (told["host"], told["port"]) == ("127.0.0.1", -1)
+    assert told["authorization"]["token"] == "a" * 64
+    jetstream = told["jetstream"]
+    assert jetstream["sync_interval"] == "always"
+    assert (jetstream["store_dir"], jetstream["max_file_store"]) == ("/h/nats/store", 10**9)
+    assert told["debug"] is told["trace"] is False
+    assert 0 < told["logfile_size_limit"] <= 2**20 and 0 < told["logfile_max_num"] <= 4
+    assert not {"http", "http_port", "https_port", "cluster", "leafnodes", "websocket", "mqtt"} & told.keys()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_server_understands_every_word_of_it(version: str, tmp_path: Path) -> None:
+    directory = tmp_path / 'a "strange" \\ place #1 $HOME é'
+    directory.mkdir()
+    config = directory / "server.conf"
+    config.write_text(server_config(directory, NatsConfig(), token="a" * 64, port=FREE_PORT))
+    done = subprocess.run(
+        [program(version), "-t", "-c", config], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pull_is_read_and_other_keys_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[nats.pull]\nbatch_size = 3\nack_wait_seconds = 7\nnew_option = [1]\n")
+    monkeypatch.setenv("DURABLE_STREAM_NATS__PULL__MAX_INFLIGHT", "5")
+    config = load_config(path).nats
+    assert config.pull.model_extra == {"new_option": [1]}
+    found = pull_settings(config)
+    assert (found.batch_size, found.max_inflight, found.ack_wait_s) == (3, 5, 7.0)
+    assert pull_settings(NatsConfig()) == PullSettings()
+
 
 EMBEDDED = f'[nats]\nmode = "embedded"\nexecutable = "{program("2.15")}"\n'
 SERVER = {"state": "running", "pid": 7, "port": 4222, "version": "2.15.0", "restarts": 0, "problem": ""}

@@ -364,9 +364,11 @@ class TestProtocol:
             ({"CG-Recursion-Depth": "-1"}, {"by": 1}, "protocol_violation", None),
             ({}, {"payload": {"by": 1}, "causation_id": "01"}, "protocol_violation", None),
             ({"CG-Recursion-Depth": "7"}, {"payload": {"by": 1}, "correlation_id": "chain"}, "protocol_violation", 3),
+            ({"CG-Mode": "transfer"}, {"by": 1}, "protocol_violation", None),
+            ({}, {"payload": {"by": 1}, "mode": "notify"}, "protocol_violation", None),
         ],
     )
-    async def test_what_breaks_the_depth_rules_ends_its_chain(
+    async def test_what_breaks_the_rules_of_depth_or_is_no_call_ends_its_chain(
         self,
         bus: MemoryEventBus,
         store: MemoryStore,
@@ -376,8 +378,8 @@ class TestProtocol:
         depth: int | None,
     ) -> None:
         async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
-            begun = {"payload": {"by": 5}, "correlation_id": "chain"}
-            await send(bus, ADD, begun, {"CG-Recursion-Depth": "3"})
+            begun = {"payload": {"by": 5}, "correlation_id": "chain", "mode": "call"}
+            await send(bus, ADD, begun, {"CG-Recursion-Depth": "3", "cg-mode": "call"})
             await until(lambda: "chain" in runtime.view.chains, "its depth is recorded")
             await send(bus, ADD, body, headers)
             await bus.until_stored("cmd.>", 0)
@@ -465,20 +467,6 @@ class TestProtocol:
         traces = [span.trace_id for span in spans if span is not None]
         assert len(set(traces[:3])) == 1 and traces[3] == traces[4] == PARENT[3:35]
         assert len({span.span_id for span in spans if span is not None}) == 5
-
-    @pytest.mark.parametrize(
-        ("headers", "body"), [({"CG-Mode": "transfer"}, {"by": 1}), ({}, {"payload": {"by": 1}, "mode": "notify"})]
-    )
-    async def test_a_command_that_is_no_call_is_a_violation(
-        self, bus: MemoryEventBus, store: MemoryStore, headers: dict[str, str], body: Any
-    ) -> None:
-        async with running(store, Counter) as runtime, consuming(runtime, bus) as consumers:
-            await send(bus, ADD, body, headers)
-            await send(bus, ADD, {"payload": {"by": 2}, "mode": "call"}, {"cg-mode": "call"})
-            await bus.until_stored("cmd.>", 0)
-            assert (counts(consumers)["refused"], state(runtime)["total"]) == (1, 2)
-        (refused,) = [r.event for r in await records(store, "agent/counter") if r.event.type == "agent.refused"]
-        assert refused.payload["error_code"] == "protocol_violation"
 
 
 class TestSettings:

@@ -1,10 +1,14 @@
-"""``mirror verify`` and ``rebuild`` if log and copy differ on purpose, or a rebuild does not finish."""
+"""``mirror verify`` and ``rebuild``: copies that differ from the log, on purpose or by damage, and bad stores."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,18 +16,32 @@ from typing import Any
 import pytest
 
 from bridge.nats import headers as h
+from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NotFound
+from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from bridge.nats.jetstream.streams import StreamMessage
+from bridge.nats.jetstream.wire import Message
+from bridge.nats.mirror.messages import is_forgotten
 from bridge.nats.mirror.surveying import erase_l0
 from sidecar.cli.check import mirror
 from sidecar.cli.check.mirror import SHOWN
 from sidecar.home import Home, SidecarInfo
+from sidecar.mirror.verify import Disturbed, MirrorCheck
 from streams.identity import system_identity
 from streams.log.log import Log
+from streams.log.reader import LogReader
+from tests.bridge.nats import vectors
+from tests.bridge.nats.records import event
 from tests.nats_servers import HANG_SECONDS, RealServer, real_server
+from tests.sidecar.bad_stores import REFUSED, Backend, make_store, snapshot
 from tests.sidecar.cli.helpers import command, environment, run
 from tests.sidecar.life import end_sidecars
-from tests.sidecar.mirror.copies import Copy, shown
+from tests.sidecar.mirror.copies import Copy, shown, store_files
 from tests.sidecar.support import wait_for
+from tests.sidecar.test_bad_stores import BROKEN, is_sentence
 
 RUNNING = SidecarInfo(pid=1, port=1, boot="b", version="0.1.0", protocol=1, started_ms=1)
 
@@ -198,3 +216,197 @@ def test_the_oldest_of_a_full_stream_are_no_fault_and_the_middle_is(tmp_path: Pa
         two = Copy(tmp_path / "two", small, max_bytes=48_000).make("task_nested").publish()
         clean(two)
         assert clean(one)["streams"][0]["expired"] > summary["streams"][0]["expired"]
+
+
+@pytest.fixture
+def published(tmp_path: Path, server: RealServer) -> Copy:
+    made = Copy(tmp_path / "home", server).make().publish()
+    code, found, summary = made.verify()
+    assert (code, found) == (0, []), shown(found)
+    assert summary["records"] == summary["streams"][0]["compared"] > 40 and summary["streams"][1]["compared"] > 10
+    return made
+
+
+def mine(published: Copy, stream: str = EVENTS) -> list[StreamMessage]:
+    return [m for m in published.messages(stream) if m.headers.get(h.LOG) == published.log_id]
+
+
+def again(found: StreamMessage) -> dict[str, str]:
+    """Headers to publish a message a second time."""
+    kept = {name: value for name, value in found.headers.items() if not name.startswith("Nats-")}
+    return {**kept, h.MESSAGE_ID: f"{found.headers[h.MESSAGE_ID]}:77"}
+
+
+def mended(published: Copy) -> None:
+    """Check that a rebuild restores every message, and only this log's."""
+    others = [m for m in published.messages() if f".{published.log_id}." not in m.subject]
+    done = published.rebuild()
+    assert done.code == 0, done
+    code, found, summary = published.verify()
+    assert (code, found) == (0, []), shown(found)
+    assert summary["waiting"] == 0 and summary["streams"][0]["compared"] == summary["records"]
+    left = [m for m in published.messages() if f".{published.log_id}." not in m.subject]
+    assert [(m.subject, m.sequence) for m in left] == [(m.subject, m.sequence) for m in others]
+
+
+def test_records_of_every_kind_and_size_equal_themselves(tmp_path: Path, server: RealServer) -> None:
+    """Odd names, bad traces, payloads that become pointers; this server's 8 MiB limit excludes nothing else."""
+    odd = "x \r\n\x1b[2J\ud800 修 %_ 👩\u200d💻 .*>"
+    step = {"session": odd, "part": odd, "turn": odd, "kind": odd, "tool": odd, "status": "error", "tokens": {odd: 1}}
+    more: list[dict[str, Any]] = [
+        {"actor": odd, "source": {"agent": odd, "adapter": odd}, "traceparent": odd, "metadata": {"tracestate": odd}},
+        {"traceparent": None, "metadata": {"tracestate": "a=b", odd: odd}, "correlation_id": None},
+    ]
+    made = [event(500 + n, "execution.step", step, **each) for n, each in enumerate(more)]
+    made += [event(600 + n, "note", {"session": "ses_a", "CG-Sender": odd, "text": "y" * n}) for n in (1, 9_000_000)]
+    pinned = [each for each in vectors.events().values() if not is_forgotten(each)]  # no log takes that
+    published = Copy(tmp_path / "home", server).make("chat").add([*pinned, *made]).publish()
+    code, found, summary = published.verify()
+    assert (code, found) == (0, []), shown(found)
+    assert "pointer" in {m.headers[h.FORM] for m in mine(published)} and summary["records"] == len(mine(published))
+    mended(published)
+
+
+def test_half_lost(published: Copy) -> None:
+    lost, told = mine(published)[::2], mine(published, L0_EVENTS)[1::3]
+    published.delete(EVENTS, *(m.sequence for m in lost))
+    published.delete(L0_EVENTS, *(m.sequence for m in told))
+    code, found, summary = published.verify()
+    assert code == 1
+    named = [event for each in found if each["stream"] == EVENTS for event in each["events"]]
+    assert named == [m.headers[h.MESSAGE_ID].partition(":")[0] for m in lost]
+    assert summary["streams"][1]["differences"] == {"missing": len(told)}
+    mended(published)
+
+
+def test_extra_doubled_and_changed(published: Copy) -> None:
+    some, told = mine(published)[5], mine(published, L0_EVENTS)[2]
+
+    async def work(session: JetStream) -> None:
+        double = again(some)
+        foreign = {**double, h.MESSAGE_ID: "foreign", h.POSITION: "100000"}
+        for message in (
+            Message(some.subject, double, some.body),
+            Message(some.subject, foreign, some.body),
+            Message(some.subject, {h.MESSAGE_ID: "bare"}, b"not ours"),
+            Message(told.subject, again(told), b"{}"),
+        ):
+            await publish(session, message)
+
+    published.on_server(work)
+    code, found, _ = published.verify()
+    assert code == 1 and [each["kind"] for each in found] == ["extra"] * 4, shown(found)
+    assert sorted(each["position"] for each in found if each["stream"] == EVENTS) == [-1, 5, 100000]
+    # Without the first of the two the second one is the record's, at the wrong place.
+    published.delete(EVENTS, some.sequence)
+    assert sorted(each["kind"] for each in published.verify()[1]) == ["extra", "extra", "extra", "order"]
+    mended(published)
+
+
+class Removing(Sessions):
+    """Removes a stream at the second request for a connection, when the comparison has begun."""
+
+    async def get(self) -> JetStream:
+        again, session = self.opened > 0, await super().get()
+        if again:
+            with suppress(NotFound):
+                await session.api(f"STREAM.DELETE.{EVENTS}")
+        return session
+
+
+async def test_a_stream_that_is_removed_while_it_is_compared_is_told(tmp_path: Path, own: RealServer) -> None:
+    published = await asyncio.to_thread(lambda: Copy(tmp_path / "home", own).make("chat").publish())
+    sessions = Removing(own.ask_options)
+    check = MirrorCheck(
+        LogReader(published.home.store_path), published.log_id, sessions, now_ms=system_identity().now_ms
+    )
+    with pytest.raises(Disturbed):
+        [found async for found in check.run()]
+    await sessions.close()
+    assert (await asyncio.to_thread(published.rebuild)).code == 0
+
+
+@pytest.mark.parametrize("harm", ["wiped", "a bit"])
+def test_the_servers_files(tmp_path: Path, own: RealServer, harm: str) -> None:
+    published = Copy(tmp_path / "home", own).make().publish()
+    own.kill()
+    if harm == "wiped":
+        own.wipe()
+    for block in store_files(own, ".blk") if harm == "a bit" else []:
+        if EVENTS in str(block):
+            data = bytearray(block.read_bytes())
+            data[len(data) // 2] ^= 4
+            block.write_bytes(data)
+    own.start()
+    code, _, summary = published.verify()
+    assert code == 1 and summary["differences"] > 0
+    if harm == "wiped":
+        assert summary["streams"][0]["differences"] == {"missing": summary["records"]}
+    mended(published)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Path]:
+    stores: dict[Backend, Path] = {}
+    for backend in REFUSED:
+        stores[backend] = tmp_path_factory.mktemp(backend) / "store"
+        make_store(stores[backend], backend)
+    return stores
+
+
+@pytest.mark.parametrize("backend", BROKEN)
+def test_it_is_refused_in_one_sentence(
+    tmp_path: Path, server: RealServer, sound: dict[Backend, Path], backend: Backend
+) -> None:
+    state = BROKEN[backend]
+    copy = Copy(tmp_path / "home", server)
+    copy.configure()
+    shutil.rmtree(copy.home.store_path)
+    shutil.copytree(sound[backend], copy.home.store_path)
+    state(copy.home.store_path)
+    before, messages = snapshot(copy.home.store_path), len(copy.messages())
+    for arguments in (["verify"], ["rebuild", "--yes"]):
+        done = run(copy.home.path, "mirror", *arguments)
+        assert is_sentence(done, REFUSED[backend][state]), (arguments, done)
+    assert snapshot(copy.home.store_path) == before and len(copy.messages()) == messages
+
+
+def test_a_home_that_a_sidecar_has_or_that_has_no_log(
+    tmp_path: Path, server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.link.launch.START_SECONDS", 0.5)  # it waits that long for one that never answers
+    copy = Copy(tmp_path / "home", server)
+    copy.configure()
+    for arguments in (["verify"], ["rebuild", "--yes"]):
+        assert is_sentence(run(copy.home.path, "mirror", *arguments), "no log exists in .* yet", on_page=False)
+    copy.make("chat")
+    with copy.home.lock():
+        done = run(copy.home.path, "mirror", "rebuild", "--yes")
+        assert is_sentence(done, r"another sidecar.* serving this home.*`durable-stream stop`"), done
+    assert run(copy.home.path, "mirror", "status").code == 0
+    end_sidecars(copy.home)  # the one that waited for the home has it now
+
+
+@pytest.mark.parametrize("command", [["mirror", "verify"], ["mirror", "rebuild"]])
+def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: RealServer, command: list[str]) -> None:
+    copy = Copy(tmp_path / "home", server).make("chat")
+    for config, wanted in (
+        ("", r"NATS is off in .*; set `mode` to "),
+        (
+            '[nats]\nmode = "embedded"\n',
+            r"runs with the sidecar, which is not running; start a sidecar with `durable-stream serve`",
+        ),
+        (
+            '[nats]\nmode = "external"\nservers = ["nats://ada:geheim@127.0.0.1:1"]\n',
+            rf"127\.0\.0\.1:1: {NOTHING_LISTENS}",
+        ),
+        (f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{server.port}"]\n', "nats-login-refused"),
+    ):
+        copy.home.config_path.write_text(config)
+        done = run(copy.home.path, *command)
+        assert is_sentence(done, wanted, on_page=False) and "geheim" not in done.err, done
+    done = run(copy.home.path, "listen")
+    assert is_sentence(done, "nats-login-refused", on_page=False), "which no waiting changes"
+    assert re.search(r"^nats +off; set mode", run(copy.home.path, "mirror", "status").out) is None
+    copy.home.config_path.write_text("")
+    assert re.search(r"^nats +off; set `mode`", run(copy.home.path, "mirror", "status").out)

@@ -36,7 +36,6 @@ from tests.sidecar.cli.helpers import RECORDINGS, command, environment, run
 from tests.sidecar.cli.test_live import Process
 from tests.sidecar.support import running, start, wait_for
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 EVIL = "\x1b[2J\x1b]0;title\x07 \u202eright\r\n\x9b2J 修复 👩‍💻 " * 30
 
 

@@ -1,37 +1,34 @@
-"""The mirror on real servers: each record once and in order, whatever happens to the server, the mirror or the log."""
+"""The mirror and the token deltas on real servers: each record once and in order, and deltas joined and redacted."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
+from bridge.nats.jetstream.errors import NatsUnavailable
+from bridge.nats.jetstream.options import ConnectOptions
+from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.mirror.resuming import MIRROR
+from bridge.opencode.link.frames import HookItem
+from sidecar.mirror.deltas import MAX_WAITING, DeltaStream
 from tests.memory import MemoryStore
 from tests.mirrors import (
     chain_hashes,
-    check_equal,
     drained,
     fill,
     mirroring,
     read_independently,
     session_events,
 )
-from tests.nats_servers import HANG_SECONDS, RealServer, own_of_both, real_server, until
-
-
-@own_of_both
-async def test_what_is_there_and_what_comes_is_mirrored_once_and_in_order(own: RealServer) -> None:
-    """``tests/torture/test_mirror.py`` has the same on the other stores, whatever happens to server, mirror and log."""
-    store = MemoryStore()
-    await fill(store, session_events(300))
-    async with mirroring(store, own) as task:
-        await drained(task)
-        await fill(store, session_events(300, first=300), batch=7)
-        status = await drained(task)
-        assert (status["problem"], status["duplicates"], status["rebuild"]) == ("", 0, 0)
-        await check_equal(store, own)
+from tests.nats_servers import HANG_SECONDS, TOKEN, RealServer, reached, real_server, until
 
 
 async def test_how_far_it_is_is_kept_when_nothing_more_comes(own: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +86,103 @@ async def test_a_mirror_without_any_server_costs_nothing_and_ends_at_once(tmp_pa
         async with asyncio.timeout(HANG_SECONDS):
             await task.pause()
         assert task.status()["state"] == "paused"
+
+
+TURNS = {"ses_a": "msg_1", "ses_b": "msg_2"}
+
+
+def delta(text: Any, session: Any = "ses_a", part: Any = "prt_1", field: Any = "text") -> HookItem:
+    found = {"sessionID": session, "messageID": "msg_9", "partID": part, "field": field, "delta": text}
+    return HookItem(hook="event", t=1, input={"event": {"type": "message.part.delta", "properties": found}})
+
+
+def deltas(sessions: Sessions, hold_s: float = 0.05) -> DeltaStream:
+    return DeltaStream(
+        sessions,
+        "LOG",
+        TURNS.get,
+        lambda session: "prj",
+        lambda value: value.replace("hunter2", "[redacted]"),
+        hold_s,
+    )
+
+
+@asynccontextmanager
+async def listening(server: RealServer) -> AsyncIterator[list[dict[str, Any]]]:
+    heard: list[dict[str, Any]] = []
+
+    async def hear(message: Msg) -> None:
+        assert not message.headers
+        heard.append({"subject": message.subject, **json.loads(message.data)})
+
+    client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
+    await client.subscribe("cg.v1.*.*.str.>", cb=hear)
+    await reached(client)
+    yield heard
+    await client.close()
+
+
+async def test_deltas_are_joined_and_arrive_in_their_order(server: RealServer) -> None:
+    sessions = Sessions(server.ask_options)
+    await sessions.get()
+    stream = deltas(sessions)
+    async with listening(server) as heard:
+        stream.take([delta(f"{n} ") for n in range(100)] + [delta("other", "ses_b")])
+        stream.take([delta("my hunter2", part="prt_2")])
+        # How many chunks that are is a matter of time: where the loop is held up, what came before it goes alone.
+        whole = "".join(f"{n} " for n in range(100)) + "other" + "my [redacted]"
+        await until(lambda: sum(len(each["content"]) for each in heard) >= len(whole), "the chunks")
+        of_a = [each for each in heard if ".ses_a." in each["subject"]]
+        assert "".join(each["content"] for each in of_a) == whole.replace("other", "") and len(heard) < 50
+        assert of_a[-1]["content"] == "my [redacted]"
+        assert of_a[0]["subject"] == "cg.v1.prj.public.str.agent.ses_a.chunk"
+        assert (of_a[0]["agent_turn_id"], of_a[0]["step_id"], of_a[0]["index"]) == ("msg_1", "prt_1", 0)
+        assert [each["index"] for each in of_a[:-1]] == list(range(len(of_a) - 1))
+        assert stream.counts == {"deltas": 102, "sent": len(heard)}
+    await stream.close()
+    await sessions.close()
+
+
+async def test_a_secret_in_two_deltas_does_not_reach_the_server(server: RealServer) -> None:
+    sessions = Sessions(server.ask_options)
+    await sessions.get()
+    stream = deltas(sessions, hold_s=60)
+    async with listening(server) as heard:
+        stream.take([delta("my hun")])
+        await until(lambda: heard, "the first word")
+        stream.take([delta("ter2 is safe\n")])
+        await until(lambda: "safe" in "".join(each["content"] for each in heard), "the end of the text")
+        assert "".join(each["content"] for each in heard) == "my [redacted] is safe\n"
+    await stream.close()
+    await sessions.close()
+
+
+async def test_nothing_that_a_shim_sends_does_harm(server: RealServer) -> None:
+    sessions = Sessions(server.ask_options)
+    await sessions.get()
+    stream = deltas(sessions)
+    garbage = [None, 1, [], {}, {"event": None}, {"event": {"properties": []}}, {"event": {"type": "x"}}]
+    async with listening(server) as heard:
+        stream.take([HookItem(hook="event", t=1, input=each) for each in garbage])
+        stream.take([delta(1), delta("a", None), delta("a", part=7), delta("a", "ses_unknown"), delta("a", field="")])
+        stream.take([delta("x", part="p" * 100_000), delta("ok. > *\r\nPUB a 1", part="p. > *\r\n")])
+        await until(lambda: heard, "the chunk")
+        assert [each["content"] for each in heard] == ["ok. > *\r\nPUB a 1"]
+    assert stream.counts["no_delta"] == len(garbage) + 3 and stream.counts["no_turn"] == 1
+    await stream.close()
+    await sessions.close()
+
+
+async def test_without_a_connection_they_are_dropped_and_counted() -> None:
+    async def none() -> ConnectOptions:
+        raise NatsUnavailable("no server")
+
+    sessions = Sessions(none)
+    stream = deltas(sessions)
+    for n in range(MAX_WAITING * 3):
+        stream.take([delta("x" * 8192, part=f"prt_{n}")])
+    assert len(stream._waiting) <= MAX_WAITING
+    await until(lambda: stream.counts["dropped"] == MAX_WAITING * 3, "they are dropped")
+    await stream.close()
+    await asyncio.sleep(0)
+    assert stream.counts.get("sent") is None

@@ -38,6 +38,7 @@ from tests.sidecar.agents.agents import Counter, Watcher
 from tests.sidecar.agents.kinds import Work
 from tests.sidecar.agents.support import agents, command, records, state
 from tests.sidecar.mirror.test_commands import QUICK
+from tests.streams.builders import event
 
 ADD, CALL = "cmd.shop.main.counter.add", "cmd.shop.main.counter.call"
 LEASE = 0.3
@@ -131,16 +132,7 @@ async def emptied(sessions: Sessions) -> None:
 
 def step() -> StreamEvent:
     """A failed step of a session, of which the agent ``watcher`` tells ``counter``."""
-    return seeded_identity(99).stamp(
-        {
-            "type": "execution.step",
-            "stream_id": "ses_1",
-            "idempotency_key": "step:1",
-            "actor": "build",
-            "source": {"agent": "build", "adapter": "opencode"},
-            "payload": {"status": "error"},
-        }
-    )
+    return event("1", stream="ses_1", identity=seeded_identity(99), payload={"status": "error"})
 
 
 async def owned(home: Here) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,17 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsUnavailable
+from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.publishing import publish
+from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition
 from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
-from sidecar.mirror.server.life import State
-from sidecar.mirror.server.process import clear_orphan
+from sidecar.mirror.server.life import TABLE, WITH_PROCESS, Happening, State, after
+from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
 from sidecar.mirror.server.server import EmbeddedServer, Timing
+from sidecar.mirror.settings import FREE_PORT, server_config
+from streams.bus.contract import BusError, Delivery, Done, Outcome
 from streams.identity import seeded_identity
 from streams.system.retry import Retry
 from tests.nats_servers import HANG_SECONDS, NEWEST, is_root, program, servers_of, until
@@ -227,8 +235,6 @@ def _without_root_rights(directory: Path) -> Path:
 
 
 # --- orphans ---
-
-
 def left_behind(directory: Path, pid: int) -> None:
     (directory / "server.json").write_text(json.dumps({"pid": pid}))
 
@@ -303,3 +309,110 @@ def test_it_dies_with_its_parent_at_whatever_time(directory: Path) -> None:
         parent.stdout.close()  # type: ignore[union-attr]
         asyncio.run(until(lambda: servers_of(directory) == [], "no server is left"))
     shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("name", ["ports", "server.log", "store", "store/jetstream", "store/jetstream/$G/x"])
+async def test_a_server_does_not_start_through_a_link(directory: Path, tmp_path: Path, name: str) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    letter = theirs / "letter.txt"
+    letter.write_text("mine")
+    link = directory / name
+    link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    link.symlink_to(letter if name == "server.log" else theirs)
+    config = server_config(directory, NatsConfig(mode="embedded"), token="7e" * 32, port=FREE_PORT)
+
+    with pytest.raises(StartFailed) as refused:
+        await (await ServerProcess.start(program("2.15"), directory, config)).end(5)
+
+    assert str(link) in str(refused.value)
+    assert [path.name for path in theirs.iterdir()] == ["letter.txt"] and letter.read_text() == "mine"
+
+
+def test_the_note_about_an_orphan_is_not_read_through_a_link(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "note.json"
+    note.write_text('{"pid": 4194305}')
+    (directory / "server.json").symlink_to(note)
+    judged: list[int] = []
+    monkeypatch.setattr("sidecar.mirror.server.process._is_ours", lambda pid, directory: bool(judged.append(pid)))
+
+    assert clear_orphan(directory, 1) is None
+
+    assert judged == [] and note.exists()
+
+
+def test_it_is_never_started_while_there_is_a_process() -> None:
+    into = {state for (state, _), next_state in TABLE.items() if next_state is State.STARTING}
+    assert into == {State.STOPPED, State.WAITING} and not into & WITH_PROCESS
+
+
+@given(st.lists(st.sampled_from(Happening), max_size=40))
+def test_stopping_ends_stopped_whatever_came_before(happenings: list[Happening]) -> None:
+    state = State.STOPPED
+    for happening in happenings:
+        if (state, happening) in TABLE:
+            state = after(state, happening)
+    state = after(state, Happening.STOP)
+    if state is State.STOPPING:
+        state = after(state, Happening.EXITED)
+    assert state is State.STOPPED
+
+
+def test_what_cannot_happen_is_an_error() -> None:
+    with pytest.raises(ValueError, match="server that is stopped"):
+        after(State.STOPPED, Happening.READY)
+
+
+KILLS = 4
+
+
+async def test_nothing_confirmed_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
+    config = NatsConfig(mode="embedded", executable=program(NEWEST), connect_timeout_seconds=2)
+    timing = Timing(probe=0.3, restart=Retry(0.05, 0.2))
+    server = EmbeddedServer(tmp_path, config, seeded_identity(3).nonce, timing)
+    server.start()
+    sessions = Sessions(server.options)
+    pull = PullSettings(fetch_timeout_s=1, heartbeat_s=0.2, warmup_timeout_s=2, ack_wait_s=1)
+    bus = JetStreamEventBus(sessions, pull)
+    handled: dict[int, bytes] = {}
+    confirmed: list[int] = []
+    """The numbers of the messages on the server, in the order in which they were published."""
+    over = asyncio.Event()
+
+    async def handle(delivery: Delivery) -> Outcome:
+        handled[delivery.sequence] = delivery.body
+        return Done()
+
+    async def publish() -> None:
+        while not over.is_set():
+            body = b"%d" % (len(confirmed) + 1)
+            try:
+                confirmed.append(await bus.publish("cmd.p.w.a.run", {"Nats-Msg-Id": body.decode()}, body))
+            except BusError:
+                await asyncio.sleep(0.02)  # the very same again, until it is confirmed
+
+    async def grown() -> None:
+        before = len(confirmed)
+        await until(lambda: len(confirmed) >= before + 20, "publishing continues")
+
+    await asyncio.wait_for(sessions.wait(), HANG_SECONDS)
+    taking = asyncio.create_task(bus.subscribe("one", ["cmd.>"], handle).run())
+    publishing = asyncio.create_task(publish())
+    chance = random.Random(1)
+    for _ in range(KILLS):
+        await grown()
+        await asyncio.sleep(chance.random() / 5)
+        await until(lambda: server.state is State.RUNNING, "the server runs")
+        os.kill(server.status()["pid"], signal.SIGKILL)
+    await grown()
+    over.set()
+    await asyncio.wait_for(publishing, HANG_SECONDS)
+    assert confirmed == list(range(1, len(confirmed) + 1))
+    await until(lambda: handled == {number: b"%d" % number for number in confirmed}, "all are handled")
+    assert server.restarts >= KILLS - 1
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+    await sessions.close()
+    await server.stop()

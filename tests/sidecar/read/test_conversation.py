@@ -280,13 +280,6 @@ def test_sessions_that_hold_each_other_end() -> None:
         assert written(roots, form)
 
 
-TWO_FILES = "Index: /p/c\n--- c\n+++ c\n@@ -1 +1 @@\n-a\n+b\nIndex: /p/d\n--- d\n+++ d\n@@ -1 +1 @@\n--- x\n++++ y\n"
-
-
-def step(tool: str, given: object, **more: object) -> dict[str, Any]:
-    return {"tool": tool, "status": "completed", "input": given, **more}
-
-
 @pytest.mark.parametrize("name", [DEMO, "permission_child", "question_replied", "revert", "write_edit", "command"])
 def test_a_field_of_any_other_type_ends_nothing(name: str) -> None:
     chance = random.Random(name)

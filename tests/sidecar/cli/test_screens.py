@@ -1,9 +1,8 @@
-"""What waits, failed and was lost, on a terminal of 80 columns: each list says the same, and cuts none of it."""
+"""Whole screens as a person sees them: ``changes``, a log that is followed, and what waits, failed and was lost."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from pathlib import Path
@@ -17,15 +16,49 @@ from sidecar.background.intents.texts import told
 from sidecar.home import Home
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from tests.sidecar.cli.helpers import append, events_of
+from tests.real.terminal import Terminal
+from tests.sidecar.cli.helpers import ROOT, append, command, environment, events_of, make_home
 from tests.sidecar.cli.test_losses import begun, gap
-from tests.sidecar.cli.test_read import SCREENS, drawn, shown
+from tests.sidecar.cli.test_read import check_drawn, drawn, shown
 from tests.sidecar.cli.test_terminal import on_terminal
 from tests.sidecar.cli.test_top import intent, made_by
+from tests.sidecar.read.conversations import DEMO
 from tests.streams.builders import event
 
-DAY_MS = 86_400_000
 
+def test_a_log_that_is_followed(tmp_path: Path) -> None:
+    width = 80
+    translator = Translator(seeded_identity(2))
+    chat, asking = events_of("chat", translator), events_of("permission_once", translator)
+    asks = next(n for n, event in enumerate(asking, 1) if event.type == "workflow.checkpoint")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    asyncio.run(append(home / "store", [chat[:-1]]))
+    arguments = command(home, "log", "--follow", "--last", "4")
+    with Terminal(arguments, ROOT, environment(HOME="/home/dev"), columns=width) as terminal:
+        terminal.wait_for("Press Ctrl-C to stop")
+        asyncio.run(append(home / "store", [asking[:asks]]))
+        terminal.wait_for("waiting for you")
+        asyncio.run(append(home / "store", [chat[-1:], asking[asks:]]))
+        lines = terminal.wait_until(lambda lines: sum("turn end" in line for line in lines) == 2, "both ends")
+    screen = "\n".join(lines).rstrip("\n") + "\n"
+    check_drawn(f"follow-{width}", screen)
+
+
+@pytest.fixture(scope="module")
+def changes_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: edits, an approved command, and one that was rejected in a session of its own."""
+    return make_home(tmp_path_factory.mktemp("changes") / "home", DEMO, "permission_reject")
+
+
+@pytest.mark.parametrize(("options", "width"), [([], 80), (["--diff"], 200)])
+def test_what_agents_changed(changes_home: Path, options: list[str], width: int) -> None:
+    output = on_terminal(changes_home, "changes", *options, width=width, HOME="/home/ada")
+    name = "-".join(["changes", *(option.strip("-") for option in options)])
+    check_drawn(f"{name}-{width}", shown(drawn(output, width)))
+
+
+DAY_MS = 86_400_000
 CHANGES = (
     (r"\d\d [A-Z][a-z]{2},(\s+)\d\d:\d\d", r"DD Mon,\1hh:mm"),
     (r"\b\d+(m|h|d) (ago|ahead)|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+[smhd]\b", "N"),
@@ -79,13 +112,10 @@ def troubled_home(healthy_home: Home) -> Path:
 
 
 @pytest.mark.parametrize("verb", ["status", "top --once", "intents", "checkpoints", "notices", "log ses_wake"])
-def test_the_screen_is_as_it_was_drawn(troubled_home: Path, verb: str) -> None:
+def test_what_waits_failed_and_was_lost(troubled_home: Path, verb: str) -> None:
     screen = shown(drawn(on_terminal(troubled_home, *verb.split(), width=80, HOME="/home/ada"), 80))
     # A long path breaks wherever the line ends.
     screen = re.sub(r"\s*".join(map(re.escape, str(troubled_home))), "HOME", screen)
     for pattern, text in CHANGES:
         screen = re.sub(pattern, text, screen, flags=re.MULTILINE)
-    golden = SCREENS / f"told-{verb.split()[0]}-80.txt"
-    if os.environ.get("DRAW_SCREENS"):
-        golden.write_text(screen)
-    assert screen == golden.read_text(), "if it is meant: DRAW_SCREENS=1 pytest tests/sidecar/cli/test_told_screens.py"
+    check_drawn(f"told-{verb.split()[0]}-80", screen)
