@@ -16,15 +16,13 @@ from typing import Any, Final
 
 from benchmarks.million import CHUNK, TEXT, index, records, resident
 from benchmarks.report import Row
+from sidecar.care.snapshots import CatalogSnapshot
 from sidecar.home import Home
 from sidecar.inspector.server import PAGE
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.hashing import GENESIS, encode
 from streams.hashing import chain as chained
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.projection import fold
-from streams.store import Snapshot
 from streams.stores.stored import Stored
 from tests.sidecar.inspector.conftest import WAIT_MS, Served, chromium, inspecting
 
@@ -175,9 +173,9 @@ async def build(home: Home, count: int, long: int) -> None:
         if waiting and (record is None or len(waiting) == CHUNK):
             await log.source.copy_in(waiting)
             waiting = []
-    catalog = Catalog()
-    await fold(catalog, log.read_all())
-    await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
+    catalog = CatalogSnapshot(log)
+    await catalog.caught_up()
+    await catalog.keep(1)
     await log.close()
     await asyncio.to_thread(index, home.store_path)
 

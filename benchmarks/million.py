@@ -18,11 +18,12 @@ from typing import Final, NamedTuple
 
 from benchmarks.link import record_for, sidecar
 from benchmarks.report import Row
-from sidecar.care.upkeep import SLOW_TAIL
+from sidecar.care.snapshots import SLOW_TAIL
 from sidecar.home import Home
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION
+from sidecar.read.catalog import CATALOG
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
+from streams.log.directory import Backend, Hints
 from streams.log.log import Log
 from streams.log.migrate import Migration, discard_kept
 from streams.log.reader import LogReader
@@ -47,6 +48,9 @@ COMMANDS: Final = (
     SEARCH,
     ("verify",),
 )
+RARE = "quizzaciously"
+"""A word that one event has: the title of this session."""
+RARE_SESSION = 1000
 TEXT = "It reads the file, changes a line and runs the tests again. " * 9
 
 
@@ -67,7 +71,8 @@ def session_events(identity: Identity, number: int, turns: int) -> Iterator[dict
             "metadata": {"boot": boot, "event": f"evt_{number}_{key}"},
         }
 
-    yield one("lifecycle.session.created", root, root, {"title": f"Session {number}", "directory": "/bench"}, None)
+    title = f"Session {number}" + f" {RARE}" * (number == RARE_SESSION)
+    yield one("lifecycle.session.created", root, root, {"title": title, "directory": "/bench"}, None)
     created = {"title": "A child", "parent": root, "directory": "/bench"}
     yield one("lifecycle.session.created", child, child, created, None)
     for turn in range(turns):
@@ -118,9 +123,9 @@ def records(count: int, turns: int = SESSION_TURNS) -> Iterator[Stored]:
         number += 1
 
 
-async def build(store: Path, count: int, turns: int = SESSION_TURNS) -> None:
-    """Build a jsonl log of ``count`` events in ``store``, which must be new. A million take half a minute."""
-    log = await Log.open(store, seeded_identity(2), backend="jsonl")
+async def build(store: Path, count: int, turns: int = SESSION_TURNS, backend: Backend = "jsonl") -> None:
+    """Build a log of ``count`` events in ``store``, which must be new. In jsonl, a million take half a minute."""
+    log = await Log.open(store, seeded_identity(2), backend=backend)
     waiting: list[Stored] = []
     for record in records(count, turns):
         waiting.append(record)
@@ -219,10 +224,8 @@ async def _commands(home: Home, name: str) -> list[Row]:
     # Wait for a recent catalog, because an exiting sidecar completes the catalog only if the catalog is not far behind.
     async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
         reader = LogReader(home.store_path)
-        kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
-        while kept is None or reader.head - kept.position > SLOW_TAIL:
+        while reader.head - Hints(home.store_path).cursor(CATALOG) > SLOW_TAIL:
             await asyncio.sleep(0.2)
-            kept = await reader.snapshot(CATALOG, CATALOG_VERSION)
     remove_search(home.store_path)  # the row without an index must not depend on how far the sidecar came
     rows = [Row(f"{' '.join(arguments)}, {name}", await _command(home, arguments), None, "s") for arguments in COMMANDS]
     await asyncio.to_thread(index, home.store_path)

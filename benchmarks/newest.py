@@ -13,17 +13,15 @@ from benchmarks.commands import timed
 from benchmarks.limits import beside
 from benchmarks.million import build
 from benchmarks.report import Row
+from sidecar.care.snapshots import CatalogSnapshot
 from sidecar.home import Home
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.read.select import newest
 from streams.identity import seeded_identity
 from streams.log.directory import Backend
 from streams.log.log import Log
 from streams.log.migrate import Migration, discard_kept
 from streams.log.reader import LogReader
-from streams.projection import fold
 from streams.query import Filter
-from streams.store import Snapshot
 
 SHORT, LONG = 30_000, 150_000
 STREAM: Final = "ses_00000000root"
@@ -60,9 +58,9 @@ async def _home(directory: Path, backend: Backend, count: int) -> Home:
     log = await Log.open(home.store_path, seeded_identity(3))
     if backend != log.backend:
         await Migration(log, backend).run()
-    catalog = Catalog()
-    await fold(catalog, log.read_all())
-    await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
+    catalog = CatalogSnapshot(log)
+    await catalog.caught_up()
+    await catalog.keep(1)
     await log.close()
     discard_kept(home.store_path)
     return home

@@ -24,7 +24,8 @@ from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.logs import log_to
 from sidecar.care.metrics import SidecarMetrics
-from sidecar.care.upkeep import Upkeep, restore
+from sidecar.care.snapshots import restore
+from sidecar.care.upkeep import Upkeep
 from sidecar.components import Tasks, wait_idle
 from sidecar.config import Config, secrets_of
 from sidecar.handler import Sidecar
@@ -227,7 +228,8 @@ async def _lock(home: Home, *, wait: bool) -> IO[bytes] | None:
 async def _assemble(home: Home, config: Config, store: Log, identities: Identities, told: asyncio.Event) -> Sidecar:
     """Create every part, but start none."""
     identity, outside = identities.log, identities.outside
-    state, kept = await restore(store)
+    capture = await restore(store)
+    state = capture.state
     wanted, link = config.redact, config.link
     redact = Redactor(
         wanted.patterns,
@@ -244,7 +246,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     metrics = SidecarMetrics()
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     back_fill = BackFill(ingest, store, state)
-    upkeep = Upkeep(store, state, lambda: ingest.is_quiet, identity.now_ms, kept=kept, config=config.store)
+    upkeep = Upkeep(store, capture, lambda: ingest.is_quiet, identity.now_ms, config=config.store)
     ingest.recorded = [back_fill.recorded, upkeep.recorded]
     services = Services(ingest.host, ingest, store, store.manifest.log_id)
     spools = SpoolWatch(home.spool_path, ingest, services.announce)

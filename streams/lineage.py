@@ -12,6 +12,7 @@ A session whose parent is not yet known is *unknown*, never *root*: it gets a se
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, Generic, TypeVar
@@ -84,7 +85,7 @@ class Lineage(Generic[S]):
 
     def __init__(self, session: type[S]) -> None:
         self._type = session
-        self.sessions: dict[str, S] = {}
+        self.sessions: MutableMapping[str, S] = {}
         self._known_tree: tuple[dict[str, list[S]], dict[str, int]] | None = None
 
     def apply(self, record: Record) -> None:

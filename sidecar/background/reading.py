@@ -211,7 +211,7 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> tuple[Costs, Co
     def root_of(session: str) -> str:
         root = catalog.root(session)
         # Work that a person started has its own id as its root.
-        starter = starters.get(root)
+        starter = starters.get(root, "")
         return catalog.root(starter) if starter in catalog.sessions else root
 
     costs = Costs(by, root_of, catalog.directory)

@@ -218,10 +218,10 @@ class DurableStream:
         """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
         sessions has stopped."""
         host = self.hosts.at(link)
-        environment, sessions = await host.know(link), host.waiting_for(link)
+        environment = await host.know(link)
         waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
-        wanted = sorted((waiting | at_work) & set(sessions))
+        wanted = sorted(host.waiting_for(link, waiting | at_work))
         hosted = any(i.waits and i.environment == environment for i in self.data.unfinished())
         if wanted or hosted:
             about = {"sessions": wanted, "environments": [environment] if hosted else []}

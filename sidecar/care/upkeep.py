@@ -14,11 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
-from bridge.opencode.capture.state import STATE_VERSION, CaptureState
 from sidecar.care import retaining
+from sidecar.care.snapshots import CaptureSnapshot, CatalogSnapshot
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from streams.errors import StoreUnavailable, StreamError
 from streams.log.backends import SearchIndex
 from streams.log.copies import kept_facts
@@ -26,21 +25,14 @@ from streams.log.directory import Backend
 from streams.log.log import Log
 from streams.log.migrate import Migration, Progress, discard_old
 from streams.log.prune_plan import PrunePlan, PruneRequest
-from streams.log.reader import LogReader
-from streams.projection import resume
 from streams.retention import Removed
-from streams.store import NOTHING, Record, Snapshot
+from streams.store import Record
 from streams.system.threads import in_thread
 
 log = logging.getLogger("sidecar.care.upkeep")
 
-SNAPSHOT: Final = "capture"
 SNAPSHOT_RECORDS: Final = 2000
 """A new snapshot is written after this many records. Applying that many takes about 20 ms."""
-
-SLOW_TAIL: Final = 20_000
-"""If more records than this are applied while a caller waits, a log line says so. Applying this many takes about 0.4
-s."""
 
 LOOK_SECONDS: Final = 10.0
 PRUNE_SECONDS: Final = 300.0
@@ -55,38 +47,24 @@ INDEX_LAG: Final = 10_000
 """Beyond this many records that it lacks, the index does not rest: a search reads so many itself in about 0.1 s."""
 
 
-async def restore(store: Log | LogReader) -> tuple[CaptureState, int]:
-    """Return the capture state at the head, and the position of the snapshot that it was resumed from.
-
-    Raises:
-        CorruptLog: a record after the snapshot is damaged.
-    """
-    state, kept = await resume(store, SNAPSHOT, STATE_VERSION, CaptureState.load, CaptureState)
-    if store.head - kept > SLOW_TAIL:
-        log.info("reading %d records for the capture state", store.head - kept)
-    async for record in store.read_all(after=kept):
-        state.apply(record.event)
-    return state, kept
-
-
 class Upkeep:
     """The upkeep of one sidecar's log, bound to the sidecar's event loop.
 
-    ``is_quiet`` returns true if nothing is on its way to the disk, so that ``state`` equals a fold over the whole log.
-    ``kept`` is the position of the state's last snapshot.
+    ``is_quiet`` returns true if nothing is on its way to the disk, so that the capture state equals a fold over the
+    whole log.
     """
 
     def __init__(
         self,
         store: Log,
-        state: CaptureState,
+        capture: CaptureSnapshot,
         is_quiet: Callable[[], bool],
         now_ms: Callable[[], int],
         *,
-        kept: int = NOTHING,
         config: StoreConfig,
     ) -> None:
-        self._store, self._state, self._is_quiet, self._now_ms = store, state, is_quiet, now_ms
+        self._store, self._capture, self._is_quiet, self._now_ms = store, capture, is_quiet, now_ms
+        self._state, self._catalog = capture.state, CatalogSnapshot(store)
         self._config = config
         self.removed: Callable[[], None] = lambda: None
         """Called after records were removed or forgotten."""
@@ -96,9 +74,6 @@ class Upkeep:
         self._next_prune = 0.0
         self.kept_over_limit = 0
         """How many streams over the configured age or size were not pruned, because they are still needed."""
-        self._kept = kept
-        self._catalog: Catalog | None = None
-        self._catalog_kept = NOTHING
         self._migration: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
         self._failed: str | None = None
@@ -147,68 +122,26 @@ class Upkeep:
         # Hold the lock, because a snapshot taken during a removal could bring back what is being forgotten.
         async with self._removing:
             await self.keep_snapshot(SNAPSHOT_RECORDS)
-            await self.keep_catalog(SNAPSHOT_RECORDS)
+            await self._catalog.caught_up()
+            await self._catalog.keep(SNAPSHOT_RECORDS)
         if self._is_due():
             self.migrate("sqlite")
         await self._prune_by_itself()
 
     async def keep_snapshot(self, records: int = 1) -> None:
         """Write a snapshot of the capture state, if the log has grown by ``records`` and is quiet."""
-        if self._store.head - self._kept < records or not self._is_quiet():
-            return
-        position = self._store.head
-        await self._store.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, position, self._state.dump()))
-        self._kept = position
-
-    async def keep_catalog(self, records: int) -> None:
-        """Update the catalog to the head, and write its snapshot if the log has grown by ``records``."""
-        await self._caught_up_catalog()
-        await self._put_catalog(records)
+        if self._store.head - self._capture.kept >= records:
+            await self._capture.keep(self._is_quiet)
 
     def recorded(self, records: Sequence[Record]) -> None:
-        """Apply captured records to the catalog as soon as they are durable, because reading them later costs several
-        times as much.
-
-        A record that does not follow the catalog's last one is left to ``keep_catalog``, and so are all after it.
-        """
-        catalog = self._catalog
-        if catalog is None:
-            return
-        for record in records:
-            if record.position == catalog.position + 1:
-                catalog.apply(record)
-
-    async def _caught_up_catalog(self) -> Catalog:
-        catalog = await self._resumed_catalog()
-        async for record in self._store.read_all(after=catalog.position):
-            catalog.apply(record)  # changes nothing if ``recorded`` was quicker
-        return catalog
-
-    async def _resumed_catalog(self) -> Catalog:
-        if self._catalog is not None:
-            return self._catalog
-        resumed: tuple[Catalog, int] = await resume(self._store, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
-        self._catalog, self._catalog_kept = resumed
-        return resumed[0]
-
-    async def _put_catalog(self, records: int) -> None:
-        catalog = self._catalog
-        if catalog is None or catalog.position - self._catalog_kept < records:
-            return
-        position = catalog.position
-        await self._store.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, position, catalog.dump()))
-        self._catalog_kept = position
+        """Take captured records as soon as they are durable."""
+        self._catalog.recorded(records)
 
     async def keep_last(self) -> None:
         """Write the snapshots before the log is closed, so that the next start and command are quick."""
         try:
             await self.keep_snapshot()
-            catalog = await self._resumed_catalog()
-            if self._store.head - catalog.position <= SLOW_TAIL:
-                await self.keep_catalog(1)
-            else:
-                # Building the catalog for the first time would delay the exit, so save only what has been built so far.
-                await self._put_catalog(1)
+            await self._catalog.keep_last()
         except (StreamError, OSError) as error:
             log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)
 
@@ -283,11 +216,11 @@ class Upkeep:
             plan = await retaining.plan_prune(self._store, retaining.open_turns(self._state), request, now_ms=now)
             if not plan.cuts:
                 return plan, None
-            catalog = await self._caught_up_catalog()
-            gone = [catalog.streams[name].sessions for name in plan.offsets if name in catalog.streams]
-            sessions = [session for each in gone for session in each]
+            catalog = await self._catalog.caught_up()
+            views = map(catalog.streams.get, plan.offsets)
+            sessions = [session for view in views if view is not None for session in view.sessions]
+            await self._let_go()
             done = await retaining.prune(self._store, self._state, plan, sessions, now_ms=now)
-            self._begin_snapshots_anew()
             self.removed()
         _log_move(done.moved_from)
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
@@ -302,21 +235,21 @@ class Upkeep:
         """
         async with self._exclusively("forgotten"):
             elsewhere = await self.streams_beside(streams, sessions)
+            await self._let_go()
             done = await retaining.forget(self._store, self._state, streams, sessions, elsewhere, now_ms=self._now_ms())
-            self._begin_snapshots_anew()
             self.removed()
         _log_move(done.moved_from)
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
         return done
 
     async def streams_beside(self, streams: Sequence[str], sessions: Sequence[str]) -> set[str]:
-        catalog = await self._caught_up_catalog()
+        catalog = await self._catalog.caught_up()
         return retaining.streams_beside(catalog.sessions, streams, sessions)
 
-    def _begin_snapshots_anew(self) -> None:
-        """Forget the snapshots, which the store deleted, because they held data of removed records."""
-        self._kept = self._catalog_kept = NOTHING
-        self._catalog = None
+    async def _let_go(self) -> None:
+        """Close the snapshots before a removal, which deletes them: they have data of the records to remove."""
+        await self._capture.let_go()
+        await self._catalog.let_go()
 
     async def _prune_by_itself(self) -> None:
         """Every ``PRUNE_SECONDS``, prune the log to the configured age and size."""

@@ -6,7 +6,7 @@ the catalog, and commands read the last snapshot and the few records after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Set
 from typing import Any, Final, Protocol, Self
 
 import msgspec
@@ -23,7 +23,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 113
+CATALOG_VERSION: Final = 114
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -141,7 +141,7 @@ class Catalog(Lineage[SessionView]):
 
     def __init__(self) -> None:
         super().__init__(SessionView)
-        self.streams: dict[str, StreamView] = {}
+        self.streams: MutableMapping[str, StreamView] = {}
         self.losses: list[Loss] = []
         self.launched: set[str] = set()
         """The background sessions of which nothing is recorded yet."""
@@ -222,7 +222,7 @@ class Catalog(Lineage[SessionView]):
         loss.last_ts = max(loss.last_ts, event.ts)
 
     def _recorded_by(self, boot: str) -> list[str]:
-        return [stream.id for stream in self.streams.values() if boot and stream.boot == boot]
+        return sorted(stream.id for stream in self.streams.values() if boot and stream.boot == boot)
 
     def _session(self, record: Record, stream: StreamView, session: SessionView) -> None:
         event, payload = record.event, record.event.payload

@@ -12,12 +12,13 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from sidecar.processes import still_runs
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.catalog import Catalog
+from sidecar.read.kept_catalog import last_catalog
 from sidecar.read.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.log.reader import LogReader, every_record
-from streams.projection import fold, resume
+from streams.projection import fold
 from streams.query import EVERYTHING, Filter
 from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
@@ -55,7 +56,8 @@ async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
     if known is not None:
         catalog, after = known, known.position
     else:
-        catalog, after = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+        catalog = await last_catalog(reader)
+        after = catalog.position
     try:
         if after > NOTHING:
             await reader.glance()

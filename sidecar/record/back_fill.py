@@ -72,8 +72,7 @@ class BackFill:
             if event.type == RESUMED:
                 self._due[session] = boot
             elif event.type == GAP:
-                mine = (s.id for s in self._state.sessions.values() if boot in s.boots and not s.ended)
-                self._due.update(dict.fromkeys(mine, boot))
+                self._due.update(dict.fromkeys(self._state.sessions.having(f"boot:{boot}"), boot))
             elif event.type == ENDED and session in self._due:
                 self._tasks.spawn(self._fill(session))
 

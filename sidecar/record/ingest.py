@@ -338,7 +338,7 @@ class Ingest:
     async def _find_missing(self, link: Link) -> None:
         """Record the end of this directory's sessions that were deleted while no link was open."""
         sessions = self._translator.state.sessions
-        open_here = [s.id for s in sessions.values() if not (s.ended or s.host) and s.directory == link.directory]
+        open_here = sessions.having(f"directory:{link.directory}")
         if not open_here:
             return
         try:

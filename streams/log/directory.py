@@ -16,12 +16,15 @@ from streams.stores.directory import (
 )
 from streams.stores.hints import Hints
 from streams.stores.space import store_bytes
+from streams.stores.sqlite.kept import KeptRows, WholeRows
 
 __all__ = [
     "FORMATS",
     "LOCK",
     "Backend",
     "Hints",
+    "KeptRows",
+    "WholeRows",
     "read_manifest",
     "refuse_links",
     "refuse_writer",

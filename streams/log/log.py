@@ -37,7 +37,9 @@ from streams.stores.disk import Disk
 from streams.stores.hints import HintAhead, Hints
 from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
 from streams.stores.live import LiveTail
+from streams.stores.sqlite.kept import KeptRows
 from streams.stores.sqlite.store import SqliteStore
+from streams.system.threads import in_thread
 
 SLOWED_SECONDS: Final = 0.002
 MOST_SLOWED_SECONDS: Final = 0.05
@@ -77,6 +79,7 @@ class Log(AnyBackend):
         self.lost: list[HintAhead] = []
         """Records that the log has lost. Cursors and snapshots show that it once held them."""
         self._differences = 0
+        self._kept_rows: dict[str, KeptRows] = {}
         self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self._backend.recent)
 
     @classmethod
@@ -185,6 +188,17 @@ class Log(AnyBackend):
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
         await asyncio.to_thread(self._hints.put_snapshot, name, snapshot)
+
+    async def rows(self, name: str, version: int) -> KeptRows:
+        """Open a projection's snapshot in rows, or begin a new one if there is none of this version that is not beyond
+        head. It is closed with the log. Remove it before a removal, which deletes its files.
+
+        Raises:
+            StreamError, OSError: it cannot be written.
+        """
+        found = await in_thread(KeptRows, self.store, name, version, self.head)
+        self._kept_rows[name] = found
+        return found
 
     async def append(
         self,
@@ -318,6 +332,8 @@ class Log(AnyBackend):
             return
         self._closed = True
         await self._backend.close()
+        for rows in self._kept_rows.values():
+            await asyncio.to_thread(rows.close)
         self._live.close()
         self._lock.release()
 

@@ -70,7 +70,7 @@ class Hints:
             return
         with _CHANGES:
             for path in self._directory.iterdir():
-                found = self._read(path.name)
+                found = self._read(path.name) if not path.suffix.startswith(".db") else None
                 if found is None or found.state:
                     path.unlink()
 

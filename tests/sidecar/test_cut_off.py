@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.state import CaptureState
+from sidecar.care.snapshots import CaptureSnapshot
 from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig
 from sidecar.home import Home
@@ -165,7 +166,9 @@ def test_a_migrate_that_is_interrupted_says_so_and_is_run_again(filled_home: Hom
 
 async def test_a_sidecar_neither_leaves_nor_removes_while_it_moves_the_log(filled_home: Home) -> None:
     log = await Log.open(filled_home.store_path, system_identity())
-    upkeep = Upkeep(log, CaptureState(), lambda: True, system_identity().now_ms, config=StoreConfig())
+    upkeep = Upkeep(
+        log, CaptureSnapshot(log, CaptureState()), lambda: True, system_identity().now_ms, config=StoreConfig()
+    )
     assert not upkeep.owes()
     upkeep.migrate("sqlite")
     assert upkeep.owes(), "so it does not exit, however idle it is"

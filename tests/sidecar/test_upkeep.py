@@ -12,9 +12,11 @@ import pytest
 
 from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
 from sidecar.care import upkeep as module
-from sidecar.care.upkeep import SNAPSHOT, Upkeep, restore
+from sidecar.care.snapshots import SNAPSHOT, CaptureSnapshot, restore
+from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.read.catalog import CATALOG, Catalog
+from sidecar.read.kept_catalog import last_catalog
 from sidecar.read.select import catalog_of
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -25,7 +27,7 @@ from streams.projection import fold
 from streams.query import Filter
 from streams.retention import Removed
 from streams.stores.directory import Backend
-from tests.bridge.opencode.playing import names, play
+from tests.bridge.opencode.playing import dumped, names, play
 from tests.sidecar.agents.support import until
 from tests.streams.builders import event
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
@@ -66,20 +68,22 @@ async def append(log: Log, events: list[StreamEvent]) -> None:
         await log.append(events[begin : begin + 256], on_known="keep_first")
 
 
-def upkeep_of(log: Log, state: CaptureState, kept: int) -> Upkeep:
-    return Upkeep(log, state, lambda: True, lambda: 0, kept=kept, config=StoreConfig(migrate_at_bytes=0))
+def upkeep_of(log: Log, capture: CaptureSnapshot, is_quiet: bool = True) -> Upkeep:
+    return Upkeep(log, capture, lambda: is_quiet, lambda: 0, config=StoreConfig(migrate_at_bytes=0))
 
 
-async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tuple[CaptureState, int]:
-    """One life of a sidecar like ``serve``: resume, record, end. Return its state and where it resumed."""
+async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tuple[bytes, int]:
+    """One life of a sidecar like ``serve``: resume, record, end. Return its state as bytes, and where it resumed."""
     log = await Log.open(store, seeded_identity(1), backend=backend)
-    state, kept = await restore(log)
+    capture = await restore(log)
+    kept = capture.kept
     await append(log, events)
     for each in events:
-        state.apply(each)
-    await upkeep_of(log, state, kept).keep_last()
+        capture.state.apply(each)
+    await upkeep_of(log, capture).keep_last()
+    found = dumped(capture.state)
     await log.close()
-    return state, kept
+    return found, kept
 
 
 @pytest.mark.parametrize(("backend", "story"), [("jsonl", "recordings"), ("sqlite", "many sessions")])
@@ -94,10 +98,9 @@ async def test_lives_that_resume_equal_a_full_replay(tmp_path: Path, backend: Ba
     whole = CaptureState()
     for each in events:
         whole.apply(each)
-    assert vars(state) == vars(whole) and state.dump() == whole.dump()
+    assert state == dumped(whole)
     reader = LogReader(tmp_path)
-    snapshot = await reader.snapshot(CATALOG, CATALOG_VERSION)
-    assert snapshot is not None and snapshot.position == reader.head
+    assert (await last_catalog(reader)).position == reader.head
     resumed, fault = await catalog_of(reader)
     full = await fold(Catalog(), reader.read_all())
     assert fault is None and resumed.dump() == full.dump()
@@ -109,12 +112,12 @@ async def test_lives_that_resume_equal_a_full_replay(tmp_path: Path, backend: Ba
 async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, name: str, damage: bytes) -> None:
     events = many_sessions(4)
     await life(tmp_path, "jsonl", events)
-    (tmp_path / "hints" / f"snapshot-{name}").write_bytes(damage)
+    (tmp_path / "hints" / f"{name}.db").write_bytes(damage)
     state, _ = await life(tmp_path, "jsonl", [])
     whole = CaptureState()
     for each in events:
         whole.apply(each)
-    assert state.dump() == whole.dump()
+    assert state == dumped(whole)
     assert (await catalog_of(LogReader(tmp_path)))[0].records == len(events)
 
 
@@ -132,7 +135,7 @@ def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:
     once = CaptureState()
     for each in events:
         once.apply(each)
-    assert once.dump() == state.dump(), "what is sent again changes nothing"
+    assert dumped(once) == dumped(state), "what is sent again changes nothing"
 
 
 class CountingLock(asyncio.Lock):
@@ -161,9 +164,8 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     payload = {"session": session, "title": "the secret title", "message": "msg_1"}
     await append(log, [event("c", type_="lifecycle.session.created", stream=session, payload=payload)])
     await append(log, [event(f"i{n}", type_="human.input", stream=session, payload=payload) for n in range(20)])
-    state, _ = await restore(log)
     monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 1)
-    upkeep = upkeep_of(log, state, -1)
+    upkeep = upkeep_of(log, await restore(log))
     at_work, go_on = asyncio.Event(), asyncio.Event()
     real = log.forget
 
@@ -182,7 +184,7 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     indexing = asyncio.create_task(upkeep._advance_index())
     async with asyncio.timeout(HANG_S):
         await lock.asked(3 if backend == "sqlite" else 2)
-    assert not list(tmp_path.glob("hints/snapshot-*")) and not list(tmp_path.glob("search.db*"))
+    assert not list(tmp_path.glob("hints/*.db*")) and not list(tmp_path.glob("search.db*"))
     go_on.set()
     await asyncio.gather(forgetting, looking, indexing)
     await upkeep._advance_index()
@@ -190,7 +192,7 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     await upkeep.keep_last()
     await upkeep.close()
     await log.close()
-    assert (tmp_path / "hints" / "snapshot-catalog").exists()
+    assert (tmp_path / "hints" / "catalog.db").exists()
     assert (tmp_path / "search.db").exists(), "a log that forgot something is in sqlite, and indexed"
     holders = [path.name for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert holders == []
@@ -209,9 +211,7 @@ async def test_each_commit_is_indexed_without_waiting_for_a_look(
     monkeypatch.setattr(module, "INDEX_RECORDS", 2)
     log = await sqlite_log(tmp_path)
     await append(log, many_sessions(3))
-    upkeep = Upkeep(
-        log, CaptureState(), lambda: is_quiet, lambda: 0, kept=log.head, config=StoreConfig(migrate_at_bytes=0)
-    )
+    upkeep = upkeep_of(log, await restore(log), is_quiet)
     searched, reader = Filter(text="wo" + "rds"), LogReader(tmp_path)
     async with AsyncExitStack() as stack:
         await upkeep.start(stack)
@@ -237,9 +237,7 @@ async def test_while_hooks_keep_arriving_a_search_index_never_lacks_more_than_it
     monkeypatch.setattr(module, "INDEX_REST", 1e9)
     log = await sqlite_log(tmp_path)
     await append(log, many_sessions(20))
-    upkeep = Upkeep(
-        log, CaptureState(), lambda: False, lambda: 0, kept=log.head, config=StoreConfig(migrate_at_bytes=0)
-    )
+    upkeep = upkeep_of(log, await restore(log), is_quiet=False)
     async with AsyncExitStack() as stack:
         await upkeep.start(stack)
         await until(lambda: upkeep._index is not None and log.head - upkeep._index.position <= 5)
@@ -252,7 +250,7 @@ async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: 
     """Otherwise the disk would keep its space and the forgotten text."""
     log = await sqlite_log(tmp_path)
     await append(log, many_sessions(3))
-    upkeep = upkeep_of(log, CaptureState(), -1)
+    upkeep = upkeep_of(log, await restore(log))
     await upkeep._advance_index()
     assert "search.db" in held_open(tmp_path)
     if what == "prune":

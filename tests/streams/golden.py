@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
-from sidecar.care.upkeep import SNAPSHOT
+from sidecar.care.snapshots import CaptureSnapshot
 from streams.hashing import canonical
 from streams.identity import seeded_identity
 from streams.lineage import Lineage, Session
@@ -25,7 +25,7 @@ from streams.log.reader import LogReader
 from streams.projection import fold
 from streams.store import Snapshot, StreamReader
 from streams.stores.directory import Backend, read_manifest
-from tests.bridge.opencode.playing import play
+from tests.bridge.opencode.playing import dumped, play
 from tests.streams.opened import collect, faults
 
 FOLDER: Final = Path(__file__).with_name("golden")
@@ -57,7 +57,7 @@ async def described(reader: StreamReader, backend: Backend) -> dict[str, Any]:
         "records": len(records),
         "tails": tails,
         "lineage": state_hash(await fold(Lineage(Session), reader.read_all())),
-        "capture": {"version": STATE_VERSION, "sha256": sha256(state.dump()).hexdigest()},
+        "capture": {"version": STATE_VERSION, "sha256": sha256(dumped(state)).hexdigest()},
     }
 
 
@@ -72,7 +72,7 @@ async def write(name: str, backend: Backend, *, moved: bool) -> None:
             for record in await log.append([event], on_known="keep_first"):
                 state.apply(record.event)
         if number == 1:
-            await log.put_snapshot(SNAPSHOT, Snapshot(STATE_VERSION, log.head, state.dump()))
+            await CaptureSnapshot(log, state).keep()
             await log.put_snapshot("older", Snapshot(1, log.head, b'{"sessions":{}}'))
             await log.advance("mirror", log.head)
     if moved:

@@ -15,12 +15,13 @@ import orjson
 import pytest
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
-from sidecar.care.upkeep import SNAPSHOT, restore
+from sidecar.care.snapshots import SNAPSHOT, restore
 from streams import hashing
 from streams.log.log import Log
 from streams.log.migrate import Migration
+from streams.rows import MemoryRows
 from streams.stores.directory import FORMATS, Backend, read_manifest
-from tests.bridge.opencode.playing import RECORDINGS, names, play
+from tests.bridge.opencode.playing import RECORDINGS, dumped, names, play
 from tests.streams.builders import IDENTITY, event
 from tests.streams.golden import FOLDER, described, expected, opened
 from tests.streams.golden import names as golden_names
@@ -41,7 +42,7 @@ async def test_a_store_of_any_released_format_opens_and_goes_on(tmp_path: Path, 
             assert found == wanted
         assert await log.cursor("mirror") > 0
         assert await log.snapshot("older", STATE_VERSION) is None, "in another form it counts as none"
-        assert (await restore(log))[0].dump() == await _folded(log), "from the snapshot as from the beginning"
+        assert dumped((await restore(log)).state) == await _folded(log), "from the snapshot as from the beginning"
         last = (await collect(log.read_all()))[-1]
         assert (await log.append([last.event], on_known="keep_first"))[0].duplicate
         assert (await log.append([event("new")]))[0].position == wanted["records"]
@@ -86,7 +87,7 @@ async def _folded(log: Log) -> bytes:
     state = CaptureState()
     async for record in log.read_all():
         state.apply(record.event)
-    return state.dump()
+    return dumped(state)
 
 
 @pytest.mark.parametrize("name", names())
@@ -99,11 +100,14 @@ def test_a_snapshot_anywhere_gives_the_state_of_a_whole_replay(name: str) -> Non
         state = CaptureState()
         for each in events[:at]:
             state.apply(each)
-        resumed = CaptureState.load(state.dump())
-        assert resumed.dump() == state.dump()
+        rest, changes = state.changes()
+        rows = MemoryRows()
+        rows.put(changes)
+        resumed = CaptureState.load(rest, rows)
+        assert dumped(resumed) == dumped(state)
         for each in events[at:]:
             resumed.apply(each)
-        assert resumed.dump() == whole.dump(), f"from a snapshot after {at} of {len(events)}"
+        assert dumped(resumed) == dumped(whole), f"from a snapshot after {at} of {len(events)}"
 
 
 HASHES = """
@@ -113,14 +117,14 @@ from bridge.opencode.capture.state import CaptureState
 from streams.lineage import Lineage, Session
 from tests.streams.golden import state_hash
 from streams.store import Record
-from tests.bridge.opencode.playing import play
+from tests.bridge.opencode.playing import dumped, play
 
 for name in sys.argv[1:]:
     state, lineage = CaptureState(), Lineage(Session)
     for position, event in enumerate(play(name).log.events.values()):
         state.apply(event)
         lineage.apply(Record(event, 0, position, ""))
-    print(name, sha256(state.dump()).hexdigest(), state_hash(lineage))
+    print(name, sha256(dumped(state)).hexdigest(), state_hash(lineage))
 """
 
 

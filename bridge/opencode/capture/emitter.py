@@ -278,7 +278,7 @@ class Emitter:
             type_=CREATED if created else RESUMED,
             key=session_id if created else f"{session_id}:{entry.token.origin.boot_id}",
             payload={**shapes.appeared(info, lineage), **shapes.present(fork=info.get("fork"))},
-            cause=self.state.spawns.get(session_id) or (asked and asked.cause) if created else None,
+            cause=self.state.spawned(session_id) or (asked and asked.cause) if created else None,
             actor=text(info.get("agent")) or "opencode",
             stream=parent.stream if parent is not None else safe_stream(session_id),
             trace=self.trace_at(session_id, parent, asked),
@@ -391,7 +391,7 @@ class Emitter:
         session itself, that its parent started it."""
         asked = self.asked(session_id, mark)
         parent = self.state.sessions.get(asked.parent or "") if asked is not None else None
-        if asked is not None and parent is not None and session_id not in self.state.spawns:
+        if asked is not None and parent is not None and self.state.spawned(session_id) is None:
             payload = shapes.present(
                 part=asked.call or session_id,
                 turn=asked.turn,
@@ -420,7 +420,7 @@ class Emitter:
         else the call that started the session."""
         mark = next(filter(None, map(mark_of, metadata)), None)
         asked = self.asked(session.id, mark) if mark is not None else None
-        return asked.cause if asked is not None else self.state.spawns.get(session.id)
+        return asked.cause if asked is not None else self.state.spawned(session.id)
 
 
 def trace_of(session: SessionState) -> str:

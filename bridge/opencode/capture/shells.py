@@ -97,7 +97,7 @@ class Shells(Emitter):
     def _begin(self, waiting: _Shell, answer: Entry, session: SessionState, command: str | None) -> None:
         info, user = _message(answer), waiting.user
         if user not in session.inputs:
-            human, cause = session.known and session.parent is None, self.state.spawns.get(session.id)
+            human, cause = session.known and session.parent is None, self.state.spawned(session.id)
             payload = present(message=user, agent=text(info.get("agent")), shell=command or "")
             self.put_input(waiting.note, session, user, payload, human=human, cause=cause)
         self.start_turn(answer, session, user, info["id"], info, SHELL)

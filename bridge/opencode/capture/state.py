@@ -7,7 +7,7 @@ happened. Updates that are not final cannot be rebuilt; the translator keeps the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -21,11 +21,12 @@ from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, FORKED, LINKED, RESUMED
+from streams.rows import Changes, LazyMap, Rows
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-STATE_VERSION = 11
+STATE_VERSION = 12
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -98,6 +99,8 @@ class SessionState:
     parent: str | None
     known: bool
     event_id: str
+    spawned: str = ""
+    """The id of the ``agent.spawned`` event that tells of the session."""
     trace: str = ""
     """The session's ``traceparent``, which never changes; empty if it follows from ``root``."""
     directory: str | None = None
@@ -165,44 +168,69 @@ def remember(known: OrderedDict[K, V], key: K, value: V, most: int = REMEMBERED)
         known.popitem(last=False)
 
 
-class CaptureState:
-    """All sessions, folded from capture events. Call ``apply`` in position order, at least once per event."""
+def marks_of(session: SessionState) -> Iterator[str]:
+    """What a session can be found by, wherever it rests."""
+    yield f"stream:{session.stream}"
+    yield f"parent:{session.parent or ''}"
+    if not session.known:
+        yield "unknown"
+    if session.turn is not None:
+        yield "turn"
+    if not session.ended:
+        yield f"host:{session.host}" if session.host else f"directory:{session.directory}"
+        yield from (f"boot:{boot}" for boot in session.boots)
+    yield from (f"message:{message}" for message in {session.first_message or "", *session.inputs})
 
-    def __init__(self) -> None:
-        self.sessions: dict[str, SessionState] = {}
+
+class CaptureState:
+    """All sessions, folded from capture events. Call ``apply`` in position order, at least once per event.
+
+    Sessions that are not in use rest in ``rows``, which the caller fills with ``changes``.
+    """
+
+    def __init__(self, rows: Rows | None = None) -> None:
+        self.sessions: LazyMap[SessionState] = LazyMap(_dumped, _loaded, marks_of, rows)
         self.told: OrderedDict[str, str] = OrderedDict()
         """Bus events that were recorded as an error or a compaction. Only the id of such an event shows that it was
         sent again."""
-        self.spawns: dict[str, str] = {}
+        self.spawns: OrderedDict[str, str] = OrderedDict()
+        """Ids of ``agent.spawned`` events, by the sessions that have not appeared yet."""
         self.busy: OrderedDict[str, None] = OrderedDict()
         """The sessions with full memory, the least recently busy first."""
 
-    def dump(self) -> bytes:
-        """The whole state as JSON for ``load``, for a snapshot of version ``STATE_VERSION``."""
-        return _adapter().dump_json(_Dump(self.sessions, self.told, self.spawns, list(self.busy)))
+    def changes(self) -> tuple[bytes, Changes]:
+        """What a snapshot of version ``STATE_VERSION`` must store: the state without its sessions, as JSON for
+        ``load``; and the rows of the sessions that may have changed since ``sessions.saved``."""
+        return _adapter(_Rest).dump_json(_Rest(self.told, self.spawns, list(self.busy))), self.sessions.changes()
 
     @classmethod
-    def load(cls, dumped: bytes) -> CaptureState:
-        """Restore the state from the output of ``dump``. Raises ``ValueError`` if the bytes did not come from
-        ``dump``."""
-        found = _adapter().validate_json(dumped)
-        state = cls()
-        state.sessions, state.told, state.spawns = found.sessions, OrderedDict(found.told), found.spawns
+    def load(cls, dumped: bytes, rows: Rows) -> CaptureState:
+        """Restore the state from what ``changes`` returned. Raises ``ValueError`` if the bytes did not come from
+        ``changes``."""
+        found: _Rest = _adapter(_Rest).validate_json(dumped)
+        state = cls(rows)
+        state.told, state.spawns = OrderedDict(found.told), OrderedDict(found.spawns)
         state.busy = OrderedDict.fromkeys(found.busy)
         return state
 
     def unknown(self) -> list[SessionState]:
-        return [session for session in self.sessions.values() if not session.known]
+        return [found for each in self.sessions.having("unknown") if (found := self.sessions.look(each)) is not None]
 
     def open_turns(self) -> list[tuple[SessionState, Turn]]:
         """The sessions with an open turn according to the log. The OpenCode processes of these sessions may have
         died."""
-        return [(session, session.turn) for session in self.sessions.values() if session.turn is not None]
+        found = map(self.sessions.look, self.sessions.having("turn"))
+        return [(each, each.turn) for each in found if each is not None and each.turn is not None]
 
     def turn_of(self, session_id: str) -> str | None:
         """The user message that a session is answering; ``None`` if unknown."""
         session = self.sessions.get(session_id)
         return session.turn.user_message if session is not None and session.turn is not None else None
+
+    def spawned(self, session_id: str) -> str | None:
+        """The id of the ``agent.spawned`` event that tells of a session, which may not have appeared yet."""
+        session = self.sessions.get(session_id)
+        return (session.spawned if session is not None else self.spawns.get(session_id)) or None
 
     def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> None:
         """Drop these sessions and the sessions in these streams. The result equals a fold over a log without the
@@ -210,10 +238,10 @@ class CaptureState:
 
         A dropped session that sends another hook appears as resumed.
         """
-        gone = {each.id for each in self.sessions.values() if each.stream in streams or each.id in sessions}
+        gone = {each for each in sessions if each in self.sessions}
+        gone.update(self.sessions.having(*(f"stream:{stream}" for stream in streams)))
         for session_id in gone:
             del self.sessions[session_id]
-            self.spawns.pop(session_id, None)
             self.busy.pop(session_id, None)
 
     def apply(self, event: StreamEvent) -> None:
@@ -288,6 +316,7 @@ class CaptureState:
                 parent=payload.get("parent"),
                 known=known,
                 event_id=event.id,
+                spawned=self.spawns.pop(session_id, ""),
                 trace=event.traceparent or "",
                 directory=payload.get("directory"),
                 title=payload.get("title"),
@@ -366,18 +395,30 @@ class CaptureState:
     def _spawned_child(self, session: SessionState, event: StreamEvent) -> None:
         child = event.payload["child"]
         remember(session.spawning, event.payload["part"], event.id)
-        self.spawns[child] = event.id
+        known = self.sessions.get(child)
+        if known is not None:
+            known.spawned = event.id
+        else:
+            remember(self.spawns, child, event.id)
 
 
 @dataclass(slots=True)
-class _Dump:
-    sessions: dict[str, SessionState]
+class _Rest:
     told: OrderedDict[str, str]
-    spawns: dict[str, str]
+    spawns: OrderedDict[str, str]
     busy: list[str]
 
 
 @cache
-def _adapter() -> TypeAdapter[_Dump]:
+def _adapter(type_: type[Any]) -> TypeAdapter[Any]:
     """Built when first used: a sidecar starts sooner without it."""
-    return TypeAdapter(_Dump)
+    return TypeAdapter(type_)
+
+
+def _dumped(session: SessionState) -> bytes:
+    return _adapter(SessionState).dump_json(session)
+
+
+def _loaded(body: bytes) -> SessionState:
+    found: SessionState = _adapter(SessionState).validate_json(body)
+    return found

@@ -184,7 +184,7 @@ class Translator(Parts):
                 self._waiting[parent_id] = _Waiting(waiting.first, waiting.deadline)
             return False
         # The `task` call that created a child session is the child's cause, so that call must be recorded first.
-        return not (created and parent is not None and parent.turn and session_id not in self.state.spawns)
+        return not (created and parent is not None and parent.turn and self.state.spawned(session_id) is None)
 
     def _appear(
         self, entry: Entry, info: dict[str, Any], lineage: str, *, created: bool, asked: Asked | None = None

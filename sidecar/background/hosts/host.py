@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from bridge.opencode.capture.state import CaptureState
@@ -155,8 +155,8 @@ class Host(Protocol):
     def is_there(self) -> bool:
         """Whether an OpenCode of this version is linked."""
 
-    def waiting_for(self, link: Any) -> list[str]:
-        """The sessions on which a process that has just linked may now be asked to act."""
+    def waiting_for(self, link: Any, sessions: Collection[str]) -> list[str]:
+        """Those of the sessions on which a process that has just linked may now be asked to act."""
 
     async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
         """The variables with which the OpenCode that runs a phantom was started.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.opencode.capture.state import CaptureState, Turn
@@ -303,8 +303,8 @@ class V1Host(Host):
     async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
         return self._headless.variables(directory, environment)
 
-    def waiting_for(self, link: ShimConnection) -> list[str]:
-        return [session for session in self._state.sessions if self._would_host(session, link)]
+    def waiting_for(self, link: ShimConnection, sessions: Collection[str]) -> list[str]:
+        return [each for each in sessions if each in self._state.sessions and self._would_host(each, link)]
 
     def _would_host(self, session: str, link: ShimConnection) -> bool:
         hosting = self._hosting(session)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -282,9 +282,10 @@ class V2Host(Host):
         await requests.change(client, "POST", f"{path_of(session)}/synthetic", told)
         return f"{path_of(session)}/inbox/{message}"
 
-    def waiting_for(self, link: Any) -> list[str]:
+    def waiting_for(self, link: Any, sessions: Collection[str]) -> list[str]:
         place = place_of(Path(link.identity.service))
-        return [session for session, known in self._state.sessions.items() if known.host == place]
+        found = [(each, self._state.sessions.get(each)) for each in sessions]
+        return [each for each, known in found if known is not None and known.host == place]
 
     # --- the service ---
 

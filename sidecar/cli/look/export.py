@@ -132,9 +132,10 @@ async def _timeline(reader: LogReader, family: Family, spans: Spans, redaction: 
     own = family.catalog.own_session(family.stream)
     known = family.catalog.sessions
     for intent in background_of(await read_intents(reader), own.id, last) if own is not None else ():
-        if intent.session in known and own is not None:
+        session = known.get(intent.session or "")
+        if session is not None and own is not None:
             work = Spans()
-            below = await family_of(reader, known[intent.session].stream, session=intent.session)
+            below = await family_of(reader, session.stream, session=session.id)
             async for record in records_of(reader, below):
                 work.apply(record if redaction is None else redaction.record(record))
             found += as_background(until(work.found, last), own.id)

@@ -117,10 +117,10 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
 
     from sidecar.home import Home
     from sidecar.private_files import HomeError
-    from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+    from sidecar.read.catalog import Catalog
+    from sidecar.read.kept_catalog import last_catalog
     from streams.errors import StreamError
     from streams.log.reader import LogReader
-    from streams.projection import resume
     from streams.query import Filter
 
     catalog, newest = Catalog(), []
@@ -128,11 +128,10 @@ def _read(ctx: typer.Context) -> tuple[Catalog, list[StreamEvent]]:
     async def read(reader: LogReader) -> None:
         nonlocal catalog
         try:
-            catalog, kept = await resume(reader, CATALOG, CATALOG_VERSION, Catalog.load, Catalog)
+            catalog = await last_catalog(reader)
             for record in await reader.newest(Filter(), NEWEST) or ():
                 newest.append(record.event)
-                if record.position > kept:
-                    catalog.apply(record)
+                catalog.apply(record)
         finally:
             await reader.close()
 

@@ -141,7 +141,7 @@ class History:
 
     def differs(self, info: dict[str, Any], scope: Scope) -> bool:
         """Whether a session may have something that the log has not, according to its description."""
-        session = self._state.sessions.get(str(info.get("id")))
+        session = self._state.sessions.look(str(info.get("id")))
         times = mapping(info.get("time"))
         if not scope.covers(info):
             return False

@@ -147,7 +147,7 @@ class Services:
             history, scope = read
             try:
                 for info in await history.sessions():
-                    session = self.translator.state.sessions.get(str(info["id"]))
+                    session = self.translator.state.sessions.look(str(info["id"]))
                     if scope.covers(info) and (session is None or session.turn is None):
                         sessions += await self._compare(str(info["id"]), origin, is_import=True, required=True) > 1
             except (ServiceError, UnsafeService) as error:
@@ -186,9 +186,9 @@ class Services:
                     log.warning("the OpenCode 2 service refuses to describe session %s: %s", session_id, error)
                     self._due[session_id] = scope.origin
         listed = {str(info["id"]) for info in infos}
-        for session in list(self.translator.state.sessions.values()):
-            if session.host == scope.origin.service and not session.ended and session.id not in listed:
-                await self._compare(session.id, scope.origin)
+        for session_id in self.translator.state.sessions.having(f"host:{scope.origin.service}"):
+            if session_id not in listed:
+                await self._compare(session_id, scope.origin)
 
     async def _compare(
         self, session_id: str, origin: Origin, *, is_import: bool = False, required: bool = False

@@ -14,10 +14,20 @@ from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
+from streams.rows import MemoryRows
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
 
 Item = tuple[Token, HookItem]
+
+
+def dumped(state: CaptureState) -> bytes:
+    """The whole state as bytes, equal for equal states."""
+    for each in state.sessions:
+        state.sessions[each]  # what was asked for counts as changed
+    rest, changes = state.changes()
+    rows = sorted((key, row.body, sorted(row.marks)) for key, row in changes.items() if row is not None)
+    return rest + repr(rows).encode()
 
 
 def recording(name: str) -> list[Item]:
@@ -55,10 +65,37 @@ class Log:
         return state
 
 
+class Resting:
+    """Snapshots of a state, one each time something was fed ``every`` times; then one session stays in memory."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._fed = self._events = 0
+        self._rest, self._rows = b"", MemoryRows()
+
+    def fed(self, state: CaptureState, log: Log) -> None:
+        self._fed += 1
+        if self._fed % self._every == 0:
+            self._rest, changes = state.changes()
+            self._rows.put(changes)
+            self._events = len(log.events)
+            state.sessions.saved(self._rows, 1)
+
+    def restored(self, log: Log) -> CaptureState:
+        """The state from the last snapshot, and the events after it."""
+        state = CaptureState.load(self._rest, self._rows) if self._rest else CaptureState()
+        for event in list(log.events.values())[self._events :]:
+            state.apply(event)
+        return state
+
+
 class Player:
     """A sidecar's translator over a log, with a clock that the test controls."""
 
-    def __init__(self, log: Log | None = None, identity: Identity | None = None) -> None:
+    def __init__(
+        self, log: Log | None = None, identity: Identity | None = None, resting: Resting | None = None
+    ) -> None:
+        self._resting = resting
         self.log = log if log is not None else Log()
         self.identity = identity or seeded_identity(3)
         self.now = 0.0
@@ -72,6 +109,8 @@ class Player:
             self.now += 0.001
             self.translator.feed(token, item, self.now)
             self._collect(known or {})
+            if self._resting is not None:
+                self._resting.fed(self.translator.state, self.log)
 
     def wait(self, seconds: float = 10.0) -> None:
         """Let enough time pass that everything held is written."""
@@ -81,7 +120,8 @@ class Player:
 
     def crash(self) -> None:
         """Lose everything but the log; the shim resends unfinished items."""
-        self.translator = Translator(self.identity, self.log.state())
+        state = self._resting.restored(self.log) if self._resting is not None else self.log.state()
+        self.translator = Translator(self.identity, state)
 
     def _collect(self, known: dict[str, Any]) -> None:
         drained = self.translator.drain()

@@ -13,7 +13,7 @@ from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from tests.bridge.opencode.playing import Log
+from tests.bridge.opencode.playing import Log, Resting
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "opencode2"
 PLACE = "a1b2c3d4"
@@ -52,7 +52,13 @@ class Player2:
     """A sidecar's translator of OpenCode 2 over a log. ``told``: what the service says of its sessions when it is
     asked; without it, no service can be asked."""
 
-    def __init__(self, told: dict[str, dict[str, Any]] | None = None, log: Log | None = None) -> None:
+    def __init__(
+        self,
+        told: dict[str, dict[str, Any]] | None = None,
+        log: Log | None = None,
+        resting: Resting | None = None,
+    ) -> None:
+        self._resting = resting
         self.log = log if log is not None else Log()
         self.told = told or {}
         self.identity = seeded_identity(3)
@@ -61,7 +67,8 @@ class Player2:
 
     def crash(self) -> None:
         """Lose everything but the log."""
-        self.translator = HostTranslator(self.identity, self.log.state())
+        state = self._resting.restored(self.log) if self._resting is not None else self.log.state()
+        self.translator = HostTranslator(self.identity, state)
 
     def feed(self, items: Iterable[tuple[Token, HookItem]]) -> None:
         """Feed items; answer each question at once."""
@@ -69,6 +76,8 @@ class Player2:
             self.now += 0.001
             self.translator.feed(token, item, self.now)
             self._drain()
+            if self._resting is not None:
+                self._resting.fed(self.translator.state, self.log)
 
     def settle(self) -> None:
         """Let the time pass until nothing waits."""

@@ -10,6 +10,7 @@ import pytest
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.capture.translate import Origin, Token
 from streams.event import StreamEvent
+from streams.rows import MemoryRows
 from tests.bridge.opencode.playing import Item, Player, names, play, recording
 
 TURNS = ("turn.started", "turn.ended")
@@ -84,7 +85,8 @@ def test_the_log_knows_the_process_of_a_turn_and_its_last_sign_of_life() -> None
     started = player.of("turn.started")[0]
     assert started.metadata["pid"] == 4711
     assert [e.type for e in player.log.events.values() if "pid" in e.metadata] == ["turn.started"]
-    ((_, turn),) = CaptureState.load(player.log.state().dump()).open_turns()
+    rest, changes = player.log.state().changes()
+    ((_, turn),) = CaptureState.load(rest, MemoryRows(changes)).open_turns()
     assert (turn.pid, turn.last_ms) == (4711, max(e.ts for e in player.log.events.values()))
     end_all(player)
     assert player.of("turn.ended")[0].ts == turn.last_ms

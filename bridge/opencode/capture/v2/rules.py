@@ -90,7 +90,7 @@ class HostRules(Emitter):
         known = self.state.sessions.get(child or "")
         if known is not None and known.last_end is not None:
             return known.last_end
-        return self.state.spawns.get(child) if child else self.cause_of_input(session, given.metadata)
+        return self.state.spawned(child) if child else self.cause_of_input(session, given.metadata)
 
     def cancelled(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message = shapes.input_id(event) or ""
@@ -245,7 +245,7 @@ class HostRules(Emitter):
         cause = None
         if child is not None and not shapes.is_launch(event):
             known = self.state.sessions.get(child)
-            cause = known.last_end if known is not None and known.last_end else self.state.spawns.get(child)
+            cause = known.last_end if known is not None and known.last_end else self.state.spawned(child)
         payload = present(
             message=call.message,
             part=part,
@@ -273,7 +273,7 @@ class HostRules(Emitter):
         begin = replace_time(replace_seq(entry, None), began)
         human = session.known and session.parent is None
         if message not in session.inputs:
-            payload, cause = present(message=message, shell=command or ""), self.state.spawns.get(session.id)
+            payload, cause = present(message=message, shell=command or ""), self.state.spawned(session.id)
             self.put_input(begin, session, message, payload, human=human, cause=cause)
         own = session.turn is None and memory.turn is None
         if own:

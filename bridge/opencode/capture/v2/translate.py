@@ -134,14 +134,13 @@ class HostTranslator(Gates):
         """
         session = self.state.sessions[session_id]
         state = CaptureState()
-        state.sessions = {each.id: each for each in self.state.sessions.values() if each.parent == session_id}
-        state.spawns = {
-            each: event for each, event in self.state.spawns.items() if each in {session_id, *state.sessions}
-        }
+        for child in self.state.sessions.having(f"parent:{session_id}"):
+            state.sessions[child] = self.state.sessions[child]
         state.sessions[session_id] = SessionState(
             id=session_id,
             stream=session.stream,
             root=session.root,
+            spawned=session.spawned,
             trace=session.trace,
             parent=session.parent,
             known=session.known,
@@ -314,7 +313,7 @@ class HostTranslator(Gates):
     def _appear(self, entry: HostEntry, info: dict[str, Any], type_: str, *, is_known: bool = True) -> None:
         session_id, parent_id = str(info["id"]), text(info.get("parentID"))
         parent = self.state.sessions.get(parent_id or "")
-        if parent is not None and type_ == CREATED and session_id not in self.state.spawns:
+        if parent is not None and type_ == CREATED and self.state.spawned(session_id) is None:
             self._spawn(entry, parent, session_id, info)
         asked = self.spawn_asked(replace_seq(entry, None), session_id, "") if type_ == CREATED else None
         lineage = "child" if parent is not None else "root" if is_known and parent_id is None else "unknown"
