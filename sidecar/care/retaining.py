@@ -7,8 +7,8 @@ opened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from bridge.opencode.capture.state import CaptureState
 from sidecar.failure import Failure
@@ -44,6 +44,10 @@ STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began this long ago and has no later record will never end, because its OpenCode is gone."""
 
 
+LetGo: TypeAlias = Callable[[], Awaitable[None]]
+"""Closes what a removal deletes."""
+
+
 async def plan_prune(
     log: Log | LogReader, open_turns: Collection[str], request: PruneRequest, *, now_ms: int
 ) -> PrunePlan:
@@ -64,13 +68,16 @@ async def plan_prune(
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 
 
-async def prune(log: Log, state: CaptureState, plan: PrunePlan, sessions: Collection[str], *, now_ms: int) -> Removed:
+async def prune(
+    log: Log, state: CaptureState, plan: PrunePlan, sessions: Collection[str], let_go: LetGo, *, now_ms: int
+) -> Removed:
     """Carry out a plan, and forget what the agents' own streams say of its ``sessions``. Records that were written
-    after the plan was made stay.
+    after the plan was made stay. ``let_go`` is called before the first removal.
 
     Raises:
         StreamError: a migration is running, or the disk failed; the next start finishes what was begun.
     """
+    await let_go()
     done = await log.prune(plan.offsets, at_ms=now_ms)
     state.drop(plan.offsets)
     beside = await words_beside(log, sessions)
@@ -85,11 +92,12 @@ async def forget(
     streams: Collection[str],
     sessions: Collection[str],
     elsewhere: Collection[str],
+    let_go: LetGo,
     *,
     now_ms: int,
 ) -> Removed:
     """Replace payloads with their digests: in all records of ``streams``, and in the records of ``sessions`` in the
-    streams ``elsewhere``.
+    streams ``elsewhere``. ``let_go`` is called before that.
 
     Raises:
         Failure: ``agents-memory``: one of the streams is that of an agent, which needs it to restore its state.
@@ -114,6 +122,7 @@ async def forget(
         )
     found = records_to_forget(log, (), sessions, elsewhere, beside.ids)
     positions = [*beside.positions, *[record.position async for record in found]]
+    await let_go()
     done = await log.forget(streams, at_ms=now_ms, positions=positions)
     state.drop(streams, sessions)
     return done

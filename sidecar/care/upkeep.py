@@ -219,8 +219,7 @@ class Upkeep:
             catalog = await self._catalog.caught_up()
             views = map(catalog.streams.get, plan.offsets)
             sessions = [session for view in views if view is not None for session in view.sessions]
-            await self._let_go()
-            done = await retaining.prune(self._store, self._state, plan, sessions, now_ms=now)
+            done = await retaining.prune(self._store, self._state, plan, sessions, self._let_go, now_ms=now)
             self.removed()
         _log_move(done.moved_from)
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
@@ -235,8 +234,9 @@ class Upkeep:
         """
         async with self._exclusively("forgotten"):
             elsewhere = await self.streams_beside(streams, sessions)
-            await self._let_go()
-            done = await retaining.forget(self._store, self._state, streams, sessions, elsewhere, now_ms=self._now_ms())
+            done = await retaining.forget(
+                self._store, self._state, streams, sessions, elsewhere, self._let_go, now_ms=self._now_ms()
+            )
             self.removed()
         _log_move(done.moved_from)
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)

@@ -23,7 +23,7 @@ from bridge.opencode.link.protocol import CallError
 from sidecar.components import Tasks
 from sidecar.processes import still_runs
 from sidecar.record.exclusion import Exclusion
-from streams.errors import StreamError
+from streams.errors import BadStore, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.store import MAX_BATCH, Record, StreamStore
 
@@ -172,6 +172,9 @@ class Ingest:
                 if item.hook == "capture.gap" and origin.service:
                     self.host.lose_track(origin.boot_id)
                 unfinished[seq] = [link] if link is not None else []
+        except (BadStore, StoreUnavailable) as error:
+            self._fail(error)  # the row of a session is damaged; the next sidecar makes all rows anew
+            return
         finally:
             if unfinished:
                 self._accepted[origin] = max(*unfinished, self._accepted.get(origin, 0))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
+from sidecar.care import snapshots
 from sidecar.care import upkeep as module
 from sidecar.care.snapshots import SNAPSHOT, CaptureSnapshot, restore
 from sidecar.care.upkeep import Upkeep
@@ -20,12 +21,14 @@ from sidecar.read.kept_catalog import last_catalog
 from sidecar.read.select import catalog_of
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
+from streams.log.directory import KeptRows
 from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
 from streams.log.reader import LogReader
 from streams.projection import fold
 from streams.query import Filter
 from streams.retention import Removed
+from streams.rows import Changes
 from streams.stores.directory import Backend
 from tests.bridge.opencode.playing import dumped, names, play
 from tests.sidecar.agents.support import until
@@ -87,7 +90,12 @@ async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tupl
 
 
 @pytest.mark.parametrize(("backend", "story"), [("jsonl", "recordings"), ("sqlite", "many sessions")])
-async def test_lives_that_resume_equal_a_full_replay(tmp_path: Path, backend: Backend, story: str) -> None:
+@pytest.mark.parametrize("in_memory", [1, snapshots.IN_MEMORY])
+async def test_lives_that_resume_equal_a_full_replay(
+    tmp_path: Path, backend: Backend, story: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(snapshots, "SAVED_AT_ONCE", 50)
     events = recorded() if story == "recordings" else many_sessions(2 * BUSY_SESSIONS, 3)
     third = len(events) // 3
     done = 0
@@ -136,6 +144,53 @@ def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:
     for each in events:
         once.apply(each)
     assert dumped(once) == dumped(state), "what is sent again changes nothing"
+
+
+async def test_neither_memory_nor_a_snapshot_grows_with_the_sessions_that_ever_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "IN_MEMORY", BUSY_SESSIONS)
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await append(log, many_sessions(4 * BUSY_SESSIONS, 1))
+    capture, catalog = await restore(log), snapshots.CatalogSnapshot(log)
+    await capture.keep()
+    await catalog.caught_up()
+    await catalog.keep(1)
+    saved: list[set[str]] = []
+    put = KeptRows.put
+
+    def noted(rows: KeptRows, position: int, state: bytes, changes: Changes) -> None:
+        saved.append(set(changes))
+        assert len(state) < 4000
+        put(rows, position, state, changes)
+
+    monkeypatch.setattr(KeptRows, "put", noted)
+    told = {"session": "ses_3", "message": "msg_more"}
+    for record in await log.append([event("more", type_="human.input", stream="ses_3", payload=told)]):
+        capture.state.apply(record.event)
+        catalog.recorded([record])
+    await capture.keep()
+    await catalog.keep(1)
+    assert saved == [{"ses_3"}, {"stream/ses_3", "session/ses_3"}]
+    assert [len(each._here) for each in (capture.state.sessions, (await catalog.caught_up()).sessions)] == [  # type: ignore[attr-defined]
+        BUSY_SESSIONS
+    ] * 2
+    await log.close()
+
+
+async def test_after_a_removal_what_is_left_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "IN_MEMORY", 1)
+    events = many_sessions(8, 2)
+    await life(tmp_path, "sqlite", events)
+    log = await sqlite_log(tmp_path)
+    capture = await restore(log)
+    upkeep = upkeep_of(log, capture)
+    assert (await upkeep.forget(["ses_4"], ["ses_4"])).records
+    await upkeep.keep_last()
+    assert "ses_4" not in capture.state.sessions and len(capture.state.sessions) == 7
+    left = dumped(capture.state)
+    await log.close()
+    assert await life(tmp_path, "sqlite", []) == (left, len(events) - 1)
 
 
 class CountingLock(asyncio.Lock):
