@@ -29,8 +29,8 @@ IDENTITY = system_identity()
 ASKED, ANSWER = "msg_1", "msg_2"
 """In ascending order, like OpenCode's ids: an answer with a lower id than its question would pass for history that a
 fork copied."""
-START_SECONDS = 180.0
-"""A start that takes longer counts as hung; a first start may read a million events."""
+START_SECONDS = 3600.0
+"""A start that takes longer counts as hung; a first start may read ten million events."""
 
 
 def _bus(number: int, type_: str, properties: dict[str, object]) -> HookItem:

@@ -1,10 +1,14 @@
 """A log of a million events, as a sidecar would write it, and the commands that use it.
 
 The store itself encodes and chains the records; ``copy_in`` only skips the wait for each commit.
+
+``python -m benchmarks.million HOME [--events N]`` measures what a person waits for beside a sidecar whose sqlite log
+has so many events. It builds the log in ``HOME`` unless it is there, and leaves it for the next run.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import shutil
@@ -17,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.link import record_for, sidecar
-from benchmarks.report import Row
+from benchmarks.report import Row, table
 from sidecar.care.snapshots import SLOW_TAIL
 from sidecar.home import Home
 from sidecar.read.catalog import CATALOG
@@ -51,6 +55,14 @@ COMMANDS: Final = (
 RARE = "quizzaciously"
 """A word that one event has: the title of this session."""
 RARE_SESSION = 1000
+HOOKS = 10_000
+WAITED_FOR: Final = (
+    ("log", "--last", "20"),
+    ("streams", "--limit", "20"),
+    ("streams",),
+    ("status",),
+    ("query", "--text", RARE),
+)
 TEXT = "It reads the file, changes a line and runs the tests again. " * 9
 
 
@@ -251,3 +263,39 @@ def index(store: Path) -> None:
             pass
     finally:
         index.close()
+
+
+async def waited_for(home: Home, count: int) -> list[Row]:
+    """Measure what a person waits for; the first start reads the whole log, unless an earlier run has done so."""
+    if not home.store_path.exists():
+        home.create()
+        await build(home.store_path, count, backend="sqlite")
+    index(home.store_path)
+    rows = [Row("first start", (await _served(home, 0)).ready, None, "s")]
+    async with sidecar(home):  # it completes the catalog
+        while LogReader(home.store_path).head - Hints(home.store_path).cursor(CATALOG) > SLOW_TAIL:
+            await asyncio.sleep(1)
+    start = time.perf_counter()
+    async with sidecar(home) as process:
+        rows.append(Row("serve ready", time.perf_counter() - start, None, "s"))
+        rows.append(Row("memory of the sidecar at start", resident(process.pid), None, "MiB"))
+        for command in WAITED_FOR:
+            taken = [await _command(home, command) for _ in range(STARTS)]
+            rows.append(Row(" ".join(command), statistics.median(taken), None, "s"))
+        hooks = 0
+        while hooks < HOOKS:
+            hooks += await record_for(home, 1)
+        rows.append(Row(f"memory after {hooks:,} hooks", resident(process.pid), None, "MiB"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.million", description=__doc__)
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--events", type=int, default=EVENTS)
+    given = parser.parse_args()
+    print(table(asyncio.run(waited_for(Home(given.home), given.events))))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Final
 
 import msgspec
@@ -61,12 +62,20 @@ def whole(found: WholeRows) -> Catalog:
     """The whole catalog from rows. Raises ``ValueError`` if one is invalid."""
     catalog = Catalog()
     _fill(catalog, found.snapshot.state)
-    for key, body in found.rows:
-        if key.startswith(_STREAMS):
-            catalog.streams[key.removeprefix(_STREAMS)] = _STREAM.decode(body)
-        else:
-            catalog.sessions[key.removeprefix(_SESSIONS)] = _SESSION.decode(body)
+    was_enabled = gc.isenabled()
+    gc.disable()  # nothing here is garbage, and to look for some would take as long as to read
+    try:
+        catalog.streams = {each.id: each for each in _ALL_STREAMS.decode(_list(found.bodies(_STREAMS)))}
+        catalog.sessions = {each.id: each for each in _ALL_SESSIONS.decode(_list(found.bodies(_SESSIONS)))}
+    finally:
+        if was_enabled:
+            gc.enable()
     return catalog
+
+
+def _list(bodies: list[bytes]) -> bytes:
+    """One JSON list, which is read in half the time that its items take one by one."""
+    return b"[%s]" % b",".join(bodies)
 
 
 def _marks(stream: StreamView) -> tuple[str, ...]:
@@ -92,4 +101,6 @@ _SESSIONS: Final = "session/"
 _ENCODER: Final = msgspec.json.Encoder()
 _STREAM: Final = msgspec.json.Decoder(StreamView)
 _SESSION: Final = msgspec.json.Decoder(SessionView)
+_ALL_STREAMS: Final = msgspec.json.Decoder(list[StreamView])
+_ALL_SESSIONS: Final = msgspec.json.Decoder(list[SessionView])
 _REST: Final = msgspec.json.Decoder(_Rest)

@@ -30,7 +30,8 @@ class Project:
     def streams(self, catalog: Catalog) -> set[str]:
         """The streams that ran in this directory, or in a directory that OpenCode gave the same project id."""
         directories = {stream_id: catalog.directory(stream_id) for stream_id in catalog.streams}
-        inside = {stream_id for stream_id, directory in directories.items() if self.holds(directory)}
+        held = {directory for directory in set(directories.values()) if self.holds(directory)}
+        inside = {stream_id for stream_id, directory in directories.items() if directory in held}
         ids = {catalog.streams[stream_id].project for stream_id in inside} - set(_NO_PROJECT)
         return inside | {stream.id for stream in catalog.streams.values() if stream.project in ids}
 

@@ -14,7 +14,7 @@ if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened, shown_end
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
-    from sidecar.read.catalog import Catalog, is_agents
+    from sidecar.read.catalog import is_agents
     from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 
@@ -44,13 +44,17 @@ async def streams(
     removed = await reader.removed()
     chosen = project_streams(catalog, project)
     here = streams_here(catalog) if project is None else set()
-    found = [
-        catalog.stream_json(stream_id) | {"pruned": removed[stream_id].first_offset if stream_id in removed else 0}
-        for stream_id in catalog.streams
-        if (chosen is None or stream_id in chosen) and (everything or not is_agents(stream_id))
+    wanted = [
+        stream
+        for stream in catalog.streams.values()
+        if (chosen is None or stream.id in chosen) and (everything or not is_agents(stream.id))
     ]
-    found.sort(key=lambda stream: (stream["stream_id"] in here, _last(catalog, stream)), reverse=True)
-    found = found[:limit]
+    # The position of the newest record tells which stream is newest, also if a clock was set.
+    wanted.sort(key=lambda stream: (stream.id in here, stream.last_position), reverse=True)
+    found = [
+        catalog.stream_json(stream.id) | {"pruned": removed[stream.id].first_offset if stream.id in removed else 0}
+        for stream in wanted[:limit]
+    ]
     if out.json:
         for stream in found:
             out.object(stream)
@@ -72,11 +76,6 @@ async def streams(
     if not found:
         elsewhere = chosen is not None and catalog.streams
         note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {await empty_text(reader)}.")
-
-
-def _last(catalog: Catalog, stream: dict[str, Any]) -> int:
-    """The position of the newest record: it tells which stream is newest, also if a clock was set."""
-    return catalog.streams[stream["stream_id"]].last_position
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:

@@ -35,14 +35,18 @@ STEPS: Final[tuple[str, ...]] = (
 
 _FILES: Final = ("", "-wal", "-shm")
 _CHECKPOINT_PAGES: Final = 1000
-_ALL: Final = "SELECT key, crc, body FROM rows ORDER BY id"
 
 
 class WholeRows(NamedTuple):
-    """A snapshot with all its rows, in the order in which their keys were first put."""
+    """A snapshot with all its rows, by their raw keys, in the order in which their keys were first put."""
 
     snapshot: Snapshot
-    rows: list[tuple[str, bytes]]
+    rows: dict[bytes, bytes]
+
+    def bodies(self, prefix: str) -> list[bytes]:
+        """The bodies of the rows whose keys begin with ``prefix``."""
+        start = _raw(prefix)
+        return [body for key, body in self.rows.items() if key.startswith(start)]
 
 
 class KeptRows:
@@ -182,8 +186,11 @@ def read_rows(store: Path, name: str, version: int) -> WholeRows | None:
             snapshot = _snapshot(connection, path)
             if snapshot is None or snapshot.version != version:
                 return None
-            rows = [_checked(row, path) for row in connection.execute(_ALL)]
-            return WholeRows(snapshot, rows) if connection.is_right(path) else None
+            (count,) = connection.execute("SELECT count(*) FROM rows").fetchone()
+            found = connection.execute("SELECT key, crc, body FROM rows ORDER BY id")
+            rows = {key: body for key, crc, body in found if crc == crc32(key + b" " + body)}
+            is_right = len(rows) == count and connection.is_right(path)
+            return WholeRows(snapshot, rows) if is_right else None
     except StreamError:
         return None
 
