@@ -121,11 +121,11 @@ def alive() -> int:
 async def test_while_the_process_that_hosts_a_session_reconnects_no_other_one_is_asked() -> None:
     other = FakeLink("other", NOBODY)
     one = host(other, pid=alive())
-    assert await one.status(SESSION) == "absent" and one.waiting_for(other) == []
+    assert await one.status(SESSION) == "absent" and one.waiting_for(other, [SESSION]) == []
     with pytest.raises(HostError, match="not connected"):
         await say(one, "a")
     back = FakeLink("hosting", alive())
-    assert host(other, back, pid=alive()).waiting_for(back) == [SESSION]
+    assert host(other, back, pid=alive()).waiting_for(back, ["ses_other", SESSION]) == [SESSION]
 
 
 async def test_background_work_whose_process_reconnects_is_not_taken_for_stopped() -> None:
