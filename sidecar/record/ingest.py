@@ -311,7 +311,7 @@ class Ingest:
 
     def _fail(self, error: StreamError) -> None:
         if not self.failed.done():
-            log.error("the log cannot be written: %s", type(error).__name__)
+            log.error("recording cannot go on: %s", type(error).__name__)
             self.failed.set_result(error)
         self._progress.set()
 
