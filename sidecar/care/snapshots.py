@@ -12,7 +12,7 @@ from typing import Final
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
 from sidecar.read.catalog import CATALOG, CATALOG_VERSION
 from sidecar.read.kept_catalog import KeptCatalog
-from streams.errors import StreamError
+from streams.errors import ForeignStore, StreamError
 from streams.log.directory import KeptRows
 from streams.log.log import Log
 from streams.rows import MemoryRows
@@ -94,19 +94,28 @@ async def restore(store: Log) -> CaptureSnapshot:
         CorruptLog: a record after the snapshot is damaged.
     """
     try:
+        found = await _resumed(store)
+        await found.catch_up()
+    except ForeignStore as error:
+        log.warning("the snapshot of the capture state is damaged, so the whole log is read: %s", error)
+        found = await _resumed(store)
+        await found.catch_up()
+    return found
+
+
+async def _resumed(store: Log) -> CaptureSnapshot:
+    try:
         rows = await store.rows(SNAPSHOT, STATE_VERSION)
     except (StreamError, OSError) as error:
         log.warning("the snapshot of the capture state cannot be opened, so the whole log is read: %s", error)
-        found = CaptureSnapshot(store, CaptureState())
-    else:
-        try:
-            state = CaptureState() if rows.snapshot is None else CaptureState.load(rows.snapshot.state, rows)
-            found = CaptureSnapshot(store, state, rows)
-        except ValueError:  # a snapshot is only a hint
-            await in_thread(rows.remove)
-            found = CaptureSnapshot(store, CaptureState())
-    await found.catch_up()
-    return found
+        return CaptureSnapshot(store, CaptureState())
+    if rows.snapshot is None:
+        return CaptureSnapshot(store, CaptureState(), rows)
+    try:
+        return CaptureSnapshot(store, CaptureState.load(rows.snapshot.state, rows), rows)
+    except ValueError:  # a snapshot is only a hint
+        await in_thread(rows.remove)
+        return await _resumed(store)
 
 
 class CatalogSnapshot:
@@ -128,12 +137,28 @@ class CatalogSnapshot:
         catalog = self._catalog
         if catalog is None:
             return
-        for record in records:
-            if record.position == catalog.position + 1:
-                catalog.apply(record)
+        try:
+            for record in records:
+                if record.position == catalog.position + 1:
+                    catalog.apply(record)
+        except ForeignStore as error:
+            self._begin_anew(error)
 
     async def caught_up(self) -> KeptCatalog:
         """The catalog at the head."""
+        try:
+            return await self._caught_up()
+        except ForeignStore as error:
+            self._begin_anew(error)
+            return await self._caught_up()
+
+    def _begin_anew(self, error: ForeignStore) -> None:
+        log.warning("the catalog is damaged, so it is made anew: %s", error)
+        if self._rows is not None:
+            self._rows.remove()
+        self._catalog, self._rows, self._kept = None, None, NOTHING
+
+    async def _caught_up(self) -> KeptCatalog:
         catalog = await self._resumed()
         async for record in self._store.read_all(after=catalog.position):
             catalog.apply(record)  # changes nothing if ``recorded`` was quicker

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,6 +192,35 @@ async def test_after_a_removal_what_is_left_is_saved_again(tmp_path: Path, monke
     left = dumped(capture.state)
     await log.close()
     assert await life(tmp_path, "sqlite", []) == (left, len(events) - 1)
+
+
+async def test_a_damaged_row_costs_time_alone(tmp_path: Path) -> None:
+    events = many_sessions(4)
+    await life(tmp_path, "sqlite", events)
+    for name in (SNAPSHOT, CATALOG):
+        with closing(sqlite3.connect(tmp_path / "hints" / f"{name}.db")) as connection, connection:
+            connection.execute("UPDATE rows SET body = x'00'")
+    log = await sqlite_log(tmp_path)
+    told = {"session": "ses_1", "message": "msg_more"}
+    records = await log.append([event("more", type_="human.input", stream="ses_1", payload=told)])
+    capture, catalog = await restore(log), snapshots.CatalogSnapshot(log)
+    assert dumped(capture.state) == dumped(await folded(log))
+    assert (await catalog.caught_up()).records == len(events) + 1
+    await catalog.keep(1)
+    with closing(sqlite3.connect(tmp_path / "hints" / f"{CATALOG}.db")) as connection, connection:
+        connection.execute("UPDATE rows SET body = x'00'")
+    (await catalog.caught_up()).settle(0)
+    again = await log.append([event("again", type_="human.input", stream="ses_1", payload=told)])
+    catalog.recorded([*records, *again])
+    assert (await catalog.caught_up()).records == len(events) + 2
+    await log.close()
+
+
+async def folded(log: Log) -> CaptureState:
+    state = CaptureState()
+    async for record in log.read_all():
+        state.apply(record.event)
+    return state
 
 
 class CountingLock(asyncio.Lock):

@@ -177,7 +177,7 @@ def marks_of(session: SessionState) -> Iterator[str]:
     if session.turn is not None:
         yield "turn"
     if not session.ended:
-        yield f"host:{session.host}" if session.host else f"directory:{session.directory}"
+        yield f"host:{session.host}" if session.host else f"directory:{session.directory or ''}"
         yield from (f"boot:{boot}" for boot in session.boots)
     yield from (f"message:{message}" for message in {session.first_message or "", *session.inputs})
 
