@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
+from sidecar.care.snapshots import CatalogSnapshot
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.projection import fold
-from streams.store import Snapshot
 from tests.streams.builders import events
 
 Backend = Literal["jsonl", "sqlite"]
@@ -31,8 +29,7 @@ def make_store(store: Path, backend: Backend) -> str:
     async def write() -> str:
         log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=1500)
         made = [await log.append(events(2, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}")) for n in range(6)]
-        catalog = await fold(Catalog(), log.read_all())
-        await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
+        await CatalogSnapshot(log).keep_last()
         await log.close()
         return made[0][0].event.id
 

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.care.snapshots import CatalogSnapshot
 from sidecar.home import Home
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog
 from sidecar.read.wording import counted
 from streams.bus.command import Command
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
-from streams.projection import fold
-from streams.store import Snapshot
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import running as runtime_of
 from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_and_stop
@@ -153,8 +151,7 @@ class TestPrune:
 
         async def cut_off() -> None:
             log = await Log.open(marked_home / "store", system_identity())
-            catalog = await fold(Catalog(), log.read_all())
-            await log.put_snapshot(CATALOG, Snapshot(CATALOG_VERSION, catalog.position, catalog.dump()))
+            await CatalogSnapshot(log).keep_last()
             with monkeypatch.context() as patched:
                 patched.setattr("streams.stores.sqlite.removed.CHUNK", 2)
                 patched.setattr("streams.stores.sqlite.removal.SqliteRemover._shrink", fails)
