@@ -184,12 +184,8 @@ class LazyMap(MutableMapping[str, V]):
         self.rows = rows
         self._gone -= self._saving.keys() - self._touched.keys()
         self._saving = {}
-        self.settle(most)
-
-    def settle(self, most: int) -> None:
-        """Let go of the least recently used values that are in their rows, until ``most`` are left."""
         if len(self._here) > most:
-            resting = [key for key in self._here if key not in self._touched and key not in self._saving]
+            resting = [key for key in self._here if key not in self._touched]
             for key in resting[: len(self._here) - most]:
                 del self._here[key]
 

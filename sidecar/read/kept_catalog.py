@@ -41,10 +41,6 @@ class KeptCatalog(Catalog):
         self._own_streams.saved(rows, most)
         self._own_sessions.saved(rows, most)
 
-    def settle(self, most: int) -> None:
-        self._own_streams.settle(most)
-        self._own_sessions.settle(most)
-
     def _recorded_by(self, boot: str) -> list[str]:
         return sorted(self._own_streams.having(f"boot:{boot}")) if boot else []
 

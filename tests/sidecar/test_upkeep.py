@@ -194,7 +194,8 @@ async def test_after_a_removal_what_is_left_is_saved_again(tmp_path: Path, monke
     assert await life(tmp_path, "sqlite", []) == (left, len(events) - 1)
 
 
-async def test_a_damaged_row_costs_time_alone(tmp_path: Path) -> None:
+async def test_a_damaged_row_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "IN_MEMORY", 0)
     events = many_sessions(4)
     await life(tmp_path, "sqlite", events)
     for name in (SNAPSHOT, CATALOG):
@@ -209,7 +210,6 @@ async def test_a_damaged_row_costs_time_alone(tmp_path: Path) -> None:
     await catalog.keep(1)
     with closing(sqlite3.connect(tmp_path / "hints" / f"{CATALOG}.db")) as connection, connection:
         connection.execute("UPDATE rows SET body = x'00'")
-    (await catalog.caught_up()).settle(0)
     again = await log.append([event("again", type_="human.input", stream="ses_1", payload=told)])
     catalog.recorded([*records, *again])
     assert (await catalog.caught_up()).records == len(events) + 2
