@@ -14,6 +14,7 @@ from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from streams.lineage import STEP_STARTED, trace_id
+from streams.rows import MemoryRows
 from tests.bridge.opencode.playing import Item, Log, Player, names, play, recording
 
 # Every one of these is cut at each of its hooks; the others at every seventh.
@@ -315,7 +316,7 @@ def test_what_is_sent_again_from_anywhere_after_a_crash_adds_nothing(name: str) 
         assert list(player.log.events) == before, start
 
 
-@pytest.mark.parametrize("dumped", [b"", b"[]", b"{}", b'{"sessions":{"a":{}},"told":{},"spawns":{}}', b"\xff"])
+@pytest.mark.parametrize("dumped", [b"", b"[]", b"{}", b'{"told":{},"spawns":{},"busy":1}', b"\xff"])
 def test_what_is_no_dump_is_refused(dumped: bytes) -> None:
     with pytest.raises(ValueError, match="validation error"):
-        CaptureState.load(dumped)
+        CaptureState.load(dumped, MemoryRows())

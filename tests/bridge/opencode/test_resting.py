@@ -1,32 +1,12 @@
-"""The capture state from a snapshot equals that folded from the whole log."""
+"""A session that rests in a row is the same to every hook as one in memory."""
 
 from __future__ import annotations
 
 import pytest
 
-from bridge.opencode.capture.state import CaptureState
-from streams.event import StreamEvent
-from streams.rows import MemoryRows
-from tests.bridge.opencode.playing import Player, Resting, dumped, names, play, recording
+from tests.bridge.opencode.playing import Player, Resting, dumped, names, recording
 from tests.bridge.opencode.playing2 import Player2, Recording
 from tests.bridge.opencode.playing2 import names as names2
-
-
-def fold(events: list[StreamEvent], state: CaptureState | None = None) -> CaptureState:
-    state = state if state is not None else CaptureState()
-    for event in events:
-        state.apply(event)
-    return state
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_snapshot_and_the_rest_make_the_whole(name: str) -> None:
-    events = list(play(name).log.events.values())
-    whole = dumped(fold(events))
-    for cut in range(0, len(events) + 1, 1 + len(events) // 25):
-        rest, changes = fold(events[:cut]).changes()
-        state = CaptureState.load(rest, MemoryRows(changes))
-        assert dumped(fold(events[cut:], state)) == whole, cut
 
 
 @pytest.mark.parametrize("every", [1, 7])
@@ -58,9 +38,3 @@ def test_sessions_of_opencode_2_that_rest_change_nothing(name: str, every: int) 
             player.settle()
         assert list(resting.log.events.values()) == list(usual.log.events.values())
         assert dumped(resting.translator.state) == dumped(usual.translator.state)
-
-
-@pytest.mark.parametrize("dumped", [b"", b"[]", b"{}", b'{"told":{},"spawns":{},"busy":1}', b"\xff"])
-def test_what_is_no_dump_is_refused(dumped: bytes) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        CaptureState.load(dumped, MemoryRows())
