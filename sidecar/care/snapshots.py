@@ -81,7 +81,8 @@ class CaptureSnapshot:
     async def let_go(self) -> None:
         """Take everything into memory, because a removal deletes the rows."""
         if self._rows is not None:
-            self.state.sessions.rows = MemoryRows(await in_thread(self._rows.all))
+            if self.state.sessions.rows is self._rows:  # not after an earlier removal that nothing was saved since
+                self.state.sessions.rows = MemoryRows(await in_thread(self._rows.all))
             await in_thread(self._rows.remove)
             self._rows = None
         self.kept = NOTHING

@@ -62,7 +62,8 @@ class World:
         elif what == "fail":
             self.map.changes()
         elif what == "take in":  # as for a removal
-            self.map.rows = MemoryRows(self.rows.all())
+            if self.map.rows is self.rows:
+                self.map.rows = MemoryRows(self.rows.all())
             self.rows.remove()
             self.rows = KeptRows(self.store, "test", 1, 10)
             self.saved = {}
