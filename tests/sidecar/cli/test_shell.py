@@ -42,7 +42,18 @@ GROUPED = sorted(
     if group.typer_instance is not None
     for info in group.typer_instance.registered_commands
 )
-HEAVY = ("asyncio", "pydantic", "rich", "websockets", "orjson", "msgspec", "watchfiles", "ulid", "streams.event", "streams.log", "bridge")
+HEAVY = (
+    "asyncio",
+    "pydantic",
+    "rich",
+    "websockets",
+    "orjson",
+    "msgspec",
+    "watchfiles",
+    "ulid",
+    "bridge",
+    "streams.event",
+)
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *GROUPED])
