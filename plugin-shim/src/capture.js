@@ -2,8 +2,8 @@
  * Decides where an item goes: to the socket, to the spool, or into memory.
  *
  * Invariant: the spool's seqs and the memory's each have no gaps, and memory reaches at least as far. So an item is
- * sent from memory if memory has it, else from the spool, and the seqs on a socket only rise. Memory holds an item
- * that is in flight alone, items that the spool refused, and items of this tick, which the next frame takes together.
+ * sent from memory if memory has it, else from the spool, and the seqs on a socket only rise. Memory holds items that
+ * the spool refused, and those of the last moment, which the next frame takes together.
  */
 import { encodeGap } from "./item.js";
 import { Queue, nextRun } from "./queue.js";
@@ -16,11 +16,8 @@ import { Window } from "./window.js";
 const FRAME_ITEMS = 256;
 const FRAME_BYTES = 1024 * 1024;
 
-/**
- * An item above this size also goes to the spool. The part of it that exceeds the kernel's socket buffers
- * stays in Bun's process (although `bufferedAmount` is 0), where kill -9 would lose that part.
- */
-const KERNEL_HOLDS_BYTES = 128 * 1024;
+/** How long items are collected for a frame. Each frame wakes the sidecar and its ack wakes OpenCode, in mid-prompt. */
+const COLLECT_MS = 20;
 
 /**
  * The part of the link that `Capture` needs.
@@ -46,8 +43,8 @@ export class Capture {
   #chunk = [];
   #draining = false;
   #closed = false;
-  /** True if a frame with this tick's items is due. */
-  #due = false;
+  /** @type {NodeJS.Timeout | undefined} set while a frame is due */
+  #due;
   /** Incremented for each link, so that a read for an older link stops. */
   #life = 0;
 
@@ -117,7 +114,7 @@ export class Capture {
     this.#spool.release(this.#window.ack(through, performance.now()));
     this.#forgetThrough(through);
     this.#tellGaps(false);
-    this.#pump();
+    if (!this.#due) this.#pump();
   }
 
   /** The link is gone: move items that are only in memory to the spool. */
@@ -141,7 +138,7 @@ export class Capture {
     else if (!this.#link.live) this.#spool.leave();
   }
 
-  /** Send what waits for the end of the tick, so that another frame does not overtake it. */
+  /** Send what is collected, so that another frame does not overtake it. */
   flush() {
     if (this.#due) this.#pump();
   }
@@ -176,31 +173,20 @@ export class Capture {
   }
 
   /**
-   * When `#handOn` returns, the new item survives a kill -9 of this process. If only
-   * one item is in flight, the socket alone suffices. If several are in flight, they also
-   * go to the spool: when the sidecar writes an ack to the dead process's socket, the
-   * socket may drop frames that the sidecar has not read (measured: 418 of 500 frames).
-   * Once the spool has an item, its frame can wait for the end of the tick and take the tick's other items along.
+   * When `#handOn` returns, the new item survives a kill -9 of this process: it is in the spool. A socket may drop frames
+   * that the sidecar has not read, when the sidecar writes an ack to a dead process (measured: 418 of 500 frames), and
+   * what exceeds the kernel's buffers stays in this process. Without a usable spool, the socket is all there is.
    */
   #handOn() {
-    if (this.#window.empty) this.#pump();
-    const alone = this.#window.items <= 1 && this.#queue.bytes <= KERNEL_HOLDS_BYTES;
-    if (alone && !this.#queue.hasAfter(this.#sent)) return;
     this.#spill();
     if (!this.#canSend) this.#queue.dropThrough(this.#spool.lastSeq);
     else if (this.#queue.hasAfter(this.#spool.lastSeq)) this.#pump();
-    else this.#pumpSoon();
+    else this.#due ??= setTimeout(() => this.flush(), COLLECT_MS).unref();
   }
 
   /** True if the window has room for the next item, and memory has it. */
   get #canSend() {
     return this.#link.live && this.#window.room > 0 && this.#queue.has(this.#sent + 1);
-  }
-
-  #pumpSoon() {
-    if (this.#due) return;
-    this.#due = true;
-    setImmediate(() => this.flush());
   }
 
   /** Write to the spool what only memory has, as far as the spool accepts it. Memory keeps what is not sent yet. */
@@ -219,7 +205,8 @@ export class Capture {
 
   /** Send what may be sent: at once from memory, asynchronously from the spool. */
   #pump() {
-    this.#due = false;
+    clearTimeout(this.#due);
+    this.#due = undefined;
     while (this.#canSend) {
       const run = this.#queue.next(this.#sent, Math.min(this.#window.room, FRAME_ITEMS), FRAME_BYTES);
       if (!run || !this.#send(run, -1)) return;

@@ -29,10 +29,6 @@ const RETRY_MS = 1000;
 
 /** Maximum length of a line: an item and its envelope. */
 const MAX_LINE_BYTES = MAX_ITEM_BYTES + 1024;
-/** Lines up to this length are encoded into one buffer that stays; a new buffer for each costs a fifth of a hook. */
-const BUFFER_BYTES = 64 * 1024;
-/** Maximum bytes of UTF-8 that one UTF-16 unit becomes. */
-const BYTES_A_UNIT = 3;
 
 const BEFORE_TEXT = /^\{"seq":([1-9]\d{0,15}),"sum":"([0-9a-f]{8})","item":/;
 /** Maximum bytes of a line before its item. */
@@ -69,7 +65,6 @@ export class Spool {
   #left = 0;
   /** @type {number[]} descriptors to close when the current read ends */
   #closing = [];
-  #buffer = Buffer.allocUnsafe(BUFFER_BYTES);
 
   /** Highest seq in the file; 0 if there is no file. */
   lastSeq = 0;
@@ -95,7 +90,7 @@ export class Spool {
 
   /** True if `append` may succeed now; cheap, for a hook's hot path. */
   get usable() {
-    return !this.#full && performance.now() >= this.#retryAtMs;
+    return !this.#full && (this.#retryAtMs === 0 || performance.now() >= this.#retryAtMs);
   }
 
   /**
@@ -246,10 +241,11 @@ export class Spool {
     try {
       // The umask may have reduced the mode.
       fs.fchmodSync(fd, 0o600);
-      const line = Buffer.from(`${JSON.stringify(header())}\n`);
-      writeAll(fd, line);
+      const line = `${JSON.stringify(header())}\n`;
+      const bytes = Buffer.byteLength(line);
+      writeAll(fd, line, bytes);
       this.#fd = fd;
-      this.#size = this.#startAt = this.#readAt = this.#headerEnd = line.length;
+      this.#size = this.#startAt = this.#readAt = this.#headerEnd = bytes;
     } catch (error) {
       // Delete the file, because without a header it would block the name and tell the sidecar nothing.
       closeQuietly(fd);
@@ -262,38 +258,32 @@ export class Spool {
   #write(items) {
     const fd = /** @type {number} */ (this.#fd);
     let text = "";
+    let bytes = 0;
     let count = 0;
-    let room = this.#options.limit - this.#size;
     for (const item of items) {
       const line = `{"seq":${item.seq},"sum":"${sumOf(item.seq, item.text)}","item":${item.text}}\n`;
-      room -= item.bytes + (line.length - item.text.length);
-      if (room < 0) {
+      const more = item.bytes + (line.length - item.text.length);
+      if (this.#size + bytes + more > this.#options.limit) {
         // Refuse all later items too, which wait in memory until the file is emptied, so that the order is kept.
         this.#full = true;
         this.#options.counters.spool_failures += 1;
         break;
       }
       text += line;
+      bytes += more;
       count += 1;
     }
     if (count === 0) return 0;
-    const bytes = this.#encoded(text);
     try {
-      writeAll(fd, bytes);
+      writeAll(fd, text, bytes);
     } catch (error) {
       this.#cutTornTail(fd);
       throw error;
     }
-    this.#size += bytes.length;
+    this.#size += bytes;
     this.lastSeq = items[count - 1].seq;
     this.#options.counters.spooled += count;
     return count;
-  }
-
-  /** The text in UTF-8, valid until the next call. @param {string} text */
-  #encoded(text) {
-    if (text.length * BYTES_A_UNIT > BUFFER_BYTES) return Buffer.from(text);
-    return this.#buffer.subarray(0, this.#buffer.write(text, 0));
   }
 
   /** @param {number} fd */
@@ -343,9 +333,16 @@ export function sumOf(seq, text) {
   return crc32(text, crc32(`${seq},`)).toString(16).padStart(8, "0");
 }
 
-/** @param {number} fd @param {Buffer} bytes */
-function writeAll(fd, bytes) {
-  for (let done = 0; done < bytes.length; ) done += fs.writeSync(fd, bytes, done);
+/**
+ * Write a text at once, as one call is the quickest; the rest of a short write follows.
+ *
+ * @param {number} fd
+ * @param {string} text
+ * @param {number} bytes its length in UTF-8
+ */
+function writeAll(fd, text, bytes) {
+  let done = fs.writeSync(fd, text);
+  if (done < bytes) for (const all = Buffer.from(text); done < bytes; ) done += fs.writeSync(fd, all, done);
 }
 
 /**

@@ -1,8 +1,12 @@
 /** Nothing is lost, doubled or reordered, whatever the sidecar does. */
 import assert from "node:assert/strict";
 import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import { test } from "node:test";
+import { Capture } from "../src/capture.js";
+import { newCounters } from "../src/counters.js";
+import { Spool } from "../src/spool.js";
 import { newBench, readSpool, someEvent, until } from "./support.js";
 
 /** @param {number} n */
@@ -53,7 +57,7 @@ test("what is in flight unacknowledged is in the spool when the hook returns", a
   sidecar.autoAck = false;
   const { hooks, counters } = await live();
   hooks.event(someEvent(1));
-  assert.deepEqual(spoolFiles(), [], "alone in flight: the socket is enough");
+  assert.deepEqual(readSpool(spoolFiles()[0]).lines.map((line) => line.seq), [1]);
   hooks.event(someEvent(2));
   assert.deepEqual(readSpool(spoolFiles()[0]).lines.map((line) => line.seq), [1, 2]);
   hooks.event(someEvent(3));
@@ -63,7 +67,7 @@ test("what is in flight unacknowledged is in the spool when the hook returns", a
   assert.deepEqual(readSpool(spoolFiles()[0]).lines, [], "emptied");
 });
 
-test("the items of a tick share a frame, unless the first is alone in flight, and nothing overtakes them", async (t) => {
+test("the items of a moment share a frame, and nothing overtakes them", async (t) => {
   const { sidecar, live } = newBench(t);
   sidecar.autoAck = false;
   sidecar.context = { lossy: true };
@@ -71,13 +75,31 @@ test("the items of a tick share a frame, unless the first is alone in flight, an
   for (const n of upTo(4)) hooks.event(someEvent(n));
   hooks.event({ event: { type: "message.part.delta", properties: {} } });
   hooks.event(someEvent(5));
-  await sidecar.arrived("hooks", 3);
+  await sidecar.arrived("hooks", 2);
   const order = sidecar.frames.filter(({ type }) => type === "hooks" || type === "lossy");
-  assert.deepEqual(order.map(({ type, items }) => [type, items.length]), [["hooks", 1], ["hooks", 3], ["lossy", 1], ["hooks", 1]]);
+  assert.deepEqual(order.map(({ type, items }) => [type, items.length]), [["hooks", 4], ["lossy", 1], ["hooks", 1]]);
   assert.deepEqual(sidecar.seqs, upTo(5));
 });
 
-test("without a usable spool, items in flight are not held back to the end of the tick", async (t) => {
+test("an ack does not send what is collected", (t) => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), "shim-"));
+  t.after(() => fs.rmSync(dir, { recursive: true }));
+  const counters = newCounters();
+  const spool = new Spool({ dir: path.join(dir, "spool"), name: "s.jsonl", header: () => ({}), limit: 1e6, counters });
+  /** @type {number[]} */
+  const frames = [];
+  const sendItems = (/** @type {string} */ text) => frames.push(JSON.parse(text).items.length) > 0;
+  const link = { live: true, sendItems, watch: () => {}, fail: () => {} };
+  const capture = new Capture({ spool, memoryLimit: 1e6, counters, link });
+  capture.welcomed(0, 512);
+  for (const step of [() => capture.flush(), () => capture.acknowledged(2), () => capture.flush()]) {
+    for (const n of upTo(2)) capture.add(String(n), 1);
+    step();
+  }
+  assert.deepEqual(frames, [2, 4]);
+});
+
+test("without a usable spool, items are sent when their hook returns", async (t) => {
   const { sidecar, live, home } = newBench(t);
   sidecar.autoAck = false;
   const { hooks, counters } = await live();
