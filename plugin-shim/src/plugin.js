@@ -120,8 +120,8 @@ function newHooks(options, env, input) {
     }
   };
 
-  const hooks = {
-    ...tools.hooks(readTools(home)),
+  // The same object, from which the tools' hooks may remove one.
+  const hooks = Object.assign(tools.hooks(readTools(home)), {
     ...(env.DURABLE_STREAM_HEADLESS
       ? { config: allowSubagents, "shell.env": hidePassword }
       : new Background(input.client, (...call) => tools.call(...call), hasList(options.file)).hooks()),
@@ -139,7 +139,7 @@ function newHooks(options, env, input) {
         counters.hook_errors += 1;
       }
     },
-  };
+  });
   // The counters are not enumerable, so that OpenCode sees only hooks.
   return Object.defineProperty(hooks, COUNTERS, { value: counters });
 }

@@ -77,15 +77,22 @@ export class Tools {
         execute: (given, context) => this.call(name, given ?? {}, context ?? {}, wait_ms ?? ANSWER_MS),
       };
     }
-    return {
+    /** @type {Record<string, any>} */
+    const hooks = {
       tool,
-      /** Restore the required properties, as OpenCode requires all. @param {any} input @param {any} output */
+      /**
+       * Restore the required properties, as OpenCode requires all. OpenCode awaits this hook for every tool of every
+       * request to the model, so the hook goes once OpenCode is seen to keep the changed schemas.
+       *
+       * @param {any} input
+       * @param {any} output
+       */
       "tool.definition": async (input, output) => {
         try {
           const definition = definitions[input?.toolID ?? input?.tool ?? input?.id];
-          if (definition && output?.jsonSchema) {
-            output.jsonSchema = { ...output.jsonSchema, required: definition.required };
-          }
+          if (!definition || !output?.jsonSchema) return;
+          if (output.jsonSchema.required === definition.required) delete hooks["tool.definition"];
+          else output.jsonSchema.required = definition.required;
         } catch {
           // The definition cannot be changed, so the model names every argument; null counts as missing.
         }
@@ -102,6 +109,7 @@ export class Tools {
         }
       },
     };
+    return hooks;
   }
 
   /** Pass an answer to its caller. @param {any} frame a `result` frame */

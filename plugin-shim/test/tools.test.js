@@ -45,10 +45,22 @@ test("a tool has the time that its description gives", async (t) => {
   await assert.rejects(quick, /restarted/);
 });
 
-test("only what is required is required", async () => {
+test("only what is required is required, in each request to the model", async () => {
   const hooks = new Tools(newLink()).hooks(DEFINITIONS);
-  const output = { jsonSchema: { required: ["a"] } };
-  await hooks["tool.definition"]({ toolID: "quick" }, output);
-  assert.deepEqual(output.jsonSchema.required, []);
+  for (let request = 0; request < 3; request += 1) {
+    const output = { jsonSchema: { required: ["a"] } };
+    await hooks["tool.definition"]({ toolID: "quick" }, output);
+    assert.deepEqual(output.jsonSchema.required, []);
+  }
   assert.deepEqual(new Tools(newLink()).hooks({}), {});
+});
+
+test("a schema that OpenCode keeps is mended once: then OpenCode has no hook to call for each tool", async () => {
+  const hooks = new Tools(newLink()).hooks(DEFINITIONS);
+  const schemas = { quick: { required: ["a"] }, waits: { required: ["b"] }, bash: { required: ["command"] } };
+  for (let request = 0; request < 2; request += 1) {
+    for (const [toolID, jsonSchema] of Object.entries(schemas)) await hooks["tool.definition"]?.({ toolID }, { jsonSchema });
+  }
+  assert.deepEqual(schemas, { quick: { required: [] }, waits: { required: [] }, bash: { required: ["command"] } });
+  assert.equal("tool.definition" in hooks, false);
 });
