@@ -45,6 +45,8 @@ const MAX_LOSSY_BYTES = 4 * 1024 * 1024;
  * because a flood of frames would starve OpenCode, and the answers to the sidecar's calls would pile up here.
  */
 const MAX_FRAMES = 10_000;
+/** A long frame counts as several of this length, in characters, because it holds OpenCode as long. */
+const FRAME_LENGTH = 8192;
 /** Maximum number of acks for one `hooks` frame, which has at most this many items. */
 const ACKS_A_FRAME = 256;
 
@@ -260,7 +262,7 @@ export class Link {
     try {
       const proved = this.#state !== "proving";
       if (typeof data !== "string" || (!proved && data.length > MAX_UNPROVED)) throw new Error("not a frame");
-      if (this.live && (this.#framesLeft -= 1) < 0) throw new Error("a flood");
+      if (this.live && (this.#framesLeft -= 1 + data.length / FRAME_LENGTH) < 0) throw new Error("a flood");
       const frame = JSON.parse(data);
       this.#lossyBytes = 0;
       this.#handle(frame);
