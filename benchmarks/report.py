@@ -21,6 +21,8 @@ class Row:
     unit: str
     floor: float | None = None
     aim: float | None = None
+    interval: tuple[float, float] | None = None
+    """Of the ratio, with 95% confidence."""
     is_peer: bool = False
     """True if compared with a peer: nothing is promised, but the verdict says which is faster."""
 
@@ -50,7 +52,13 @@ class Row:
             "floor": self.floor,
             "aim": self.aim,
             "verdict": self.verdict,
-        }
+        } | ({"interval": self.interval} if self.interval else {})
+
+
+def ratio(row: dict[str, Any], mark: str = "") -> str:
+    """A row's ratio, its interval and what it is compared with; ``mark`` surrounds the ratio."""
+    interval = "[{:.2f}, {:.2f}] ".format(*row["interval"]) if "interval" in row else ""
+    return f"{mark}{row['figure']:.2f}{mark} × {interval}{row['unit']}"
 
 
 def table(rows: list[Row]) -> str:
@@ -60,7 +68,7 @@ def table(rows: list[Row]) -> str:
         if row.limit:
             digits = 0 if row.limit >= 100 else 2
             measured, limit = f"{row.value:,.{digits}f}/s", f"{row.limit:,.{digits}f}/s"
-            figure = f"{row.figure:.2f} × {row.unit}"
+            figure = ratio(row.as_json())
         else:
             measured, limit, figure = f"{row.value:.3g} {row.unit}", "", ""
         promise = f"{row.floor:>7g} {row.aim:>6g}" if row.floor is not None else f"{'':7} {'':6}"

@@ -17,6 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import ratio
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, FIGURES, PLOT = DOCS / "performance.md", DOCS / "performance.json", DOCS / "performance.svg"
 
@@ -45,7 +47,7 @@ TABLES = {
 }
 """The tables of the page, and the beginnings of the rows in them: a row is in the first table that it fits."""
 
-SAID = re.compile(r",? 1 M events( in(?= sqlite))?|(?<=prompts) in OpenCode|(?<=blocks) OpenCode")
+SAID = re.compile(r",? 1 M events( in(?= sqlite))?|(?<=blocks) OpenCode")
 """What the heading of a row's table says already."""
 
 
@@ -72,8 +74,7 @@ def page(figures: dict[str, Any], notes: str) -> str:
 def _row(row: dict[str, Any]) -> str:
     if row["limit"]:
         value = f"{row['value']:,.{0 if row['limit'] >= 100 else 2}f}/s"
-        figure = f"{row['figure']:.2f}"
-        figure = (f"**{figure}**" if row["verdict"] == "BELOW FLOOR" else figure) + f" × {row['unit']}"
+        figure = ratio(row, "**" if row["verdict"] == "BELOW FLOOR" else "")
     else:
         value, figure = f"{row['value']:.3g} {row['unit']}", ""
         value = f"**{value}**" if row["verdict"] == "BELOW FLOOR" else value

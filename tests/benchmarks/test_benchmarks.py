@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import inspector, limits, million, mirror, newest, opencode, peers, pipeline, runtime, store
-from benchmarks.limits import beside
+from benchmarks.limits import beside, paired
 from benchmarks.report import Row, table
+from tests.real.api import OpenCodeApi
 from tools import generate_performance
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -88,6 +90,43 @@ async def test_a_limit_may_be_waited_for() -> None:
 
     assert await beside(lambda s: 4.0, ten, 0.1) == (10.0, 4.0)
     assert await beside(ten, ten, 0.1) == (10.0, 10.0)
+
+
+def test_a_load_that_comes_and_goes_meets_both_of_a_pair() -> None:
+    load = [1.0, 9.0, 2.0, 5.0] * 10
+    ratio, (low, high) = paired([second * 2 for second in load], load)
+    assert (ratio, low, high) == pytest.approx((0.5, 0.5, 0.5))
+    _, (low, high) = paired([second * 2 for second in load], list(reversed(load)))
+    assert low < 0.5 < high
+
+
+def test_an_interval_is_shown_with_its_ratio() -> None:
+    row = Row("prompts in OpenCode 1, hung", 9.5, 10, "without plugin", 0.9, 0.97, interval=(0.931, 0.972))
+    wanted = "0.95 × [0.93, 0.97] without plugin"
+    assert wanted in table([row])
+    assert f"| prompts in OpenCode 1, hung | 9.50/s | {wanted} |" in generate_performance._row(row.as_json())
+
+
+def test_each_round_has_a_prompt_in_each_state_and_sessions_stay_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Project(OpenCodeApi):
+        def create_session(self, title: str = "test", **body: Any) -> str:
+            asked.append((self.project.name, title))
+            return title
+
+        def prompt(self, session: str, text: str, **more: Any) -> dict[str, Any]:
+            asked.append((self.project.name, text))
+            return {}
+
+    asked: list[tuple[str, str]] = []
+    for name, value in {"PROMPTS": 3, "WARM_UP": 1, "FRESH": 2, "REST_S": 0}.items():
+        monkeypatch.setattr(opencode, name, value)
+    times = opencode.prompt_times({name: Project(Path(name)) for name in ("plain", "hung")}, "hello", [])
+    assert {name: len(taken) for name, taken in times.items()} == {"plain": 3, "hung": 3}
+    for first in (0, 6):
+        assert asked[first : first + 2] == [("plain", "test"), ("hung", "test")]
+        for start in (first + 2, first + 4):
+            assert sorted(asked[start : start + 2]) == [("hung", "hello"), ("plain", "hello")]
+    assert len(asked) == 12
 
 
 def test_a_peer_is_told_plainly() -> None:

@@ -40,7 +40,8 @@ _PULSE_S = 0.3
 class Scene:
     """A project of a running OpenCode, with a plugin, a home and a command that may not start a sidecar yet."""
 
-    def __init__(self, client: RealOpenCode, name: str, around: str = "") -> None:
+    def __init__(self, client: RealOpenCode, name: str, around: str = "", before: str = IMPATIENT) -> None:
+        self.client = client
         self.root = client.root / "scenes" / name
         self.command = self.root / "command"
         self.durable = DurableStream(self.root / "home")
@@ -52,7 +53,7 @@ class Scene:
         plugins = self.api.project / ".opencode" / "plugin"
         plugins.mkdir(parents=True)
         stub_install(plugins.parent)
-        (plugins / PLUGIN).write_text(self.durable.plugin(IMPATIENT, around, self.command))
+        (plugins / PLUGIN).write_text(self.durable.plugin(before, around, self.command))
 
     def __enter__(self) -> Scene:
         return self
