@@ -119,8 +119,10 @@ def refusing(scene: Scene) -> Iterator[None]:
         bound.bind(("127.0.0.1", 0))  # bound, so that nobody else gets it, and never listening
         port = int(bound.getsockname()[1])
         home.write_info(SidecarInfo(os.getpid(), port, "none", "0", PROTOCOL, 0))
-        yield
-        home.remove_info()
+        try:
+            yield
+        finally:  # else the scene waits for the end of this process
+            home.remove_info()
 
 
 @contextmanager
