@@ -6,7 +6,6 @@ the last save counts as changed, stays in memory until it is saved, and is then 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -91,8 +90,8 @@ class LazyMap(MutableMapping[str, V]):
         self._dump, self._load, self._marks, self._prefix = dump, load, marks, prefix
         self.rows: Rows = rows if rows is not None else MemoryRows()
         """Where the values rest. Other rows may take their place if they have the same."""
-        self._here: OrderedDict[str, V] = OrderedDict()
-        """The values in memory, the least recently used first."""
+        self._here: dict[str, V] = {}
+        """The values in memory, in the order of the saves before which they were last asked for."""
         self._touched: dict[str, None] = {}
         """The keys of values that were set, removed or handed out since the last call of ``changes``."""
         self._saving: dict[str, None] = {}
@@ -100,22 +99,22 @@ class LazyMap(MutableMapping[str, V]):
         self._gone: set[str] = set()
         """Keys that were removed, but whose rows may still exist."""
 
-    def __getitem__(self, key: str) -> V:
+    def get(self, key: str) -> V | None:  # type: ignore[override]
+        # This runs several times for every hook.
         found = self._here.get(key)
         if found is None:
             body = self._resting(key)
             if body is None:
-                raise KeyError(key)
+                return None
             found = self._here[key] = self._load(body)
-        self._here.move_to_end(key)
         self._touched[key] = None
         return found
 
-    def get(self, key: str) -> V | None:  # type: ignore[override]
-        try:
-            return self[key]
-        except KeyError:
-            return None
+    def __getitem__(self, key: str) -> V:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
 
     def look(self, key: str) -> V | None:
         """A value that the caller only reads now. If it rests, it goes on resting."""
@@ -129,7 +128,6 @@ class LazyMap(MutableMapping[str, V]):
 
     def __setitem__(self, key: str, value: V) -> None:
         self._here[key] = value
-        self._here.move_to_end(key)
         self._touched[key] = None
         self._gone.discard(key)
 
@@ -170,6 +168,9 @@ class LazyMap(MutableMapping[str, V]):
 
     def changes(self) -> Changes:
         """The rows of what may have changed since the last save. Call ``saved`` once these rows are stored."""
+        for key in self._touched:
+            if key in self._here:
+                self._here[key] = self._here.pop(key)
         self._saving |= self._touched
         self._touched = {}
         return {self._prefix + key: self._row(key) for key in self._saving}
