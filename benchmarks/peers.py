@@ -66,7 +66,9 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     stores: dict[str, StreamStore] = {"jsonl": jsonl, "sqlite": sqlite}
     rows: list[Row] = []
 
-    async def against(name: str, peer: Callable[[float], Awaitable[float]]) -> None:
+    async def against(name: str, peer: Callable[[float], Awaitable[float]], *, together: bool = False) -> None:
+        # A peer that is handed 64 events at a time is compared with one call of ours for 64.
+        callers, a_call, label = (1, GROUP, "a call") if together else (GROUP, 1, "in flight")
         # Measure both of our stores in the same rounds, so that a slow peer, which takes seconds per round, runs only
         # once for both.
         await peer(seconds / 10)  # warm up before measuring
@@ -75,14 +77,14 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         for _ in range(limits.ROUNDS):
             theirs.append(await peer(seconds / limits.ROUNDS))
             for ours, store in stores.items():
-                taken[ours].append(await append_rate(store, GROUP, seconds / limits.ROUNDS))
+                taken[ours].append(await append_rate(store, callers, seconds / limits.ROUNDS, a_call=a_call))
         limit = statistics.median(theirs)
         for ours, rates in taken.items():
-            rows.append(Row(f"{ours} append, {GROUP} in flight", statistics.median(rates), limit, name, is_peer=True))
+            rows.append(Row(f"{ours} append, {GROUP} {label}", statistics.median(rates), limit, name, is_peer=True))
 
     recorder = EventSourcing(home / "eventsourcing.db")
     await against("eventsourcing, 64 threads", recorder.one_by_one)
-    await against("eventsourcing, 64 a save", recorder.together)
+    await against("eventsourcing, 64 a save", recorder.together, together=True)
     recorder.close()
     with Dbos(home / "dbos.db") as peer:
         await against("dbos, 64 workflows", peer.rate)
@@ -91,7 +93,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     else:
         async with redis_server(home / "redis") as port:
             await against("Redis, 64 connections", lambda s: redis_connections(port, s))
-            await against("Redis, a pipeline of 64", lambda s: redis_pipeline(port, s))
+            await against("Redis, a pipeline of 64", lambda s: redis_pipeline(port, s), together=True)
     await jsonl.close()
     await sqlite.close()
     return rows

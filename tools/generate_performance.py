@@ -65,7 +65,7 @@ def page(figures: dict[str, Any], notes: str) -> str:
         for name, rows in tables.items()
     ]
     shown.append(
-        "### Peers, 64 in flight\n\n| peer | its speed | jsonl | sqlite |\n|---|---:|---:|---:|\n"
+        "### Peers, 64 in flight or 64 a call\n\n| peer | its speed | jsonl | sqlite |\n|---|---:|---:|---:|\n"
         + "".join(_peer(name, rows) for name, rows in peers.items())
     )
     return HEAD.format(machine=figures["machine"]) + "\n" + "\n".join(shown) + notes

@@ -52,10 +52,10 @@ class TestV1Host(HostContract):
         self.host = V1Host(
             lambda: running.server.links,
             running.ingest.delivers,
-            running.sidecar.durable._state,
-            running.sidecar.durable.headless,
+            running.durable._state,
+            running.durable.headless,
             self.phantoms.__contains__,
-            running.sidecar.durable._identity.now_ms,
+            running.durable._identity.now_ms,
         )
 
     async def own(self) -> str:
