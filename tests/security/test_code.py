@@ -24,6 +24,7 @@ LOOKED_AT = {
     ("sidecar/link/launch.py", "S603"): "starts the sidecar: our own command as a list, no shell",
     ("sidecar/record/opencode2/http.py", "S501"): "plain HTTP on loopback: there is no certificate to check",
     ("sidecar/processes.py", "S603"): "asks ps about a pid, where there is no /proc: a list, no shell",
+    ("sidecar/cli/shared/command.py", "S606"): "starts this command again, with its own arguments: no shell",
     ("sidecar/cli/setup/install.py", "S603"): "asks git about the project that the user named: a list, no shell",
     (
         "sidecar/mirror/server/child.py",

@@ -249,6 +249,7 @@ async def test_a_session_looks_at_what_its_tree_asked_and_the_answer_still_goes_
         assert not known.waiting
         await world.made.people.answer(AnswerArgs(checkpoint=asked, answer=["the answer"]))
         assert "the answer" in await looks
+        await world.run.settled()
         assert not known.returned
         told = [n.session for n in world.made.data.notices.values() if "the answer" in n.text]
         assert told == [TASK]

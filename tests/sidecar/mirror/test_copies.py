@@ -108,7 +108,7 @@ def test_what_was_forgotten_in_the_log_is_found_in_the_copy(copy: Copy, monkeypa
     assert len(run(copy.home.path, "mirror", "verify").out.splitlines()) <= SHOWN + 3
     with monkeypatch.context() as while_running:
         while_running.setattr(Home, "running", lambda home: RUNNING)
-        while_running.setattr(mirror, "_ask", forgetting)
+        while_running.setattr(mirror, "ask_running", forgetting)
         code, _, summary = copy.verify()
         assert (code, summary["differences"], summary["forgetting"]) == (0, 0, still_there)
         assert "mirror rebuild" not in told(copy, "verify") and f"{still_there} messages" in told(copy, "verify")

@@ -213,8 +213,8 @@ async def test_an_effect_starts_only_while_the_agent_is_owned(own: RealServer) -
         real = home.owning.holds
         home.owning.holds = lambda agent: home.runtime.engines["counter"].handled == 0 and real(agent)  # type: ignore[method-assign]
         await home.runtime.command("counter", command("call", "call", kind="work"))
-        await until(lambda: home.runtime.view.effects)
-        assert not home.work.keys and not home.runtime.owes()
+        await until(lambda: home.runtime.view.effects and not home.runtime.owes())
+        assert not home.work.keys
         home.owning.holds = real  # type: ignore[method-assign]
         await until(lambda: state(home.runtime)["results"])
         assert len(home.work.keys) == 1
