@@ -198,7 +198,6 @@ def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
     running = one(durable, "running", parent)
     model.wait_held("lent")
     client.restart()
-    assert one(durable, "resuming", parent)["session"] == running["session"]
     model.release("lent")
     client.messages(parent)  # loads the plugin
     done = one(durable, "completed", parent)
