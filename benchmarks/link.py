@@ -64,7 +64,7 @@ _numbers = count()
 WINDOWS: Final[tuple[tuple[Backend, int, float | None, float | None], ...]] = (
     ("jsonl", 1, None, None),
     ("jsonl", 64, 2.5, 5.0),
-    ("jsonl", 512, None, None),
+    ("jsonl", 512, 1.7, 6.0),
     ("sqlite", 1, None, None),
     ("sqlite", 64, None, None),
 )

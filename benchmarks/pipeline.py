@@ -223,7 +223,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
                 bare.answer = answer
                 rate, limit = await beside(lambda s: asyncio.to_thread(bare.rate, s), ours.rate, seconds)
                 label = f"commands: pull, batch, publish {answer}s, ack; 256 in flight"
-                rows.append(Row(label, rate, limit, "a raw socket", *((0.3, 0.8) if answer == "event" else ())))
+                rows.append(Row(label, rate, limit, "a raw socket", *((0.3, 0.7) if answer == "event" else ())))
             return rows
         finally:
             bare.close()

@@ -50,4 +50,4 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         process.send_signal(signal.SIGSTOP)
         taken["hung"] = await cost(hung.path)
     path = "time that a hook blocks OpenCode, sidecar"
-    return [Row(f"{path} {state}", us, None, "µs", 50, 20) for state, us in taken.items()]
+    return [Row(f"{path} {state}", us, None, "µs", 13, 8) for state, us in taken.items()]
