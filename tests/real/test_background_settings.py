@@ -198,6 +198,8 @@ def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
     running = one(durable, "running", parent)
     model.wait_held("lent")
     client.restart()
+    stopped = lambda: [(i["state"] != "running") or i["resumes"] for i in intents(durable, parent)]  # noqa: E731
+    wait_until(lambda: any(stopped()), "the work to stop")
     model.release("lent")
     client.messages(parent)  # loads the plugin
     done = one(durable, "completed", parent)
