@@ -157,8 +157,8 @@ def test_no_value_of_a_field_makes_a_raw_row_loses_a_row_or_gives_it_to_another(
     name = data.draw(st.sampled_from(NAMES[major]))
     chosen = data.draw(st.lists(st.sampled_from(fields(major, name)), min_size=1, max_size=3, unique=True))
     new = {path: data.draw(st.sampled_from(STRINGS if is_text else NUMBERS)) for path, is_text in chosen}
-    # An id tells when it was made, and ids stay as they are. After a step back, the answer to a `!` command, which comes
-    # before any input, would pass for a copy in a fork.
+    # An id tells when it was made, and ids stay as they are. After a step back, the answer to a `!` command,
+    # which comes before any input, would pass for a copy in a fork.
     jumps = [ms for ms in JUMPS if ms > 0 or not name.startswith("shell")]
     jump = data.draw(st.tuples(st.integers(0, 200), st.sampled_from([0, *jumps])))
     assert played(major, name, new, jump) == as_recorded(major, name), (new, jump)
