@@ -76,7 +76,27 @@ def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
     assert not (durable.home / "headless.json").exists()
 
 
+def test_stop_ends_a_headless_opencode_that_has_no_work(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    settings(durable, "")
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("HOLD:work SAY:forty two"))
+    model.wait_held("work")
+    headless = durable.status()["headless"]
+    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}] and is_alive(headless)
+    durable.wait_running()  # the headless OpenCode started another
+    model.release("work")
+    done = one(durable, "completed", parent)["id"]
+    mine = lambda: [each["state"] for each in durable.lines("notices") if each["about"] == done]  # noqa: E731
+    wait_until(lambda: mine() == ["observed"], "the result to arrive")
+    assert durable.status()["headless"] == headless
+    durable.cli("stop")
+    wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
+
+
 def test_a_runaway_spawner_meets_its_budget(client: RealOpenCode, durable: DurableStream) -> None:
+    settings(durable, BUDGETS)
     parent = client.create_session("spawns in one answer")
     client.prompt(parent, " ".join(spawns(f"SAY:{n}", f"number {n}") for n in range(5)) + "THEN: SAY:spawned")
     states = ["completed"] * 3 + ["refused"] * 2
@@ -206,25 +226,6 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     assert durable.cli("spawn", "SAY:the result", *here, "--wait") == "the result\n"
     durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
     wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")
-
-
-def test_stop_ends_a_headless_opencode_that_has_no_work(
-    client: RealOpenCode, durable: DurableStream, model: ModelServer
-) -> None:
-    settings(durable, "")
-    parent = client.create_session("parent")
-    client.prompt(parent, spawn("HOLD:work SAY:forty two"))
-    model.wait_held("work")
-    headless = durable.status()["headless"]
-    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}] and is_alive(headless)
-    durable.wait_running()  # the headless OpenCode started another
-    model.release("work")
-    done = one(durable, "completed", parent)["id"]
-    mine = lambda: [each["state"] for each in durable.lines("notices") if each["about"] == done]  # noqa: E731
-    wait_until(lambda: mine() == ["observed"], "the result to arrive")
-    assert durable.status()["headless"] == headless
-    durable.cli("stop")
-    wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
 
 
 def test_a_silent_one_is_stopped(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
