@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class CodedError(Exception):
-    """An error that is told to whoever asked, in the words of its text. ``code`` is stable, for programs."""
+    """An error whose text goes to whoever made the request. Programs rely on ``code``, which never changes."""
 
     code: ClassVar[str]
 

@@ -102,7 +102,7 @@ _TOO_DEEP = "$too_deep"
 
 
 def _is_marker(value: Any) -> bool:
-    """True if ``value`` is already such a marker, so that stored events encode to the same bytes again."""
+    """True if ``value`` is the marker of a value nested too deeply. Stored events then encode to the same bytes."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_TOO_DEEP), str)
 
 

@@ -44,7 +44,8 @@ _MOST_ABOVE: Final = 64
 
 
 def find_caller(peer: Peer, opencodes: Collection[int]) -> Caller:
-    """Who is at the other end; ``opencodes`` are the linked ones' pids. May take 100 ms, for all processes."""
+    """The process at the other end of the connection. ``opencodes`` are the pids of the linked OpenCodes. Takes up to
+    100 ms, because it looks at all processes."""
     if not (_PROC / "self" / "stat").exists():
         return _by_ps(peer.named_pid, opencodes)
     # Several processes hold one connection after a fork. One that an OpenCode started is enough.

@@ -100,7 +100,7 @@ class SessionState:
     known: bool
     event_id: str
     spawned: str = ""
-    """The id of the ``agent.spawned`` event that tells of the session."""
+    """The id of the ``agent.spawned`` event that names the session."""
     trace: str = ""
     """The session's ``traceparent``, which never changes; empty if it follows from ``root``."""
     directory: str | None = None
@@ -228,7 +228,7 @@ class CaptureState:
         return session.turn.user_message if session is not None and session.turn is not None else None
 
     def spawned(self, session_id: str) -> str | None:
-        """The id of the ``agent.spawned`` event that tells of a session, which may not have appeared yet."""
+        """The id of the ``agent.spawned`` event that names a session. The session may not have appeared yet."""
         session = self.sessions.get(session_id)
         return (session.spawned if session is not None else self.spawns.get(session_id)) or None
 

@@ -11,7 +11,7 @@ from sidecar.background.intents.state import Intent, State
 
 
 class Asker(NamedTuple):
-    """Who asks a person in a session."""
+    """What asks a person in a session."""
 
     intent: str | None
     """The unfinished background work that the session belongs to; ``None`` if there is none."""

@@ -55,9 +55,9 @@ class WorktreeActs:
         }
 
     async def isolate(self, args: dict[str, Any], key: str) -> dict[str, Any]:
-        """``worktree.add``: creates a worktree, and makes it ready with the user's commands. Result: a ``Worktree``;
-        with commands, also ``setup``, what they did. ``{}`` if there is no git repository; ``failed`` and ``setup`` if
-        a command failed; ``absent`` if the intent waits for an OpenCode."""
+        """``worktree.add``: creates a worktree, and makes it ready with the user's commands. The result is a
+        ``Worktree``. If there are commands, ``setup`` says what they did, and ``failed`` that one failed. The result is
+        ``{}`` without a git repository, and ``absent`` if the intent waits for an OpenCode."""
         intent = args["intent"]
         note = self._worktrees.root(intent).with_suffix(".setup")
         await asyncio.to_thread(end, note)

@@ -198,7 +198,7 @@ class Spans:
         lane.calls.clear()
 
     def _answered(self, span: Span, end: int, state: str) -> None:
-        """Note that a person has answered, or is no longer asked."""
+        """Note that the question to a person has ended, with or without an answer."""
         span.end, span.state = max(end, span.start), state
         self.asks.pop(span.id)
         self.waited[span.session] = self.waited.get(span.session, 0) + span.end - span.start

@@ -285,7 +285,7 @@ async def test_what_a_person_lets_ended_work_ask_names_the_work_and_its_project(
 
 
 class Moody(Counter):
-    """Is as well as it was told."""
+    """An agent with the health that the test sets."""
 
     name = "moody"
 
@@ -375,7 +375,7 @@ async def test_the_troubles_of_agents_are_told(tmp_path: Path) -> None:
     async with watched(tmp_path) as (made, run, problems):
         problems.append({"spec": "a.py:A", "reason": "no such file"})
         assert await told(made, run) == ["a.py:A not loaded", "moody dead", "moody degraded"]
-        assert len(made.alerts.data.alerts) == 3, "a restart is no new trouble"
+        assert len(made.alerts.data.alerts) == 3, "a restart raises no alert again"
         for letter_id in list(run.runtime.view.dead):
             await run.runtime.drop(letter_id)
         await run.command("moody", "feel", mood="READY")
