@@ -342,7 +342,9 @@ export function sumOf(seq, text) {
  */
 function writeAll(fd, text, bytes) {
   let done = fs.writeSync(fd, text);
-  if (done < bytes) for (const all = Buffer.from(text); done < bytes; ) done += fs.writeSync(fd, all, done);
+  if (done >= bytes) return;
+  const all = Buffer.from(text);
+  while (done < all.length) done += fs.writeSync(fd, all, done);
 }
 
 /**
