@@ -164,6 +164,13 @@ def test_no_value_of_a_field_makes_a_raw_row_loses_a_row_or_gives_it_to_another(
     assert played(major, name, new, jump) == as_recorded(major, name), (new, jump)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES[1] if name.startswith("shell")])
+@pytest.mark.parametrize("created", NUMBERS)
+def test_a_time_that_cannot_be_true_makes_no_command_pass_for_a_copy(name: str, created: float) -> None:
+    path = ("input", "event", "properties", "info", "time", "created")
+    assert played(1, name, {path: created}) == as_recorded(1, name)
+
+
 @pytest.mark.parametrize("name", NAMES[1])
 def test_the_end_of_a_turn_counts_every_step_also_if_two_calls_have_one_id(name: str) -> None:
     ended = set[str]()

@@ -30,6 +30,9 @@ _ID_BEFORE_MS = 100
 _ID_TIME = re.compile("msg_([0-9a-f]{9})")
 """The ms, modulo 2**36, at which OpenCode made the id of a message."""
 
+_FIRST_MS = 1_577_836_800_000
+"""The beginning of 2020, before OpenCode made its first message."""
+
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a final answer; ``tool-calls`` means that the model wanted to continue."""
 
@@ -135,7 +138,9 @@ class Turns(Shells):
         answered = info["parentID"]
         completed = info["time"].get("completed") is not None
         expected = message_id in self._messages or answered in session.turns or answered in session.inputs
-        if not expected and ((completed and not session.misread) or _is_copied(session, message_id, info)):
+        if not expected and (
+            (completed and not session.misread) or _is_copied(session, message_id, info, entry.item.t)
+        ):
             # A fork copies messages into a new session. Such copies are not recorded again.
             self._copied[message_id] = None
             self.drop_shell(session.id, answered)
@@ -388,12 +393,13 @@ class Turns(Shells):
         return False
 
 
-def _is_copied(session: SessionState, message: str, info: dict[str, Any]) -> bool:
-    """True for an answer that a fork copied before the fork got an input: it keeps its time, but has a newer id."""
+def _is_copied(session: SessionState, message: str, info: dict[str, Any], now_ms: int) -> bool:
+    """True for an answer that a fork copied before the fork got an input: it keeps its time, but has a newer id. A time
+    that cannot be true tells nothing."""
     made, found = shapes.number(mapping(info.get("time")).get("created")), _ID_TIME.match(message)
     if made is None or found is None or not session.born or session.first_message:
         return False
-    return 0 < (int(found[1], 16) - made) % 2**36 < 2**35
+    return _FIRST_MS <= made <= now_ms and 0 < (int(found[1], 16) - made) % 2**36 < 2**35
 
 
 def _is_before(entry: Entry, turn: Turn) -> bool:
