@@ -158,7 +158,11 @@ class Lineage(Generic[S]):
         """The place of a session in its family: ``2.1`` is the first child of the root's second child; empty for the
         root. Children are numbered in the order in which they first appeared.
         """
-        return ".".join(str(self._tree()[1][name]) for name in reversed(self.above(session_id)[:-1]))
+        return ".".join(str(self._number(name)) for name in reversed(self.above(session_id)[:-1]))
+
+    def _number(self, session_id: str) -> int:
+        """Which child of its parent a session is, from 1."""
+        return self._tree()[1][session_id]
 
     def _tree(self) -> tuple[dict[str, list[S]], dict[str, int]]:
         if self._known_tree is None:

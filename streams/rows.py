@@ -6,7 +6,8 @@ the last save counts as changed, stays in memory until it is saved, and is then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+import gc
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from typing import NamedTuple, Protocol, TypeVar
 
 V = TypeVar("V")
@@ -34,6 +35,19 @@ class Rows(Protocol):
     def between(self, first: str, end: str) -> list[str]:
         """The keys of all rows with a mark from ``first`` on and below ``end``."""
 
+    def descending(self, first: str, end: str) -> Iterator[tuple[str, bytes]]:
+        """Keys and bodies of the rows with a mark from ``first`` on and below ``end``, the highest mark first. No row
+        has two such marks."""
+
+    def marks(self, first: str, end: str) -> list[str]:
+        """All marks from ``first`` on and below ``end`` that a row has."""
+
+    def number(self, key: str) -> int | None:
+        """A key's place in the order in which keys were first put; ``None`` if there is no such row."""
+
+    def bodies(self, prefix: str) -> dict[str, bytes]:
+        """Every body whose key begins with ``prefix``, in the order in which the keys were first put."""
+
     def keys(self, prefix: str = "") -> list[str]: ...
 
 
@@ -55,8 +69,21 @@ class MemoryRows:
     def between(self, first: str, end: str) -> list[str]:
         return [key for key, row in self.rows.items() if _has(row.marks, first, end)]
 
+    def descending(self, first: str, end: str) -> Iterator[tuple[str, bytes]]:
+        for mark in sorted(self.marks(first, end), reverse=True):
+            yield from ((key, self.rows[key].body) for key in self._marked[mark])
+
+    def marks(self, first: str, end: str) -> list[str]:
+        return [mark for mark, keys in self._marked.items() if keys and first <= mark < end]
+
+    def number(self, key: str) -> int | None:
+        return next((number for number, each in enumerate(self.rows) if each == key), None)
+
+    def bodies(self, prefix: str) -> dict[str, bytes]:
+        return {key: row.body for key, row in self.rows.items() if key.startswith(prefix)}
+
     def keys(self, prefix: str = "") -> list[str]:
-        return [key for key in self.rows if key.startswith(prefix)]
+        return list(self.bodies(prefix))
 
     def put(self, changes: Mapping[str, Row | None]) -> None:
         for key, row in changes.items():
@@ -141,6 +168,26 @@ class LazyMap(MutableMapping[str, V]):
     def __contains__(self, key: object) -> bool:
         return key in self._here or (isinstance(key, str) and self._resting(key) is not None)
 
+    def items(self) -> ItemsView[str, V]:
+        return self._all().items()
+
+    def values(self) -> ValuesView[V]:
+        return self._all().values()
+
+    def _all(self) -> dict[str, V]:
+        """All values, which then stay in memory until the next save."""
+        was_enabled = gc.isenabled()
+        gc.disable()  # nothing here is garbage, and to look for some would take as long as to read
+        try:
+            start, here = len(self._prefix), self._here
+            resting = {key[start:]: body for key, body in self.rows.bodies(self._prefix).items()}
+            stored = {key: here.get(key) or self._load(body) for key, body in resting.items() if key not in self._gone}
+            self._here = stored | here
+        finally:
+            if was_enabled:
+                gc.enable()
+        return self._here
+
     def __iter__(self) -> Iterator[str]:
         """All keys. Takes long if there are many rows."""
         stored = [key.removeprefix(self._prefix) for key in self.rows.keys(self._prefix)]
@@ -161,6 +208,35 @@ class LazyMap(MutableMapping[str, V]):
         """The keys of all values with a mark from ``first`` on and below ``end``."""
         here = [key for key, value in self._here.items() if _has(self._marks(value), first, end)]
         return here + self._absent(self.rows.between(first, end))
+
+    def descending(self, first: str, end: str) -> Iterator[V]:
+        """The values with a mark from ``first`` on and below ``end``, the highest mark first. No value has two such
+        marks. Values that rest go on resting."""
+        marked = ((mark, key) for key, value in self._here.items() for mark in self._marks(value))
+        here = sorted(((mark, key) for mark, key in marked if first <= mark < end), reverse=True)
+        for row, body in self.rows.descending(first, end):
+            key = row.removeprefix(self._prefix)
+            if key in self._here or key in self._gone:
+                continue
+            value = self._load(body)
+            mark = next(mark for mark in self._marks(value) if first <= mark < end)
+            while here and here[0][0] > mark:
+                yield self._here[here.pop(0)[1]]
+            yield value
+        yield from [self._here[key] for _, key in here]
+
+    def marks(self, first: str, end: str) -> set[str]:
+        """All marks from ``first`` on and below ``end`` that a value has; also marks that values in memory had before
+        they were changed."""
+        here = {mark for value in self._here.values() for mark in self._marks(value) if first <= mark < end}
+        return here.union(self.rows.marks(first, end))
+
+    def in_order(self, keys: Iterable[str]) -> list[str]:
+        """The keys that exist, in the order in which they were first set."""
+        numbers = {key: self.rows.number(self._prefix + key) for key in keys if key in self}
+        stored = sorted((number, key) for key, number in numbers.items() if number is not None)
+        new = [key for key in self._here if key in numbers and numbers[key] is None]
+        return [key for _, key in stored] + new
 
     def _absent(self, stored: Iterable[str]) -> list[str]:
         found = dict.fromkeys(key.removeprefix(self._prefix) for key in stored)

@@ -15,7 +15,7 @@ from sidecar.background.people.checkpoints import CLOSED, Checkpoint, Checkpoint
 from sidecar.background.people.consent import asked
 from sidecar.background.people.doubts import whole_text
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.catalog import Catalog, OpenAsk, is_agents
+from sidecar.read.catalog import Catalog, OpenAsk
 from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of
 from streams.errors import CorruptLog
@@ -87,10 +87,11 @@ def of_ask(catalog: Catalog, ask: OpenAsk, payload: dict[str, Any]) -> Checkpoin
 async def waiting(reader: LogReader, streams: Collection[str] | None = None) -> list[Checkpoint]:
     """What is waiting for a person, oldest first; if ``streams`` are given, only in these streams' sessions, and in
     the background work that they started."""
-    catalog, _ = await catalog_of(reader)
-    names = {name for name, session in catalog.sessions.items() if streams is None or session.stream in streams}
     open_ = [each for each in await read_checkpoints(reader) if each.state not in CLOSED]
-    return [each for each in open_ if streams is None or not names.isdisjoint((each.session, each.tell))]
+    if streams is None:
+        return open_
+    names = set((await catalog_of(reader))[0].sessions_of(streams))
+    return [each for each in open_ if not names.isdisjoint((each.session, each.tell))]
 
 
 async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:
@@ -131,7 +132,7 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
 async def read_agents(reader: LogReader) -> list[dict[str, Any]]:
     """What the log says of agents, in the form of ``Runtime.status``: their dead letters and their effects in doubt."""
     rows: dict[str, dict[str, Any]] = {}
-    if not any(map(is_agents, (await catalog_of(reader))[0].streams)):
+    if not (await catalog_of(reader))[0].agents:
         return []
 
     def row(name: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ the catalog, and commands read the last snapshot and the few records after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Set
-from typing import Any, Final, Protocol, Self
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Set
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -23,7 +23,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 114
+CATALOG_VERSION: Final = 115
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 
@@ -136,6 +136,29 @@ class StreamView(msgspec.Struct):
     """The plugin's boot id of the OpenCode process that recorded last."""
 
 
+class Place(NamedTuple):
+    """Where a stream's session ran, as ``StreamView`` has it."""
+
+    directory: str
+    project: str
+
+
+def place_of(stream: StreamView) -> Place:
+    return Place(stream.directory, stream.project)
+
+
+class Rest(msgspec.Struct):
+    """A catalog without its streams and sessions: see the fields of ``Catalog``."""
+
+    losses: list[Loss]
+    launched: list[str]
+    records: int
+    cut: int
+    position: int
+    last_ts: int | None
+    agents: list[str]
+
+
 class Catalog(Lineage[SessionView]):
     """A fold over a whole log. Apply records in position order."""
 
@@ -150,14 +173,25 @@ class Catalog(Lineage[SessionView]):
         """How many records have a text that was too long to keep whole."""
         self.position = NOTHING
         """The position of the last record that was applied."""
+        self.last_ts: int | None = None
+        """The latest time of an event, in ms since 1970; ``None`` if there is none."""
+        self.agents: list[str] = []
+        """The streams of agents, in the order of their first records."""
 
     def dump(self) -> bytes:
         """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
         streams, sessions = list(self.streams.values()), list(self.sessions.values())
+        return msgspec.json.encode(_Dump(streams, sessions, self.rest()))
+
+    def rest(self) -> Rest:
+        """The catalog without its streams and sessions."""
         launched = sorted(self.launched)
-        return msgspec.json.encode(
-            _Dump(streams, sessions, self.losses, launched, self.records, self.cut, self.position)
-        )
+        return Rest(self.losses, launched, self.records, self.cut, self.position, self.last_ts, self.agents)
+
+    def fill(self, rest: Rest) -> None:
+        """Take over what ``rest`` returned."""
+        self.losses, self.launched, self.records = rest.losses, set(rest.launched), rest.records
+        self.cut, self.position, self.last_ts, self.agents = rest.cut, rest.position, rest.last_ts, rest.agents
 
     @classmethod
     def load(cls, dumped: bytes) -> Self:
@@ -166,8 +200,7 @@ class Catalog(Lineage[SessionView]):
         catalog = cls()
         catalog.streams = {stream.id: stream for stream in found.streams}
         catalog.sessions = {session.id: session for session in found.sessions}
-        catalog.losses, catalog.records, catalog.position = found.losses, found.records, found.position
-        catalog.cut, catalog.launched = found.cut, set(found.launched)
+        catalog.fill(found.rest)
         return catalog
 
     def apply(self, record: Record) -> None:
@@ -180,10 +213,13 @@ class Catalog(Lineage[SessionView]):
         stream = self.streams.get(event.stream_id)
         if stream is None:
             stream = self.streams[event.stream_id] = StreamView(event.stream_id, record.position, first_ts=event.ts)
+            if is_agents(event.stream_id):
+                self.agents.append(event.stream_id)
         stream.records += 1
         stream.last_position = record.position
         stream.first_ts = min(stream.first_ts, event.ts)
         stream.last_ts = max(stream.last_ts, event.ts)
+        self.last_ts = stream.last_ts if self.last_ts is None else max(self.last_ts, stream.last_ts)
         if event.type == GAP:
             self._gap(record)
         if is_forgotten(payload):
@@ -286,15 +322,52 @@ class Catalog(Lineage[SessionView]):
         The sidecar will record the end of these turns. Until then, or while no sidecar is running, readers must not
         show these turns as active.
         """
-        for session in self.sessions.values():
-            if session.is_turn_open and session.pid and not still_runs(session.pid, session.turn_ms):
+        for session in self._with_open_turn():
+            if session.pid and not still_runs(session.pid, session.turn_ms):
                 session.outcome = "unknown"
                 session.asks.clear()
 
     # --- queries ---
 
+    def newest_first(self) -> Iterator[StreamView]:
+        """Every stream, the one with the newest record first. Do not change them."""
+        # The position tells which record is newest, also if a clock was set.
+        yield from sorted(self.streams.values(), key=lambda stream: stream.last_position, reverse=True)
+
+    def places(self) -> set[Place]:
+        """The places of all streams with a session."""
+        return {place_of(stream) for stream in self.streams.values() if stream.sessions}
+
+    def streams_at(self, place: Place) -> list[str]:
+        """The streams with a session whose own directory and project these are."""
+        return [stream.id for stream in self.streams.values() if stream.sessions and place_of(stream) == place]
+
+    def whole(self) -> Catalog:
+        """This catalog, with everything in memory. Whoever asks for most sessions gets them sooner from it."""
+        return self
+
+    def part(self, streams: Set[str]) -> Catalog:
+        """The part that is about some streams."""
+        found = Catalog()
+        found.streams = {name: self.streams[name] for name in self._in_order(self.streams, streams)}
+        sessions = self._in_order(self.sessions, self.sessions_of(found.streams))
+        found.sessions = {name: self.sessions[name] for name in sessions}
+        found.records = sum(view.records for view in found.streams.values())
+        return found
+
+    def _in_order(self, all_: MutableMapping[str, Any], wanted: Collection[str]) -> list[str]:
+        """Those of ``wanted`` that exist, in the order in which they first appeared."""
+        chosen = set(wanted)
+        return [name for name in all_ if name in chosen]
+
+    def _with_open_turn(self) -> list[SessionView]:
+        return [session for session in self.sessions.values() if session.is_turn_open]
+
+    def _with_asks(self) -> list[str]:
+        return [session.id for session in self.sessions.values() if session.asks]
+
     def open_turns(self) -> set[str]:
-        return {session.stream for session in self.sessions.values() if session.is_turn_open}
+        return {session.stream for session in self._with_open_turn()}
 
     def gaps(self, stream_id: str | None = None) -> int:
         """How many gaps were recorded; of one stream, only those that may concern it."""
@@ -315,11 +388,12 @@ class Catalog(Lineage[SessionView]):
 
     def asks(self, streams: Collection[str] | None = None) -> list[OpenAsk]:
         """What is waiting for a person, oldest first; if ``streams`` are given, only in these streams."""
-        names = self.sessions if streams is None else self._inside(streams)
+        names = self._with_asks() if streams is None else self.sessions_of(streams)
         found = [ask for name in names for ask in self.sessions[name].asks.values()]
         return sorted(found, key=lambda ask: ask.since_ms)
 
-    def _inside(self, streams: Iterable[str]) -> list[str]:
+    def sessions_of(self, streams: Iterable[str]) -> list[str]:
+        """The sessions of some streams."""
         return [name for stream in streams if stream in self.streams for name in self.streams[stream].sessions]
 
     def directory(self, stream_id: str) -> str:
@@ -419,11 +493,7 @@ _ASK_LENGTH: Final = 300
 class _Dump(msgspec.Struct):
     streams: list[StreamView]
     sessions: list[SessionView]
-    losses: list[Loss]
-    launched: list[str]
-    records: int
-    cut: int
-    position: int
+    rest: Rest
 
 
 _DECODER: Final = msgspec.json.Decoder(_Dump)

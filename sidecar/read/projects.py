@@ -29,11 +29,14 @@ class Project:
 
     def streams(self, catalog: Catalog) -> set[str]:
         """The streams that ran in this directory, or in a directory that OpenCode gave the same project id."""
-        directories = {stream_id: catalog.directory(stream_id) for stream_id in catalog.streams}
-        held = {directory for directory in set(directories.values()) if self.holds(directory)}
-        inside = {stream_id for stream_id, directory in directories.items() if directory in held}
-        ids = {catalog.streams[stream_id].project for stream_id in inside} - set(_NO_PROJECT)
-        return inside | {stream.id for stream in catalog.streams.values() if stream.project in ids}
+        places = catalog.places()
+        held = {place for place in places if self.holds(place.directory)}
+        ids = {place.project for place in held} - set(_NO_PROJECT)
+        inside = held | {place for place in places if place.project in ids}
+        found = {name for place in inside for name in catalog.streams_at(place)}
+        # A stream that was joined to another one may not know its directory.
+        joined = [name for place in places if not place.directory for name in catalog.streams_at(place)]
+        return found | {name for name in joined if self.holds(catalog.directory(name))}
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:
@@ -42,10 +45,13 @@ def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str |
 
     The result is never the stream of an agent.
     """
-    found = [stream for stream in catalog.streams.values() if streams is None or stream.id in streams]
-    found = [stream for stream in found if not is_agents(stream.id)]
-    found.sort(key=lambda stream: (bool(stream.sessions), stream.last_position))
-    return found[-1].id if found else None
+    found = (stream for stream in catalog.newest_first() if streams is None or stream.id in streams)
+    without = None
+    for stream in found:
+        if stream.sessions and not is_agents(stream.id):
+            return stream.id
+        without = without or (None if is_agents(stream.id) else stream.id)
+    return without
 
 
 def short_directory(directory: str, home: str) -> str:

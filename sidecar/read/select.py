@@ -8,12 +8,12 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import cast
-from weakref import WeakKeyDictionary
+from typing import Final, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 from sidecar.processes import still_runs
 from sidecar.read.catalog import Catalog
-from sidecar.read.kept_catalog import last_catalog
+from sidecar.read.kept_catalog import opened_catalog
 from sidecar.read.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
@@ -41,34 +41,61 @@ _SHOWN = 5
 """How many near matches an error names."""
 
 
-def open_reader(store: Path) -> LogReader:
-    """A reader of the log, with or without a running sidecar; a missing log reads as empty."""
-    return LogReader(store)
+def open_reader(store: Path, *, stays: bool = False) -> LogReader:
+    """A reader of the log, with or without a running sidecar; a missing log reads as empty.
+
+    ``stays``: the catalog of this reader will follow the log, so it is whole in memory.
+    """
+    reader = LogReader(store)
+    if stays:
+        _STAYING.add(reader)
+    return reader
 
 
 async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
     """The catalog, from its last snapshot and the records after it, and the fault that ended reading early, if any.
 
     Records that the snapshot covers are not read again, but the files of these records must exist. ``verify`` reads
-    everything.
+    everything. Streams and sessions that are not asked for stay in the snapshot, unless the reader ``stays``. So do not
+    apply later records to the catalog of a reader that does not.
+
+    Raises:
+        ForeignStore: the catalog's file is damaged. Also later, by what the catalog still has to read.
     """
     known = _CATALOGS.get(reader)
-    if known is not None:
-        catalog, after = known, known.position
-    else:
-        catalog = await last_catalog(reader)
-        after = catalog.position
+    if known is not None and reader not in _STAYING:
+        if known.position >= reader.head:
+            return known, None
+        known = None
+    for _ in range(_TRIES):
+        catalog, rows = (known, None) if known is not None else await opened_catalog(reader)
+        if reader in _STAYING:
+            catalog = catalog.whole()
+        fault = await _follow_up(reader, catalog)
+        if rows is None or rows.settle():
+            break
+    else:  # whoever writes the snapshot is quicker
+        catalog = Catalog()
+        fault = await _follow_up(reader, catalog)
+    if fault is None:
+        catalog.end_dead(still_runs)
+        _CATALOGS[reader] = catalog
+    return catalog, fault
+
+
+async def _follow_up(reader: LogReader, catalog: Catalog) -> CorruptLog | None:
+    """Apply the records after the catalog's last one."""
     try:
-        if after > NOTHING:
+        if catalog.position > NOTHING:
             await reader.glance()
-        await fold(catalog, reader.read_all(after=after))
+        await fold(catalog, reader.read_all(after=catalog.position))
     except CorruptLog as error:
-        return catalog, error
-    catalog.end_dead(still_runs)
-    _CATALOGS[reader] = catalog
-    return catalog, None
+        return error
+    return None
 
 
+_TRIES: Final = 3
+_STAYING: WeakSet[LogReader] = WeakSet()
 _CATALOGS: WeakKeyDictionary[LogReader, Catalog] = WeakKeyDictionary()
 """The catalog of each reader, so that a command that needs the catalog twice reads the log only once."""
 
@@ -102,14 +129,13 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
             if known is not None:
                 return known.event.stream_id, None
     catalog, fault = await catalog_of(reader)
-    seen = catalog.streams
-    sessions = {session.id: session.stream for session in catalog.sessions.values()}
+    seen, sessions = catalog.streams, catalog.sessions
     if given in sessions and given not in seen:
-        return sessions[given], given
-    for names, what in ((list(seen), "streams"), (list(sessions), "sessions")):
+        return sessions[given].stream, given
+    for what, names in {"streams": seen.keys(), "sessions": sessions.keys()}.items():
         found = matching(given, names)
         if len(found) == 1:
-            return (found[0], None) if found[0] in seen else (sessions[found[0]], found[0])
+            return (found[0], None) if found[0] in seen else (sessions[found[0]].stream, found[0])
         if found:
             text = f"{given!r} matches {len(found)} {what}: {_some(found)}; type more of the id"
             raise SelectError("ambiguous", text)
@@ -218,11 +244,7 @@ class Family:
 
     def own_catalog(self) -> Catalog:
         """The part of the catalog that is about the streams of the family."""
-        found = Catalog()
-        found.streams = {name: view for name, view in self.catalog.streams.items() if name in self.streams}
-        found.sessions = {name: each for name, each in self.catalog.sessions.items() if each.stream in self.streams}
-        found.records = sum(view.records for view in found.streams.values())
-        return found
+        return self.catalog.part(self.streams)
 
     def __contains__(self, record: Record) -> bool:
         if record.event.stream_id not in self.streams:
@@ -301,7 +323,8 @@ def matching(given: str, names: Collection[str]) -> list[str]:
     """The name that ``given`` is, or else those that begin with it, or else those that end with it."""
     if given in names:
         return [given]
-    return [n for n in names if n.startswith(given)] or [n for n in names if n.endswith(given)]
+    all_ = list(names)
+    return [n for n in all_ if n.startswith(given)] or [n for n in all_ if n.endswith(given)]
 
 
 def _some(names: list[str]) -> str:

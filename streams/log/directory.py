@@ -16,7 +16,7 @@ from streams.stores.directory import (
 )
 from streams.stores.hints import Hints
 from streams.stores.space import store_bytes
-from streams.stores.sqlite.kept import KeptRows, WholeRows
+from streams.stores.sqlite.kept import KeptRows, ReadRows
 
 __all__ = [
     "FORMATS",
@@ -24,7 +24,7 @@ __all__ = [
     "Backend",
     "Hints",
     "KeptRows",
-    "WholeRows",
+    "ReadRows",
     "read_manifest",
     "refuse_links",
     "refuse_writer",

@@ -20,7 +20,7 @@ from streams.store import NOTHING, Record, Snapshot
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.hints import Hints
 from streams.stores.jsonl.reader import JsonlReader
-from streams.stores.sqlite.kept import WholeRows, read_rows
+from streams.stores.sqlite.kept import ReadRows, read_rows
 from streams.stores.sqlite.reader import SqliteReader
 
 DiskReader = JsonlReader | SqliteReader
@@ -203,7 +203,7 @@ class LogReader(AnyBackend):
         # The snapshot may include removed records, because a removal drops snapshots last.
         return None if (await self._now().removal()).pending else found
 
-    async def rows(self, name: str, version: int) -> WholeRows | None:
+    async def rows(self, name: str, version: int) -> ReadRows | None:
         """Like ``snapshot``, for a snapshot in rows (see ``Log.rows``)."""
         found = await asyncio.to_thread(read_rows, self.store, name, version)
         if found is None or found.snapshot.position > self.head:

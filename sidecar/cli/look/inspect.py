@@ -41,7 +41,7 @@ async def inspect(
     through the sidecar. The printed link works once, in one browser.
     """
     home = run.home
-    reader = open_reader(home.store_path)
+    reader = open_reader(home.store_path, stays=True)
     path = await _path(reader, name) if name is not None else "/"
 
     async def send(method: str, args: Mapping[str, Any]) -> dict[str, Any]:

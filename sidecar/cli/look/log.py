@@ -69,7 +69,7 @@ async def log(
     """
     out = run.out
     store = run.home.store_path
-    reader = open_reader(store)
+    reader = open_reader(store, stays=follow)
     wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until)
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,9 @@ FIGURES = ("turns", "records", "sessions", "tokens", "cost")
 PIPED = ("stream", "status", "records", "sessions", "turns", "cost", "first", "last", "directory", "title")
 """The first line written to a pipe: the names of the tab-separated fields."""
 
+MOST = 200
+"""How many streams a terminal shows if nobody says how many."""
+
 ROOMY = 130
 """Minimum width, in columns, at which the table has every figure."""
 
@@ -37,43 +41,52 @@ async def streams(
 ) -> None:
     """List the streams of the log, the one with the newest record first.
 
-    Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all.
+    Inside a project, lists that project's streams first. Lists agent streams (`agent/NAME`) only with --all. A terminal
+    shows at most 200 streams, unless --limit is given.
     """
     out, reader = run.out, run.reader
     catalog, fault = await catalog_of(reader)
+    most = limit or (MOST if out.terminal else None)
+    catalog = catalog if most else catalog.whole()
     removed = await reader.removed()
     chosen = project_streams(catalog, project)
     here = streams_here(catalog) if project is None else set()
-    wanted = [
+    first = sorted(map(catalog.streams.__getitem__, here), key=lambda stream: stream.last_position, reverse=True)
+    wanted = chain(first, (stream for stream in catalog.newest_first() if stream.id not in here))
+    listed = (
         stream
-        for stream in catalog.streams.values()
+        for stream in wanted
         if (chosen is None or stream.id in chosen) and (everything or not is_agents(stream.id))
-    ]
-    # The position of the newest record tells which stream is newest, also if a clock was set.
-    wanted.sort(key=lambda stream: (stream.id in here, stream.last_position), reverse=True)
-    found = [
+    )
+    told = (
         catalog.stream_json(stream.id) | {"pruned": removed[stream.id].first_offset if stream.id in removed else 0}
-        for stream in wanted[:limit]
-    ]
-    if out.json:
-        for stream in found:
-            out.object(stream)
-    elif found and out.terminal:
-        _stream_table(out, found)
-        for line in await waiting_lines(reader, chosen):
-            out.prose("", line, STATUS_STYLES["waiting"])
-        for text in catalog.loss_texts({stream["stream_id"] for stream in found}):
-            out.prose("", f"something was lost in {text}", "yellow")
-    else:
+        for stream in islice(listed, most)
+    )
+    shown = 0
+    if out.terminal:
+        found = list(told)
+        shown = len(found)
         if found:
-            out.cells(*PIPED)
-        for stream in found:
+            _stream_table(out, found)
+            for line in await waiting_lines(reader, chosen):
+                out.prose("", line, STATUS_STYLES["waiting"])
+            for text in catalog.loss_texts({stream["stream_id"] for stream in found}):
+                out.prose("", f"something was lost in {text}", "yellow")
+    else:
+        for shown, stream in enumerate(told, 1):
+            if out.json:
+                out.object(stream)
+                continue
+            if shown == 1:
+                out.cells(*PIPED)
             _stream_cells(out, stream)
     if fault is not None:
         raise fault
     if (cut_off := await reader.cut_off()) is not None:
         note(f"{cut_off}.")
-    if not found:
+    if not limit and next(listed, None) is not None:
+        note(f"Only the newest {shown} streams; `--limit` lists more.")
+    if not shown:
         elsewhere = chosen is not None and catalog.streams
         note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {await empty_text(reader)}.")
 

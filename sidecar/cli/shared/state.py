@@ -201,11 +201,11 @@ async def _read_stopped(
         log |= {
             "segments": reader.file_sizes(),
             "streams": len(catalog.streams),
-            "last_ts": max((stream.last_ts for stream in catalog.streams.values()), default=None),
+            "last_ts": catalog.last_ts,
             "pruned": sum(each.first_offset for each in gone.values()),
             "damaged": fault is not None,
         }
-        if any(name.startswith("agent/") for name in catalog.streams) and fault is None:
+        if catalog.agents and fault is None:
             from sidecar.background.reading import read_agents  # slow to import
 
             notes += _agent_notes({"worker": {"agents": await read_agents(reader)}})

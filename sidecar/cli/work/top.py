@@ -55,7 +55,7 @@ async def top(
     """
     out, home = run.out, run.home
     store = home.store_path
-    reader = open_reader(store)
+    reader = open_reader(store, stays=True)
     board, after = await open_board(reader)
     now_ms = own_identity().now_ms
     is_live = out.terminal and not once

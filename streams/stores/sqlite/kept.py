@@ -7,16 +7,18 @@ after any crash. The file is derived from the log: if it is missing, damaged or 
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 from zlib import crc32
 
-from streams.errors import ForeignStore, StreamError
+from streams.errors import ForeignStore, StoreUnavailable, StreamError
 from streams.rows import Changes, Row
 from streams.store import Snapshot
 from streams.stores.hints import checked_name
+from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import connect_to_read, connect_to_write, translated
 from streams.system.files import make_directory
 
@@ -35,21 +37,76 @@ STEPS: Final[tuple[str, ...]] = (
 
 _FILES: Final = ("", "-wal", "-shm")
 _CHECKPOINT_PAGES: Final = 1000
+_FIRST_ROWS: Final = 64
+"""How many rows a reader that wants only the newest takes at first."""
+_DAMAGED: Final = (
+    "it is damaged. It was derived from the log: stop the sidecar, delete this file, and start the sidecar again"
+)
 
 
-class WholeRows(NamedTuple):
-    """A snapshot with all its rows, by their raw keys, in the order in which their keys were first put."""
+class _StoredRows:
+    """``Rows`` in a file, of which a subclass fetches what a query finds."""
 
-    snapshot: Snapshot
-    rows: dict[bytes, bytes]
+    _path: Path
 
-    def bodies(self, prefix: str) -> list[bytes]:
-        """The bodies of the rows whose keys begin with ``prefix``."""
+    def _fetch(self, query: str, *values: object) -> list[Any]:
+        raise NotImplementedError
+
+    def get(self, key: str) -> bytes | None:
+        found = self._checked(self._fetch("SELECT key, crc, body FROM rows WHERE key = ?", _raw(key)))
+        return found[0][1] if found else None
+
+    def having(self, mark: str) -> list[str]:
+        return self.between(mark, f"{mark}\0")
+
+    def between(self, first: str, end: str) -> list[str]:
+        query = "SELECT DISTINCT key FROM marks JOIN rows ON id = row WHERE mark >= ? AND mark < ?"
+        return [_text(key) for (key,) in self._fetch(query, _raw(first), _raw(end))]
+
+    def descending(self, first: str, end: str) -> Iterator[tuple[str, bytes]]:
+        query = "SELECT key, crc, body FROM marks JOIN rows ON id = row WHERE mark >= ? AND mark < ?"
+        seen: set[str] = set()
+        for most in (_FIRST_ROWS, -1):  # rows may move between the queries, so the second begins at the start
+            found = self._fetch(f"{query} ORDER BY mark DESC LIMIT ?", _raw(first), _raw(end), most)
+            for key, body in self._checked(found):
+                if key not in seen:
+                    yield key, body
+                    seen.add(key)
+            if len(found) < _FIRST_ROWS:
+                return
+
+    def marks(self, first: str, end: str) -> list[str]:
+        # Each step goes to the next mark, however many rows have the last one.
+        query = """WITH RECURSIVE found (mark) AS (
+            SELECT min(mark) FROM marks WHERE mark >= ?
+            UNION ALL SELECT (SELECT min(mark) FROM marks WHERE mark > found.mark) FROM found WHERE found.mark < ?
+        ) SELECT mark FROM found WHERE mark < ?"""
+        return [_text(mark) for (mark,) in self._fetch(query, _raw(first), _raw(end), _raw(end))]
+
+    def number(self, key: str) -> int | None:
+        found = self._fetch("SELECT id FROM rows WHERE key = ?", _raw(key))
+        return found[0][0] if found else None
+
+    def bodies(self, prefix: str) -> dict[str, bytes]:
         start = _raw(prefix)
-        return [body for key, body in self.rows.items() if key.startswith(start)]
+        query = "SELECT key, crc, body FROM rows WHERE substr(key, 1, ?) = ? ORDER BY id"
+        return dict(self._checked(self._fetch(query, len(start), start)))
+
+    def keys(self, prefix: str = "") -> list[str]:
+        start = _raw(prefix)
+        query = "SELECT key FROM rows WHERE substr(key, 1, ?) = ? ORDER BY id"
+        return [_text(key) for (key,) in self._fetch(query, len(start), start)]
+
+    def _checked(self, rows: Iterable[tuple[bytes, int, bytes]]) -> list[tuple[str, bytes]]:
+        found = []
+        for key, crc, body in rows:
+            if crc != crc32(key + b" " + body):
+                raise ForeignStore(str(self._path), _DAMAGED)
+            found.append((_text(key), body))
+        return found
 
 
-class KeptRows:
+class KeptRows(_StoredRows):
     """``Rows`` in a file, and the snapshot that they belong to; ``snapshot`` is ``None`` before the first ``put``.
 
     The process that writes the log is the only one to open it. The methods block; ``put`` may run in another thread.
@@ -92,37 +149,20 @@ class KeptRows:
         self.snapshot = None
         self._open()
 
-    def get(self, key: str) -> bytes | None:
+    def _fetch(self, query: str, *values: object) -> list[Any]:
         with self._sound():
-            row = self._reading.execute("SELECT key, crc, body FROM rows WHERE key = ?", [_raw(key)]).fetchone()
-            return _checked(row, self._path)[1] if row is not None else None
+            return self._reading.execute(query, values).fetchall()
 
-    def having(self, mark: str) -> list[str]:
-        return self.between(mark, f"{mark}\0")
-
-    def between(self, first: str, end: str) -> list[str]:
+    def _checked(self, rows: Iterable[tuple[bytes, int, bytes]]) -> list[tuple[str, bytes]]:
         with self._sound():
-            found = self._reading.execute(
-                "SELECT DISTINCT key FROM marks JOIN rows ON id = row WHERE mark >= ? AND mark < ?",
-                [_raw(first), _raw(end)],
-            )
-            return [_text(key) for (key,) in found.fetchall()]
-
-    def keys(self, prefix: str = "") -> list[str]:
-        with self._sound():
-            found = self._reading.execute("SELECT key FROM rows ORDER BY id").fetchall()
-        start = _raw(prefix)
-        return [_text(key) for (key,) in found if key.startswith(start)]
+            return super()._checked(rows)
 
     def all(self) -> dict[str, Row]:
         """Every row, with its marks."""
-        with self._sound():
-            marks: dict[int, list[str]] = {}
-            for row, mark in self._reading.execute("SELECT row, mark FROM marks").fetchall():
-                marks.setdefault(row, []).append(_text(mark))
-            found = self._reading.execute("SELECT id, key, crc, body FROM rows ORDER BY id").fetchall()
-            checked = [(row, *_checked(rest, self._path)) for row, *rest in found]
-            return {key: Row(body, tuple(marks.get(row, ()))) for row, key, body in checked}
+        marks: dict[str, list[str]] = {}
+        for key, mark in self._fetch("SELECT key, mark FROM marks JOIN rows ON id = row"):
+            marks.setdefault(_text(key), []).append(_text(mark))
+        return {key: Row(body, tuple(marks.get(key, ()))) for key, body in self.bodies("").items()}
 
     def put(self, position: int, state: bytes, changes: Changes) -> None:
         """Save: ``changes``, and the rest of the projection's state at ``position``."""
@@ -174,25 +214,61 @@ class KeptRows:
                 getattr(self, name).close()
 
 
-def read_rows(store: Path, name: str, version: int) -> WholeRows | None:
-    """Read a whole snapshot at once, from any process; ``None`` if there is none of this version, or it is damaged."""
+class ReadRows(_StoredRows):
+    """``Rows`` that any process may read, and the snapshot that they belong to; see ``read_rows``.
+
+    All reads see one save, until ``settle``. Later reads may see rows of newer saves.
+
+    Raises:
+        ForeignStore: a row is damaged.
+        StreamError: the file cannot be read any more.
+    """
+
+    def __init__(self, path: Path, connection: ReadConnection, snapshot: Snapshot) -> None:
+        self._path, self.snapshot = path, snapshot
+        self._is_settled = False
+        self._use(connection)
+
+    def _use(self, connection: ReadConnection) -> None:
+        self._connection = connection
+        weakref.finalize(self, connection.close)
+
+    def _fetch(self, query: str, *values: object) -> list[Any]:
+        while True:
+            with translated(self._path, "reading"):
+                found = self._connection.execute(query, values).fetchall()
+            if not self._is_settled or self._connection.is_right(self._path):
+                return found
+            self._connection.close()  # it was opened while nobody wrote, and now somebody does
+            connection = connect_to_read(self._path, len(STEPS))
+            if connection is None:
+                raise StoreUnavailable(f"{self._path} was deleted while it was read", "run the command again")
+            self._use(connection)
+
+    def settle(self) -> bool:
+        """Let the writer go on. False if what was read so far may be wrong, so the caller must open the rows anew."""
+        self._is_settled = True
+        with translated(self._path, "reading"):
+            self._connection.execute("COMMIT")
+        return self._connection.is_right(self._path)
+
+
+def read_rows(store: Path, name: str, version: int) -> ReadRows | None:
+    """Open a snapshot in rows, from any process; ``None`` if there is none of this version, or it is damaged."""
     path = _path(store, name)
     try:
         connection = connect_to_read(path, len(STEPS))
         if connection is None:
             return None
-        with closing(connection), translated(path, "reading"):
-            connection.execute("BEGIN")  # all reads see the same save
-            snapshot = _snapshot(connection, path)
-            if snapshot is None or snapshot.version != version:
-                return None
-            (count,) = connection.execute("SELECT count(*) FROM rows").fetchone()
-            found = connection.execute("SELECT key, crc, body FROM rows ORDER BY id")
-            rows = {key: body for key, crc, body in found if crc == crc32(key + b" " + body)}
-            is_right = len(rows) == count and connection.is_right(path)
-            return WholeRows(snapshot, rows) if is_right else None
+        with translated(path, "reading"):
+            connection.execute("BEGIN")
+        snapshot = _snapshot(connection, path)
     except StreamError:
         return None
+    if snapshot is None or snapshot.version != version:
+        connection.close()
+        return None
+    return ReadRows(path, connection, snapshot)
 
 
 def remove_rows(path: Path) -> None:
@@ -207,16 +283,8 @@ def _snapshot(connection: sqlite3.Connection, path: Path) -> Snapshot | None:
         return None
     crc, version, position, state = row
     if crc != _crc(b"%d %d" % (version, position), state):
-        raise ForeignStore(str(path), "it is damaged")
+        raise ForeignStore(str(path), _DAMAGED)
     return Snapshot(version, position, state)
-
-
-def _checked(row: Iterable[object], path: Path) -> tuple[str, bytes]:
-    key, crc, body = row
-    assert isinstance(key, bytes) and isinstance(body, bytes)
-    if crc != _crc(key, body):
-        raise ForeignStore(str(path), "it is damaged")
-    return _text(key), body
 
 
 def _crc(key: bytes, body: bytes) -> int:
