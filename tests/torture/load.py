@@ -6,42 +6,20 @@ The expected events are those that an undisturbed translator makes from the same
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
 
-import orjson
-
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.redact import Redactor
 from sidecar.link.client import LinkClosed, LinkUnavailable, ShimClient
-from streams.event import StreamEvent
-from streams.hashing import canonical
 from streams.identity import seeded_identity, system_identity
 from streams.lineage import FORKED
-from tests.bridge.opencode.playing import names, recording
+from tests.bridge.opencode.playing import Content, content, names, recording
 from tests.torture.sidecars import HANG_S, RunningSidecar, shim
-
-_ID = re.compile(rb"\b(ses|msg|prt|evt|per|que|call|tool|toolu)_[0-9A-Za-z_]+")
-
-Content = tuple[str, str, str, bytes]
-"""Of an event: stream, type, key, canonical payload. Its id and time differ from run to run."""
-
-
-def content(event: StreamEvent) -> Content:
-    """The part of an event that must be the same with and without kills.
-
-    A turn's title is not: it comes from an update that is acknowledged and not recorded, so a sidecar that is
-    killed between the update and the turn's end leaves the title that the log knew before.
-    """
-    payload = event.payload
-    if event.type == "turn.ended":
-        payload = {name: value for name, value in payload.items() if name != "title"}
-    return event.stream_id, event.type, event.idempotency_key, canonical(payload)
 
 
 def _undisturbed(items: Iterable[HookItem], origin: Origin, first_seq: int) -> tuple[list[list[Content]], bool]:
@@ -65,22 +43,6 @@ def stories() -> tuple[str, ...]:
     told = {name: _undisturbed([i for _, i in recording(name)], Origin("0" * 32, "0" * 16), 1) for name in names()}
     forks = {name for name, (made, _) in told.items() if any(one[1] == FORKED for each in made for one in each)}
     return tuple(name for name, (_, is_whole) in told.items() if is_whole and name not in forks)
-
-
-@cache
-def _texts(name: str) -> tuple[bytes, ...]:
-    return tuple(
-        orjson.dumps({"hook": i.hook, "t": i.t, "input": i.input, "output": i.output}) for _, i in recording(name)
-    )
-
-
-def told_by(name: str, teller: str) -> list[HookItem]:
-    """A recording with all ids made unique to the lane."""
-    items = []
-    for text in _texts(name):
-        fields = orjson.loads(_ID.sub(lambda match: match[0] + teller.encode(), text))
-        items.append(HookItem(fields["hook"], fields["t"], fields["input"], fields["output"]))
-    return items
 
 
 @dataclass
@@ -107,7 +69,7 @@ class Lane:
     def _tell(self) -> None:
         """Choose the next story."""
         story = self.random.choice(stories())
-        items = told_by(story, f"L{self.number}n{len(self.items)}")
+        items = [item for _, item in recording(story, f"L{self.number}n{len(self.items)}")]
         identity = shim(self.number)
         made, _ = _undisturbed(items, Origin(identity.boot_id, identity.instance), len(self.items) + 1)
         self.items += items

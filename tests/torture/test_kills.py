@@ -15,10 +15,11 @@ from pathlib import Path
 from random import Random
 
 from streams.log.reader import LogReader
+from tests.bridge.opencode.playing import Content, content
 from tests.streams.opened import faults
 from tests.streams.sizes import size
 from tests.torture.figures import note, percentile, seeded
-from tests.torture.load import Content, Lane, content, expected
+from tests.torture.load import Lane, expected
 from tests.torture.sidecars import HANG_S, RunningSidecar
 
 KILLS = size("SIDECAR_KILLS", 6)

@@ -75,8 +75,8 @@ RULES: tuple[Rule, ...] = (
         "user message; assistant message for errors; origin for forks",
         "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
         "different OpenCode agent answers from now on, for example `build` after `plan`. `lineage.forked` names the "
-        "origin of a fork: a copied prompt keeps its time, with which the id of the original begins. For a fork that a "
-        "person asked for here, it also names the event, and where the fork ends.",
+        "origin of a fork: a copied prompt has a newer id, but keeps its time, with which the id of the original "
+        "begins. For a fork that a person asked for here, it also names the event, and where the fork ends.",
     ),
     Rule(
         "message.removed",

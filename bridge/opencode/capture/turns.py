@@ -131,9 +131,8 @@ class Turns(Shells):
         message_id = info["id"]
         if session is None or info["role"] == "user":
             self._users[message_id] = None
-            made = shapes.number(mapping(info.get("time")).get("created"))
-            if session is not None and made is not None and session.born and not session.first_message:
-                self._copied_from(entry, session, made)
+            if session is not None and _is_copied(session, message_id, info, entry.item.t):
+                self._copied_from(entry, session, int(info["time"]["created"]))
             return False
         answered = info["parentID"]
         completed = info["time"].get("completed") is not None
@@ -394,7 +393,7 @@ class Turns(Shells):
 
 
 def _is_copied(session: SessionState, message: str, info: dict[str, Any], now_ms: int) -> bool:
-    """True for an answer that a fork copied before the fork got an input: it keeps its time, but has a newer id. A time
+    """True for a message that a fork copied before the fork got an input: it keeps its time, but has a newer id. A time
     that cannot be true tells nothing."""
     made, found = shapes.number(mapping(info.get("time")).get("created")), _ID_TIME.match(message)
     if made is None or found is None or not session.born or session.first_message:

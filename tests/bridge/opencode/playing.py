@@ -13,12 +13,31 @@ from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
+from streams.hashing import canonical
 from streams.identity import Identity, seeded_identity
 from streams.rows import MemoryRows
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
 
+_GIVEN_ID = re.compile(r"\b(ses|msg|prt|evt|per|que|inp|frm|sh|call|tool|toolu)_[0-9A-Za-z_]+")
+"""An id that OpenCode or a provider gave."""
+
 Item = tuple[Token, HookItem]
+
+Content = tuple[str, str, str, bytes]
+"""Of an event: stream, type, key, canonical payload. Its id and time differ from run to run."""
+
+
+def content(event: StreamEvent) -> Content:
+    """The part of an event that must be the same with and without kills, and with and without other sessions.
+
+    A turn's title is not: it comes from an update that is acknowledged and not recorded, so a sidecar that is
+    killed between the update and the turn's end leaves the title that the log knew before.
+    """
+    payload = event.payload
+    if event.type == "turn.ended":
+        payload = {name: value for name, value in payload.items() if name != "title"}
+    return event.stream_id, event.type, event.idempotency_key, canonical(payload)
 
 
 def dumped(state: CaptureState) -> bytes:
@@ -30,12 +49,18 @@ def dumped(state: CaptureState) -> bytes:
     return rest + repr(rows).encode()
 
 
-def recording(name: str) -> list[Item]:
-    """The items of ``tests/recordings/{name}.jsonl`` with their tokens."""
-    path = RECORDINGS / f"{name}.jsonl"
-    origin = Origin(sha256(path.read_bytes()).hexdigest(), "0" * 16)
+def read(path: Path, teller: str = "") -> str:
+    """The text of a recording, with all ids made unique to the teller; the times stay."""
+    text = path.read_text()
+    return _GIVEN_ID.sub(lambda match: match[0] + teller, text) if teller else text
+
+
+def recording(name: str, teller: str = "") -> list[Item]:
+    """The items of ``tests/recordings/{name}.jsonl`` with their tokens. With a ``teller``, as of another OpenCode."""
+    text = read(RECORDINGS / f"{name}.jsonl", teller)
+    origin = Origin(sha256(text.encode()).hexdigest(), "0" * 16)
     items = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         fields = json.loads(line)
         if not fields["hook"].startswith("__"):
             hook = HookItem(fields["hook"], fields["t"], fields.get("input"), fields.get("output"))

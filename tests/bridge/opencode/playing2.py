@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from tests.bridge.opencode.playing import Log, Resting
+from tests.bridge.opencode.playing import Log, Resting, read
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "opencode2"
 PLACE = "a1b2c3d4"
@@ -29,14 +30,15 @@ class Recording:
     """A recording: the items of the plugin, each with the process that it comes from, and what the service's API said
     at the end."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, teller: str = "") -> None:
         self.items: list[tuple[Token, HookItem]] = []
         self.told: dict[str, dict[str, Any]] = {}
-        origin = Origin("0" * 32, "1" * 16, 4321, PLACE)
-        for number, line in enumerate((RECORDINGS / f"{name}.jsonl").read_text().splitlines(), 1):
+        instance = sha256(teller.encode()).hexdigest()[:16]
+        origin = Origin("0" * 32, instance, 4321, PLACE)
+        for number, line in enumerate(read(RECORDINGS / f"{name}.jsonl", teller).splitlines(), 1):
             row = json.loads(line)
             if row["hook"] == "__boot":
-                origin = Origin(row["input"]["boot_id"], "1" * 16, row["input"]["pid"], PLACE)
+                origin = Origin(row["input"]["boot_id"], instance, row["input"]["pid"], PLACE)
             elif row["hook"] == "__told":
                 self.told[row["input"]["session"]] = row["input"]
             elif not row["hook"].startswith("__"):
@@ -63,6 +65,7 @@ class Player2:
         self.told = told or {}
         self.identity = seeded_identity(3)
         self.now = 0.0
+        self.finished: set[Token] = set()
         self.crash()
 
     def crash(self) -> None:
@@ -90,6 +93,7 @@ class Player2:
         """Append what was recorded to the log; return the sessions to ask about."""
         drained = self.translator.drain()
         self.log.append(drained.events)
+        self.finished.update(drained.done)
         return list(drained.asks)
 
     def answer(self, session: str, origin: Origin) -> None:
