@@ -240,7 +240,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         allow=wanted.allow,
         enabled=wanted.enabled,
     )
-    translator = Translator(identity, state, clean=redact.clean, hold_s=link.hold_seconds)
+    translator = Translator(identity, state, cleaned=redact.cleaned, hold_s=link.hold_seconds)
     source = MirrorSource(store, store.manifest.log_id, outside.now_ms, state.turn_of, redact.clean)
     nats = NatsService(home, config.nats, outside.nonce, source)
     metrics = SidecarMetrics()

@@ -38,9 +38,10 @@ MAX_KEY = 512
 class _Value:
     """A frozen value. Unknown fields are kept separately, so that no field can hide a method."""
 
-    __slots__ = ("__dict__", "_stored", "_unknown")
+    __slots__ = ("__dict__", "_payload", "_stored", "_unknown")
     __hash__ = None  # type: ignore[assignment] # a payload has no hash
 
+    _payload: bytes
     _stored: bytes
     _unknown: dict[str, Any]
 
@@ -97,8 +98,8 @@ class StreamEvent(_Value):
     metadata: dict[str, Any]
 
     @classmethod
-    def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Validate ``fields`` into an event.
+    def parse(cls, fields: Mapping[str, Any], payload: bytes = b"") -> Self:
+        """Validate ``fields`` into an event. ``payload`` is the payload in canonical form, if it is known.
 
         Raises:
             InvalidEvent: the error names the invalid fields, without their values.
@@ -113,7 +114,7 @@ class StreamEvent(_Value):
         if not is_named or not is_key(given["idempotency_key"]) or ULID_TEXT.fullmatch(given["id"]) is None:
             return cls.trusted(_validated(fields))
         given["source"] = _plain_source(given["source"].agent, given["source"].adapter)
-        return _made(cls, given, _NONE_UNKNOWN)
+        return _made(cls, given, _NONE_UNKNOWN, payload=payload)
 
     @classmethod
     def trusted(cls, fields: dict[str, Any], stored: bytes = b"") -> Self:
@@ -137,6 +138,11 @@ class StreamEvent(_Value):
     def stored(self) -> bytes:
         """The canonical bytes that the event was read from; empty if it was not read from a log."""
         return self._stored
+
+    @property
+    def canonical_payload(self) -> bytes:
+        """The payload in canonical form, if whoever made the event has written it; else empty."""
+        return self._payload
 
     def fields(self) -> dict[str, Any]:
         """All fields as plain JSON values, unknown ones included; the dictionaries are not copied."""
@@ -212,11 +218,14 @@ def _source(fields: dict[str, Any]) -> Source:
     return _made(Source, known, {k: v for k, v in fields.items() if k not in known})
 
 
-def _made(kind: type[_Made], known: dict[str, Any], unknown: dict[str, Any], stored: bytes = b"") -> _Made:
+def _made(
+    kind: type[_Made], known: dict[str, Any], unknown: dict[str, Any], stored: bytes = b"", payload: bytes = b""
+) -> _Made:
     made = _new(kind)
     _set(made, "__dict__", known)
     _set(made, "_unknown", unknown)
     _set(made, "_stored", stored)
+    _set(made, "_payload", payload)
     return made
 
 

@@ -158,7 +158,8 @@ def encode(event: StreamEvent) -> Encoded:
 
 def _encode(event: StreamEvent, fields: dict[str, Any], repairs: Repairs | None) -> Encoded | None:
     """The encoded event; ``None`` if something in it must be repaired first."""
-    payload = orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
+    written = event.canonical_payload if repairs is None else b""
+    payload = written or orjson.dumps(fields["payload"], option=orjson.OPT_SORT_KEYS)
     digest = sha256(payload).hexdigest()
     mark = b'{"$sha256":"%b"}' % digest.encode()
     fields["payload"] = orjson.Fragment(mark)

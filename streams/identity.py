@@ -73,11 +73,11 @@ class Identity:
         """256 random bits as 64 hex characters, for tokens and handshakes."""
         return self._random_bytes(32).hex()
 
-    def stamp(self, fields: Mapping[str, Any]) -> StreamEvent:
+    def stamp(self, fields: Mapping[str, Any], payload: bytes = b"") -> StreamEvent:
         """Complete ``fields`` into an event: keep the given values, and fill in values that are missing or ``None``.
 
         ``id``, ``ts`` and ``schema_version`` are filled in; an event without an idempotency key gets the key
-        ``event:{id}``.
+        ``event:{id}``. ``payload`` is the payload in canonical form, if the caller has written it.
 
         Raises:
             InvalidEvent: the completed event does not match the envelope.
@@ -92,7 +92,7 @@ class Identity:
         if filled.get("ts") is None:
             upstream = filled.pop("timestamp", None)
             filled["ts"] = self.now_ms() if upstream is None else upstream
-        return StreamEvent.parse(filled)
+        return StreamEvent.parse(filled, payload)
 
 
 def system_identity() -> Identity:

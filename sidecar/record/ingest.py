@@ -80,7 +80,7 @@ class Ingest:
         self.host = HostTranslator(
             translator.identity,
             translator.state,
-            clean=translator.clean,
+            cleaned=translator.cleaned,
             hold_s=translator.hold_s,
             excludes=self.excludes,
         )

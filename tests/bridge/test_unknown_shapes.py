@@ -230,7 +230,7 @@ UNKNOWN: dict[str, HookItem] = {
 
 def fed(item: HookItem, **how: Any) -> Player:
     player = Player()
-    player.translator.clean = how.get("clean", player.translator.clean)
+    player.translator.cleaned = how.get("cleaned", player.translator.cleaned)
     player.feed([(Token(Origin("b" * 32, "c" * 16), 1), item)])
     player.wait()
     player.wait()
@@ -246,7 +246,7 @@ def test_an_unknown_shape_is_kept_whole_in_its_session_and_counted(item: HookIte
     assert "not_final" not in " ".join(player.translator.counts)
     if item.hook != "tool.dreamed":
         assert player.translator.counts[f"kept_whole:{shapes.read(item)[0]}"] == 1
-    cleaned = fed(item, clean=lambda payload: {"session": payload.get("session"), "clean": True})
+    cleaned = fed(item, cleaned=lambda payload: ({"session": payload.get("session"), "clean": True}, b""))
     assert all(event.payload.get("clean") for event in cleaned.log.events.values())
     named = SESSION in json.dumps([of(item.input, "sessionID"), of(item.input, "event", "properties")])
     assert kept[0].stream_id == (SESSION if named else "system")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bridge.opencode.redact import KEPT_OF_LONG, MAX_STRING, Redactor
 from bridge.opencode.redact.rules import built_in
-from streams.hashing import MAX_DEPTH
+from streams.hashing import MAX_DEPTH, encode
+from streams.identity import seeded_identity
 from tests.security.drawn import drawn
 from tests.security.made_up import KEYS, clean
 
@@ -85,6 +86,18 @@ def test_the_quick_look_at_the_whole_misses_nothing(value: Any) -> None:
     one, other = Redactor(), Redactor()
     assert one.clean({"v": value}) == {"v": other._clean(value, 0)}
     assert one.redactions == other.redactions
+
+
+_ODD = st.one_of(st.integers(), st.floats(), st.none(), st.text(), st.lists(st.floats(), max_size=2))
+
+
+@given(st.dictionaries(st.text(max_size=3), st.one_of(_ODD, st.dictionaries(st.text(max_size=3), _ODD), VALUES)))
+def test_what_was_written_to_look_for_secrets_is_what_the_log_stores(value: dict[str, Any]) -> None:
+    cleaned, written = Redactor().cleaned(value)
+    assert not written or cleaned is value
+    fields = {"type": "a.b", "stream_id": "s", "actor": "a", "source": {"agent": "a", "adapter": "b"}}
+    one, other = (seeded_identity(1).stamp({**fields, "payload": cleaned}, given) for given in (written, b""))
+    assert encode(one) == encode(other)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

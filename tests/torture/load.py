@@ -24,7 +24,7 @@ from tests.torture.sidecars import HANG_S, RunningSidecar, shim
 
 def _undisturbed(items: Iterable[HookItem], origin: Origin, first_seq: int) -> tuple[list[list[Content]], bool]:
     """What each hook adds to the log, and whether no item still waited after the last hook."""
-    translator = Translator(seeded_identity(1), clean=Redactor().clean)
+    translator = Translator(seeded_identity(1), cleaned=Redactor().cleaned)
     made: list[list[Content]] = []
     done = asked = 0
     for seq, item in enumerate(items, first_seq):

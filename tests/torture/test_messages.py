@@ -146,7 +146,7 @@ class Capture:
     """A translator with a log behind it; everything it is fed must be finished, once."""
 
     def __init__(self, seed: int) -> None:
-        self._translator = Translator(seeded_identity(seed), clean=Redactor().clean)
+        self._translator = Translator(seeded_identity(seed), cleaned=Redactor().cleaned)
         self._store = MemoryStore()
         self._now = 0.0
         self._seq = 0

@@ -118,17 +118,30 @@ class PartTurn:
     assistant: bool
 
 
+Cleaned = Callable[[Any], tuple[Any, bytes]]
+"""Redacts a value, and says its canonical form, or nothing if it was not written: see ``Redactor.cleaned``."""
+
+
+def as_it_is(value: Any) -> tuple[Any, bytes]:
+    """Redacts nothing."""
+    return value, b""
+
+
 class Emitter:
     """Stamps events, applies them to the state, and collects the results."""
 
-    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
+    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
         self.state, self.hold_s = state, hold_s
         self.counts: Counter[str] = Counter()
         self.now = 0.0
         self.asked: Asks = _nothing_asked
-        self.identity, self.clean = identity, clean
+        self.identity, self.cleaned = identity, cleaned
         self._out = Drained()
         self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def clean(self, value: Any) -> Any:
+        """``value`` without secrets."""
+        return self.cleaned(value)[0]
 
     def drain(self) -> Drained:
         out, self._out = self._out, Drained()
@@ -190,7 +203,7 @@ class Emitter:
 
         The event gets the time of the item; without an item, it gets ``at_ms``, or the current time.
         """
-        payload = self.clean(payload)
+        payload, canonical = self.cleaned(payload)
         metadata = self.provenance(entry, type_) if entry is not None else {}
         if (project := self._project(type_, payload)) is not None:
             metadata["project"] = project  # everything that follows from the event has it, too
@@ -209,7 +222,8 @@ class Emitter:
                 "traceparent": trace,
                 "payload": payload,
                 "metadata": metadata,
-            }
+            },
+            canonical,
         )
         if not self.is_recorded(event):
             self.state.apply(event)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Entry, PartTurn
+from bridge.opencode.capture.emitter import Cleaned, Entry, PartTurn
 from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import CaptureState, SessionState, input_digest
@@ -36,8 +35,8 @@ class _After:
 
 
 class Parts(Turns):
-    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
-        super().__init__(identity, state, clean, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
+        super().__init__(identity, state, cleaned, hold_s)
         self._open: dict[str, _Open] = {}
         self._afters: list[_After] = []
 

@@ -9,11 +9,10 @@ A fork copies the same messages, but there the answer is already complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.opencode.capture.emitter import Emitter, Entry
+from bridge.opencode.capture.emitter import Cleaned, Emitter, Entry
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import SHELL, CaptureState, SessionState
 from streams.identity import Identity
@@ -28,8 +27,8 @@ class _Shell:
 
 
 class Shells(Emitter):
-    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
-        super().__init__(identity, state, clean, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
+        super().__init__(identity, state, cleaned, hold_s)
         self._shells: dict[str, _Shell] = {}
 
     def start_turn(

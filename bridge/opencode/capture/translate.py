@@ -13,12 +13,22 @@ and ``Translator`` decides which session a hook belongs to.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import HOLD_S, Asked, Drained, Entry, Origin, Token, safe_stream, trace_of
+from bridge.opencode.capture.emitter import (
+    HOLD_S,
+    Asked,
+    Cleaned,
+    Drained,
+    Entry,
+    Origin,
+    Token,
+    as_it_is,
+    safe_stream,
+    trace_of,
+)
 from bridge.opencode.capture.known import is_known
 from bridge.opencode.capture.parts import Parts
 from bridge.opencode.capture.shapes import mapping, present, text
@@ -51,7 +61,7 @@ class _Waiting:
 class Translator(Parts):
     """Translates the hooks of all links of a sidecar.
 
-    ``state`` must already be folded from the log. ``clean`` redacts payloads.
+    ``state`` must already be folded from the log. ``cleaned`` redacts payloads.
     """
 
     def __init__(
@@ -59,10 +69,10 @@ class Translator(Parts):
         identity: Identity,
         state: CaptureState | None = None,
         *,
-        clean: Callable[[Any], Any] = lambda value: value,
+        cleaned: Cleaned = as_it_is,
         hold_s: float = HOLD_S,
     ) -> None:
-        super().__init__(identity, state if state is not None else CaptureState(), clean, hold_s)
+        super().__init__(identity, state if state is not None else CaptureState(), cleaned, hold_s)
         self._waiting: dict[str, _Waiting] = {}
 
     # --- called by ``sidecar/record`` ---

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Entry, Late, PartTurn, whole_type
+from bridge.opencode.capture.emitter import Cleaned, Entry, Late, PartTurn, whole_type
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
@@ -38,8 +37,8 @@ _ANSWERED = frozenset({"stop", "length"})
 
 
 class Turns(Shells):
-    def __init__(self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float) -> None:
-        super().__init__(identity, state, clean, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
+        super().__init__(identity, state, cleaned, hold_s)
         self._messages: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._copied: OrderedDict[str, None] = OrderedDict()
         self._users: OrderedDict[str, None] = OrderedDict()

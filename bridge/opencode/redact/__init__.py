@@ -120,19 +120,25 @@ class Redactor:
 
     def clean(self, value: Any) -> Any:
         """Return ``value`` without secrets and overlong strings; the same object if nothing changed."""
-        return value if self._is_plain(value) else self._clean(value, 0)
+        return self.cleaned(value)[0]
 
-    def _is_plain(self, value: Any) -> bool:
-        """True if ``value`` needs no change. The rules also match escaped text, so one scan suffices."""
+    def cleaned(self, value: Any) -> tuple[Any, bytes]:
+        """What ``clean`` returns, and its canonical form; nothing if that was not written to look for secrets."""
+        text = self._plain(value)
+        return (value, text) if text else (self._clean(value, 0), b"")
+
+    def _plain(self, value: Any) -> bytes:
+        """The canonical form of ``value`` if it needs no change. The rules also match escaped text, so one scan
+        suffices."""
         if self._extra:
-            return False
+            return b""
         try:
-            text = orjson.dumps(value)
+            text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
         except (TypeError, RecursionError):
-            return False
-        if len(text) > MAX_STRING:
-            return False
-        return not self._enabled or not self._scanner.finds(text, self._is_secret_key)
+            return b""
+        if len(text) > MAX_STRING or (self._enabled and self._scanner.finds(text, self._is_secret_key)):
+            return b""
+        return text
 
     def _is_secret_key(self, text: bytes, at: int, end: int) -> bool:
         """True if a key name in compact JSON text is secret: the name before the ``":"`` that ends at ``end``."""

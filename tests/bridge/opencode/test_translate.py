@@ -63,7 +63,7 @@ def cut_off(item: Item) -> Item:
 class TestWhatBecomesOfARun:
     def test_a_call_that_starts_tells_the_redacted_beginning_of_its_input(self) -> None:
         player, secret = Player(), "s" * 20
-        player.translator.clean = lambda value: json.loads(json.dumps(value).replace(secret, "[hidden]"))
+        player.translator.cleaned = lambda value: (json.loads(json.dumps(value).replace(secret, "[hidden]")), b"")
         command = "x" * 195 + secret
         items = recording("run_tool")
         for _, item in items:
@@ -286,7 +286,7 @@ class TestBadInput:
 
 def test_redaction_comes_before_the_log() -> None:
     player = Player(Log())
-    player.translator.clean = lambda value: {"clean": True}
+    player.translator.cleaned = lambda value: ({"clean": True}, b"")
     player.feed(recording("chat"))
     assert all(event.payload == {"clean": True} for event in player.of("execution.output"))
 

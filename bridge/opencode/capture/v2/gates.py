@@ -4,12 +4,12 @@ has. Pure."""
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from bridge.opencode.capture.emitter import HOLD_S, Origin
+from bridge.opencode.capture.emitter import HOLD_S, Cleaned, Origin
 from bridge.opencode.capture.shapes import text
 from bridge.opencode.capture.state import CaptureState, remember
 from bridge.opencode.capture.v2 import shapes
@@ -53,10 +53,8 @@ class Gate:
 class Gates(HostRules):
     """Lets the events of a session wait, and decides when they are translated."""
 
-    def __init__(
-        self, identity: Identity, state: CaptureState, clean: Callable[[Any], Any], hold_s: float = HOLD_S
-    ) -> None:
-        super().__init__(identity, state, clean, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float = HOLD_S) -> None:
+        super().__init__(identity, state, cleaned, hold_s)
         self._called: OrderedDict[str, Called] = OrderedDict()
         self._gates: dict[tuple[str, str], Gate] = {}
         self._met: OrderedDict[tuple[str, str], None] = OrderedDict()

@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import HOLD_S, Origin, Token, trace_of
+from bridge.opencode.capture.emitter import HOLD_S, Cleaned, Origin, Token, as_it_is, trace_of
 from bridge.opencode.capture.shapes import mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState, remember
 from bridge.opencode.capture.v2 import shapes
@@ -58,11 +58,11 @@ class HostTranslator(Gates):
         identity: Identity,
         state: CaptureState,
         *,
-        clean: Callable[[Any], Any] = lambda value: value,
+        cleaned: Cleaned = as_it_is,
         hold_s: float = HOLD_S,
         excludes: Callable[[str], bool] = lambda directory: False,
     ) -> None:
-        super().__init__(identity, state, clean, hold_s)
+        super().__init__(identity, state, cleaned, hold_s)
         self._excludes = excludes
         self._memories: dict[tuple[str, str], Memory] = {}
         """By session and process: the events of another process may come in between, and earlier or later than they
@@ -152,7 +152,7 @@ class HostTranslator(Gates):
             title=session.title,
             agent="" if is_whole else session.agent,
         )
-        scratch = HostTranslator(self.identity, state, clean=self.clean)
+        scratch = HostTranslator(self.identity, state, cleaned=self.cleaned)
         scratch.asked = self.asked
         for event in events:
             scratch.run(replace(scratch._own_entry(origin, event.t), event_id=event.id), event)
