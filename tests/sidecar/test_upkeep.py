@@ -14,12 +14,15 @@ import pytest
 from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
 from sidecar.care import snapshots
 from sidecar.care import upkeep as module
+from sidecar.care.checks.recording import survey
 from sidecar.care.snapshots import SNAPSHOT, CaptureSnapshot, restore
 from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig
+from sidecar.home import Home
 from sidecar.read.catalog import CATALOG, Catalog
 from sidecar.read.kept_catalog import last_catalog
 from sidecar.read.select import catalog_of
+from streams.errors import ForeignStore
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.directory import KeptRows
@@ -128,6 +131,18 @@ async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, name: str, da
         whole.apply(each)
     assert state == dumped(whole)
     assert (await catalog_of(LogReader(tmp_path)))[0].records == len(events)
+
+
+async def test_a_damaged_row_of_the_catalog_is_told(tmp_path: Path) -> None:
+    """A command has no time to make the catalog anew, so it says which file to delete."""
+    home = Home(tmp_path)
+    await life(home.store_path, "jsonl", many_sessions(4))
+    path = home.store_path / "hints" / f"{CATALOG}.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE rows SET body = x'00'")
+    with pytest.raises(ForeignStore, match=str(path)):
+        await catalog_of(LogReader(home.store_path))
+    assert str(path) in ((await survey(home)).fault or "")
 
 
 def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:

@@ -50,6 +50,8 @@ async def survey(home: Home) -> Survey:
             raise damage
         failing = await read_failing(reader)
         work, agents = await read_intents(reader), await read_agents(reader)
+        directories = tuple(dict.fromkeys(each.directory for each in catalog.newest_first() if each.directory))
+        losses = tuple(catalog.loss_texts())
         fault, torn = await _quick_findings(home)
     except CorruptLog as error:
         return Survey(fault=str(error), hint=_with_kept(home, EVERY_FAULT))
@@ -62,10 +64,8 @@ async def survey(home: Home) -> Survey:
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
     kept = tuple(root for each in work.intents.values() if (root := worktree_of(work, each)))
     saved = sum(bool(each.changes.get("ref")) for each in work.intents.values())
-    newest_first = sorted(catalog.streams.values(), key=lambda stream: stream.last_position, reverse=True)
-    directories = tuple(dict.fromkeys(stream.directory for stream in newest_first if stream.directory))
     found = Survey(head, newest, last_ts, directories, fault, hint, torn, backend, pruned, failing)
-    return found._replace(losses=tuple(catalog.loss_texts()), worktrees=kept, agents=agents, saved=saved)
+    return found._replace(losses=losses, worktrees=kept, agents=agents, saved=saved)
 
 
 def _with_kept(home: Home, hint: str) -> str:
