@@ -145,6 +145,6 @@ async def test_a_quick_look_begins_near_the_end_and_checks_the_chain_from_there(
         lines = path.read_bytes().split(b"\n")
         lines[0] = lines[0].replace(b'"actor":"build"', b'"actor":"other"')
         path.write_bytes(b"\n".join(lines))
-    # SQLite's own check is cut off at once.
-    monkeypatch.setattr("streams.stores.sqlite.file_verify._QUICK_CALLS", 0)
+    # SQLite's own check is cut off early.
+    monkeypatch.setattr("streams.stores.sqlite.file_verify._QUICK_S", 0.0)
     assert [finding async for finding in Verification(tmp_path, quick=True).run()]

@@ -38,8 +38,13 @@ async def tree(
     else:
         stream, session = await find_session(reader, stream)
         chosen = (await family_of(reader, stream)).streams
-    roots = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
-    printed = [catalog.sessions[session]] if session is not None else roots[-limit:] if limit else roots
+    if session is not None:
+        printed = [catalog.sessions[session]]
+    elif stream is not None:
+        printed = catalog.part(chosen or set()).roots()
+    else:
+        roots = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
+        printed = roots[-limit:] if limit else roots
     torn = await _print(out, reader, catalog, printed)
     if (fault := fault or torn) is not None:
         raise fault

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Timer
 from typing import Final
 
 from streams.errors import BadStore, StoreUnavailable
@@ -29,8 +30,8 @@ from streams.stores.sqlite.files import (
 from streams.stores.sqlite.head import HEAD_FILE
 from streams.stores.sqlite.removed import head_of
 
-_QUICK_STEPS, _QUICK_CALLS = 10_000, 500
-"""A quick check of the file ends after five million steps of SQLite's virtual machine, which take about a second."""
+_QUICK_S = 1.0
+"""After so many seconds a quick check of the file ends."""
 
 _MOST_LINES: Final = 2
 """Maximum number of lines to keep from SQLite's report of one fault."""
@@ -61,19 +62,21 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
     ``quick``: only what SQLite checks in about a second, without these tables.
     """
     look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
+    end = Timer(_QUICK_S, connection.interrupt)  # SQLite calls no progress handler while it looks at the pages
     if quick:
-        calls = iter(range(_QUICK_CALLS))
-        connection.set_progress_handler(lambda: int(next(calls, None) is None), _QUICK_STEPS)
+        end.start()
     try:
         with translated(path, "reading"):
             faults = [row[0] for row in connection.execute(look)]
     except StoreInterrupted:
-        return []  # the quick check used up its steps without finding damage
+        return []  # the quick check used up its time without finding damage
     except DAMAGE as error:
         faults = [damage_text(error)]
     finally:
-        # Remove the limit, because it is for this check alone and must not interrupt later reads on the connection.
-        connection.set_progress_handler(None, 0)
+        # It must not interrupt later reads on the connection.
+        end.cancel()
+        if quick:
+            end.join()
     found = [f"SQLite reports: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
     found += _looked_at(path, "the schema", lambda: _schema_faults(connection))
     if not quick:

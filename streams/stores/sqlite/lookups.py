@@ -112,8 +112,16 @@ def before(connection: sqlite3.Connection, since_ms: int) -> int:
     last = through(connection)
     if last == NOTHING:
         return NOTHING
-    found = connection.execute("SELECT min(position) FROM lookups WHERE ts >= ?", [since_ms]).fetchone()[0]
-    return last if found is None else int(found) - 1
+    first = connection.execute("SELECT position FROM lookups WHERE ts >= ? ORDER BY ts LIMIT 1", [since_ms]).fetchone()
+    if first is None:
+        return last
+    # The first record of that time may not be the first in the log. SQLite by itself goes through the log from its
+    # beginning, also if only a few records are of that time.
+    query = "SELECT min(position) FROM lookups WHERE ts >= ?"
+    if last - first[0] < first[0]:
+        query = "SELECT min(position) FROM lookups INDEXED BY lookups_by_ts WHERE ts >= ?"
+    found = connection.execute(query, [since_ms]).fetchone()[0]
+    return int(found) - 1
 
 
 class Rows(NamedTuple):
