@@ -43,6 +43,7 @@ async def tree(
     elif stream is not None:
         printed = catalog.part(chosen or set()).roots()
     else:
+        catalog = catalog.whole()
         roots = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
         printed = roots[-limit:] if limit else roots
     torn = await _print(out, reader, catalog, printed)
