@@ -19,6 +19,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from sidecar.cli.look.streams import MOST
 from sidecar.cli.printing.output import Column, Output
 from sidecar.home import Home
 from streams.event import StreamEvent
@@ -103,6 +104,9 @@ def test_a_quick_verify_shows_the_verdict_alone(recorded_home: Path) -> None:
     assert re.fullmatch(r"all \d+ records in \d+ streams verified\n", said)
 
 
+LIMITS = ((), ("--limit", "1000"))
+
+
 def worked(identity: Identity, session: str, type_: str, ts: int, actor: str = "build", **payload: Any) -> StreamEvent:
     """An event of a session in the stream ``ses_root``."""
     about: dict[str, Any] = {"actor": actor, "identity": identity, "ts": ts, "payload": {"session": session, **payload}}
@@ -131,6 +135,17 @@ def test_wide_and_harmful_characters_are_aligned_and_harmless(tmp_path: Path) ->
     lines = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(tmp_path, "log", "ses_root", width=width)).splitlines()
     starts = {cell_len(row[: row.index(word)]) for row in lines for word in ("says", "工具") if word in row[:45]}
     assert len(starts) == 1
+
+
+def test_a_terminal_lists_the_newest_streams_and_a_pipe_all(tmp_path: Path) -> None:
+    names = [f"ses_{number:03}" for number in range(MOST + 5)]
+    made = [event(name, stream=name, payload={"session": name}) for name in names]
+    asyncio.run(append(tmp_path / "store", [made]))
+    listed = [
+        re.findall(r"ses_\d{3}", ANSI.sub("", on_terminal(tmp_path, "streams", *more, width=120))) for more in LIMITS
+    ]
+    assert listed == [names[:4:-1], names[::-1]]
+    assert [row[0] for row in run(tmp_path, "streams").rows()[1:]] == names[::-1]
 
 
 def test_a_step_tells_working_from_waiting_wherever_it_is_shown(tmp_path: Path) -> None:
