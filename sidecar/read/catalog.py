@@ -434,7 +434,8 @@ class Catalog(Lineage[SessionView]):
         found = [self.sessions[name] for name in sessions]
         tokens: dict[str, int | float] = {}
         for session in found:
-            add_tokens(tokens, session.tokens)
+            for kind, count in session.tokens.items():
+                tokens[kind] = tokens.get(kind, 0) + count
         cost = round(sum(session.cost for session in found), 9)
         return {"turns": sum(session.turns for session in found), "cost": cost, "tokens": tokens}
 
