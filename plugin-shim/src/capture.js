@@ -180,7 +180,7 @@ export class Capture {
   #handOn() {
     this.#spill();
     if (!this.#canSend) this.#queue.dropThrough(this.#spool.lastSeq);
-    else if (this.#queue.hasAfter(this.#spool.lastSeq)) this.#pump();
+    else if (this.#queue.after(this.#spool.lastSeq)) this.#pump();
     else this.#due ??= setTimeout(() => this.flush(), COLLECT_MS).unref();
   }
 
@@ -191,10 +191,8 @@ export class Capture {
 
   /** Write to the spool what only memory has, as far as the spool accepts it. Memory keeps what is not sent yet. */
   #spill() {
-    while (this.#queue.hasAfter(this.#spool.lastSeq) && this.#spool.usable) {
-      if (this.#spool.append(this.#queue.after(this.#spool.lastSeq, FRAME_BYTES)) === 0) break;
-    }
-    this.#queue.dropThrough(Math.min(this.#sent, this.#spool.lastSeq));
+    let item = this.#queue.after(this.#spool.lastSeq);
+    while (item && this.#spool.append(item)) item = this.#queue.after(this.#spool.lastSeq);
   }
 
   /** Keep in memory only what the spool does not accept. */
@@ -211,6 +209,7 @@ export class Capture {
       const run = this.#queue.next(this.#sent, Math.min(this.#window.room, FRAME_ITEMS), FRAME_BYTES);
       if (!run || !this.#send(run, -1)) return;
     }
+    this.#queue.dropThrough(Math.min(this.#sent, this.#spool.lastSeq));
     if (this.#link.live && this.#spool.lastSeq > this.#sent) void this.#drain();
   }
 

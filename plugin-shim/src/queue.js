@@ -110,21 +110,9 @@ export class Queue {
     return nextRun(this.#items, this.#indexAfter(after), maxItems, maxBytes);
   }
 
-  /**
-   * The items above `seq`, up to `maxBytes` but at least one; empty if there are none.
-   *
-   * @param {number} seq
-   * @param {number} maxBytes
-   */
-  after(seq, maxBytes) {
-    const start = this.#indexAfter(seq);
-    let end = start;
-    let bytes = 0;
-    while (end < this.#items.length && (bytes === 0 || bytes + this.#items[end].bytes <= maxBytes)) {
-      bytes += this.#items[end].bytes;
-      end += 1;
-    }
-    return this.#items.slice(start, end);
+  /** The first item above `seq`, if there is one. @param {number} seq @returns {Item | undefined} */
+  after(seq) {
+    return this.#items[this.#indexAfter(seq)];
   }
 
   /** Drop the items up to and including `seq`: they are durable, or in the spool. @param {number} seq */
@@ -145,24 +133,12 @@ export class Queue {
 
   /** @param {number} seq */
   has(seq) {
-    return this.length > 0 && this.#items[this.#head].seq <= seq && this.hasAfter(seq - 1);
+    return this.after(seq - 1)?.seq === seq;
   }
 
-  /** True if there is an item above `seq`. @param {number} seq */
-  hasAfter(seq) {
-    return this.length > 0 && this.#items[this.#items.length - 1].seq > seq;
-  }
-
-  /** @param {number} seq */
+  /** Held seqs have no gaps, and the newest is `last`. @param {number} seq at most `last` */
   #indexAfter(seq) {
-    let low = this.#head;
-    let high = this.#items.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.#items[middle].seq <= seq) low = middle + 1;
-      else high = middle;
-    }
-    return low;
+    return Math.max(this.#head, this.#items.length - (this.last - seq));
   }
 }
 

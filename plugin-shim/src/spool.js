@@ -88,30 +88,24 @@ export class Spool {
     return this.#size;
   }
 
-  /** True if `append` may succeed now; cheap, for a hook's hot path. */
-  get usable() {
-    return !this.#full && (this.#retryAtMs === 0 || performance.now() >= this.#retryAtMs);
-  }
-
   /**
-   * Write items at the end, in order.
+   * Write an item at the end.
    *
-   * @param {Item[]} items ascending, all above `lastSeq`
-   * @returns {number} how many of them, from the first, are completely written.
-   *   If fewer than given, the file is at its limit or the disk failed; the file
-   *   still ends with a complete line.
+   * @param {Item} item above `lastSeq`
+   * @returns {boolean} false if it is not written, because the file is at its limit or the disk failed a moment ago; the
+   *   file still ends with a complete line
    */
-  append(items) {
-    if (!this.usable) return 0;
+  append(item) {
+    if (this.#full || (this.#retryAtMs !== 0 && performance.now() < this.#retryAtMs)) return false;
     try {
       this.#open();
-      return this.#write(items);
+      return this.#write(item);
     } catch {
       this.#options.counters.spool_failures += 1;
       this.#retryAtMs = performance.now() + RETRY_MS;
       // No acknowledgement would ever delete a file without items.
       if (this.lastSeq === 0) this.remove();
-      return 0;
+      return false;
     }
   }
 
@@ -254,36 +248,27 @@ export class Spool {
     }
   }
 
-  /** @param {Item[]} items */
-  #write(items) {
+  /** @param {Item} item */
+  #write({ seq, text, bytes }) {
     const fd = /** @type {number} */ (this.#fd);
-    let text = "";
-    let bytes = 0;
-    let count = 0;
-    for (const item of items) {
-      const line = `{"seq":${item.seq},"sum":"${sumOf(item.seq, item.text)}","item":${item.text}}\n`;
-      const more = item.bytes + (line.length - item.text.length);
-      if (this.#size + bytes + more > this.#options.limit) {
-        // Refuse all later items too, which wait in memory until the file is emptied, so that the order is kept.
-        this.#full = true;
-        this.#options.counters.spool_failures += 1;
-        break;
-      }
-      text += line;
-      bytes += more;
-      count += 1;
+    const line = `{"seq":${seq},"sum":"${sumOf(seq, text)}","item":${text}}\n`;
+    const length = bytes + (line.length - text.length);
+    if (this.#size + length > this.#options.limit) {
+      // Refuse all later items too, which wait in memory until the file is emptied, so that the order is kept.
+      this.#full = true;
+      this.#options.counters.spool_failures += 1;
+      return false;
     }
-    if (count === 0) return 0;
     try {
-      writeAll(fd, text, bytes);
+      writeAll(fd, line, length);
     } catch (error) {
       this.#cutTornTail(fd);
       throw error;
     }
-    this.#size += bytes;
-    this.lastSeq = items[count - 1].seq;
-    this.#options.counters.spooled += count;
-    return count;
+    this.#size += length;
+    this.lastSeq = seq;
+    this.#options.counters.spooled += 1;
+    return true;
   }
 
   /** @param {number} fd */

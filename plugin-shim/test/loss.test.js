@@ -152,7 +152,7 @@ test("a file that already has the spool's name is neither read nor written", asy
   const counters = newCounters();
   const spool = new Spool({ dir: path.join(home, "spool"), name: "link.jsonl", header: () => ({}), limit: 1e6, counters });
   const before = fs.readFileSync(target);
-  assert.equal(spool.append([{ seq: 1, text: "{}", bytes: 2 }]), 0);
+  assert.equal(spool.append({ seq: 1, text: "{}", bytes: 2 }), false);
   assert.equal(counters.spool_failures, 1);
   assert.deepEqual(fs.readFileSync(target), before);
 });
