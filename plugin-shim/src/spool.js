@@ -2,7 +2,7 @@
  * The spool: one instance's unacknowledged items in a file.
  *
  * The first line is a header, then there is one line per item:
- * {"seq":n,"sum":"...","item":{...}}, seqs without gaps. A line with a wrong sum
+ * {"seq":n,"sum":"...","item":{...}}, seqs without gaps. Empty lines mean nothing. A line with a wrong sum
  * is damaged and never sent, so a missing seq always means an item lost to
  * damage. The lines are written synchronously and without fsync, because the page cache
  * survives a killed OpenCode, which is the spool's purpose. If this process dies, the
@@ -34,8 +34,8 @@ const BEFORE_TEXT = /^\{"seq":([1-9]\d{0,15}),"sum":"([0-9a-f]{8})","item":/;
 /** Maximum bytes of a line before its item, and of a line without its item. */
 const MAX_BEFORE_TEXT = 64;
 const MAX_AROUND_TEXT = MAX_BEFORE_TEXT + 2;
-/** Lines are joined here, because to write a joined string costs a hook a microsecond more. */
-const SCRATCH = Buffer.allocUnsafe(64 * 1024);
+/** Lines are joined here, because to write a joined string costs a hook up to a microsecond more. */
+const SCRATCH = Buffer.allocUnsafe(CHUNK_BYTES);
 
 /**
  * @typedef {object} SpoolOptions
@@ -163,8 +163,12 @@ export class Spool {
   /** Empty the file, because all of it is acknowledged; delete it if it stays empty. */
   clear() {
     if (this.#fd === null) return;
+    const length = this.#size - this.#headerEnd;
     try {
-      fs.ftruncateSync(this.#fd, this.#headerEnd);
+      // Empty lines are no items, and a line costs a hook less where the file already has room for it. After `#size`, the
+      // file has nothing but empty lines, unless a torn line could not be cut off, which made it `#full`.
+      if (length <= SCRATCH.length && !this.#full) writeAll(this.#fd, SCRATCH.fill("\n", 0, length), length, this.#headerEnd);
+      else fs.ftruncateSync(this.#fd, this.#headerEnd);
     } catch {
       this.remove();
       return;
@@ -233,13 +237,13 @@ export class Spool {
         throw new Error("another user owns the spool's directory");
       }
     }
-    const { O_RDWR, O_APPEND, O_CREAT, O_EXCL, O_NOFOLLOW = 0 } = fs.constants;
-    const fd = fs.openSync(this.path, O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600);
+    const { O_RDWR, O_CREAT, O_EXCL, O_NOFOLLOW = 0 } = fs.constants;
+    const fd = fs.openSync(this.path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600);
     try {
       // The umask may have reduced the mode.
       fs.fchmodSync(fd, 0o600);
       const line = Buffer.from(`${JSON.stringify(header())}\n`);
-      writeAll(fd, line, line.length);
+      writeAll(fd, line, line.length, 0);
       this.#fd = fd;
       this.#size = this.#startAt = this.#readAt = this.#headerEnd = line.length;
     } catch (error) {
@@ -264,7 +268,7 @@ export class Spool {
       return false;
     }
     try {
-      writeAll(fd, line, length);
+      writeAll(fd, line, length, this.#size);
     } catch (error) {
       this.#cutTornTail(fd);
       throw error;
@@ -328,9 +332,10 @@ export function sumOf(seq, text) {
  * @param {number} fd
  * @param {Buffer} line
  * @param {number} length
+ * @param {number} place offset in the file
  */
-function writeAll(fd, line, length) {
-  for (let done = 0; done < length; ) done += fs.writeSync(fd, line, done, length - done);
+function writeAll(fd, line, length, place) {
+  for (let done = 0; done < length; ) done += fs.writeSync(fd, line, done, length - done, place + done);
 }
 
 /**

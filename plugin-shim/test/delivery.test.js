@@ -65,6 +65,8 @@ test("what is in flight unacknowledged is in the spool when the hook returns", a
   sidecar.ackAll();
   await until(() => counters.acked === 3, "acked");
   assert.deepEqual(readSpool(spoolFiles()[0]).lines, [], "emptied");
+  hooks.event(someEvent(4));
+  assert.deepEqual(readSpool(spoolFiles()[0]).lines.map((line) => line.seq), [4], "nothing of an earlier line is left");
 });
 
 test("the items of a moment share a frame, and nothing overtakes them", async (t) => {

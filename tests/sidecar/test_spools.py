@@ -149,8 +149,10 @@ def bus_events(number: int) -> list[HookItem]:
     return [HookItem("event", n, {"event": {"type": "x.y", "id": f"evt_{n}"}}, None) for n in range(1, number + 1)]
 
 
-async def test_a_torn_last_line_is_told_as_a_gap(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:
-    spool(tmp_path, dead_pid(), tail='{"seq": 99, "item": {"hook": "ev', hooks=bus_events(3))
+async def test_a_torn_last_line_is_told_as_a_gap_and_empty_lines_after_it_are_not(
+    tmp_path: Path, store: MemoryStore, ingest: Ingest
+) -> None:
+    spool(tmp_path, dead_pid(), tail='{"seq": 99, "item": {"hook": "ev' + 9 * "\n", hooks=bus_events(3))
     await take_left(tmp_path, ingest)
     assert await gaps(store) == [("spool_damaged", 4, 4)]
 
