@@ -151,7 +151,13 @@ class _Lines:
 
     def __iter__(self) -> Iterator[bytes]:
         # A line longer than any that a shim writes is damaged. It is read in pieces, and no piece of it can be parsed.
+        is_first = True
         while line := self._file.readline(_MAX_LINE):
+            if line == b"\n" and is_first:
+                # A shim overwrites acknowledged lines with empty ones, from the first one on. If it was killed
+                # meanwhile, a rest of them follows.
+                return
+            is_first = False
             self.bytes += len(line)
             if line != b"\n":
                 yield line.removesuffix(b"\n")

@@ -157,6 +157,17 @@ async def test_a_torn_last_line_is_told_as_a_gap_and_empty_lines_after_it_are_no
     assert await gaps(store) == [("spool_damaged", 4, 4)]
 
 
+@pytest.mark.parametrize("emptied", [1, 40, 180, 300])
+async def test_a_spool_whose_shim_was_killed_while_it_emptied_the_file_has_nothing(
+    tmp_path: Path, store: MemoryStore, ingest: Ingest, emptied: int
+) -> None:
+    path = spool(tmp_path, dead_pid(), hooks=bus_events(3))
+    header, _, lines = path.read_bytes().partition(b"\n")
+    path.write_bytes(header + b"\n" + min(emptied, len(lines)) * b"\n" + lines[emptied:])
+    assert await take_left(tmp_path, ingest) == 0
+    assert store.head == NOTHING and not path.exists()
+
+
 # Line 0 is the header, line n holds seq n, of 9.
 DAMAGE: dict[str, tuple[Callable[[list[bytes]], None], tuple[int, int]]] = {
     "a digit of the seq": (lambda lines: change(lines, 5, b'"seq":5', b'"seq":9'), (5, 5)),
