@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from sidecar.read.catalog import Catalog, is_agents
+from sidecar.read.catalog import Catalog, Place, is_agents
 
 _WORKTREE: Final = re.compile(r".*/worktrees/(int_[0-9a-f]{4,64}(/.*)?)", re.DOTALL)
 
@@ -27,16 +27,19 @@ class Project:
         """True if ``directory`` is this project's root or below it; false if ``directory`` is empty."""
         return bool(directory) and PurePath(directory).is_relative_to(self.root)
 
-    def streams(self, catalog: Catalog) -> set[str]:
-        """The streams that ran in this directory, or in a directory that OpenCode gave the same project id."""
+    def places(self, catalog: Catalog) -> set[Place]:
+        """The places in this directory, and those to which OpenCode gave the same project id."""
         places = catalog.places()
         held = {place for place in places if self.holds(place.directory)}
         ids = {place.project for place in held} - set(_NO_PROJECT)
-        inside = held | {place for place in places if place.project in ids}
-        found = {name for place in inside for name in catalog.streams_at(place)}
+        return held | {place for place in places if place.project in ids}
+
+    def streams(self, catalog: Catalog) -> set[str]:
+        """The streams that ran in these places."""
+        found = {name for place in self.places(catalog) for name in catalog.streams_at(place)}
         # A stream that was joined to another one may not know its directory.
-        joined = [name for place in places if not place.directory for name in catalog.streams_at(place)]
-        return found | {name for name in joined if self.holds(catalog.directory(name))}
+        nowhere = [name for place in catalog.places() if not place.directory for name in catalog.streams_at(place)]
+        return found | {name for name in nowhere if self.holds(catalog.directory(name))}
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:

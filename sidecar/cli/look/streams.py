@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened, shown_end
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
-    from sidecar.read.catalog import is_agents
+    from sidecar.read.catalog import StreamView, is_agents
     from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 
@@ -51,7 +52,10 @@ async def streams(
     removed = await reader.removed()
     chosen = project_streams(catalog, project)
     here = streams_here(catalog) if project is None else set()
-    first = sorted(map(catalog.streams.__getitem__, here), key=lambda stream: stream.last_position, reverse=True)
+    first: Iterable[StreamView] = (stream for stream in catalog.newest_first() if stream.id in here)
+    if len(here) <= MOST:  # they may be old
+        found_here = [catalog.streams[name] for name in here]
+        first = sorted(found_here, key=lambda stream: stream.last_position, reverse=True)
     wanted = chain(first, (stream for stream in catalog.newest_first() if stream.id not in here))
     listed = (
         stream

@@ -65,7 +65,7 @@ def project_or_here(catalog: Catalog, given: str | None, stream: str | None) -> 
     here = streams_here(catalog) if stream is None else set()
     if not here:
         return None
-    if len(here) < sum(len(catalog.streams_at(place)) for place in catalog.places()):
+    if {place for place in catalog.places() if place.directory} - project_here().places(catalog):
         note(f"Only {shown_directory(project_here().root)}; `--project all` shows every project.")
     return here
 
