@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bridge.opencode.capture.table import DROPPED, IGNORED_HOOKS, RULES, UNKNOWN, Rule
+from bridge.opencode.capture.table import RULES, UNKNOWN, Rule
 from bridge.opencode.capture.v2 import table as opencode_2
 
 PAGE = Path(__file__).parents[1] / "docs" / "events.md"
@@ -53,9 +53,8 @@ def page() -> str:
         "## Dropped and counted",
         "",
         *(f"- `{rule.source}`: {rule.note}" for rule in dropped),
-        "- bus events whose type ends in `.delta`: these may be lost",
-        f"- events that say nothing about a session's work: {_list(DROPPED)}",
-        f"- hooks that only let a plugin change something: {_list(IGNORED_HOOKS)}",
+        "- the events of `DROPPED` in `capture/table.py`: about catalogs, plugins, terminals and toasts",
+        "- the hooks of `IGNORED_HOOKS` there: those that only let a plugin change something",
         *_opencode_2(),
     ]
     return "\n".join(lines) + "\n"
@@ -75,7 +74,7 @@ def _opencode_2() -> list[str]:
         "|---|---|---|---|",
         *_rows((*rules, opencode_2.UNKNOWN)),
         "",
-        "Known, but not final: " + ", ".join(_state(rule) for rule in rules if rule.kind == "state") + ".",
+        "Known, but not final: the rules of the kind `state` in `v2/table.py`, such as `text.started`.",
         "",
         "Dropped: what the service announces but does not log, such as deltas, progress and catalogs. Permission",
         "requests, questions and forms are recorded, although the service does not log them.",
@@ -98,10 +97,6 @@ def _rows(rules: Iterable[Rule]) -> list[str]:
 def _state(rule: Rule) -> str:
     note = rule.note.rstrip(".")
     return f"`{rule.source}`" + (f" ({note[0].lower()}{note[1:]})" if note else "")
-
-
-def _list(names: frozenset[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def main() -> int:

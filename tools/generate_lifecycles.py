@@ -28,8 +28,7 @@ CHAPTERS = (
     (
         "Intent",
         "An intent is one piece of [background work](background.md). `refused` means that a limit prevented the\n"
-        "work. The background session that does an intent's work (also called a *phantom*) has no states of its\n"
-        "own: from `starting` on, the states of an intent are also those of its session.",
+        "work. From `starting` on, the states of an intent are also those of its background session.",
         INTENT,
     ),
     (

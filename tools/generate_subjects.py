@@ -144,14 +144,10 @@ HEADERS = (
 )
 
 DECISIONS = (
-    "A time is in milliseconds, not in ISO form, so one format fits every `ts`.",
-    'Sender and receiver always check `CG-Recursion-Depth`, not only "when strictness is required".',
     "A message for `enqueue` without a depth gets its chain's depth; if the chain has none, it is refused. A captured "
     "session whose parent is unknown has no depth.",
     "A command without a valid `traceparent` gets a span in the trace that is recorded for its `correlation_id`.",
-    "A suffix may have dots (`internal.delegate`), so an L0 subject has eight or more tokens.",
     "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
-    f"`cg_cmd_{PROTOCOL_VERSION}` is a work queue. The protocol's table of modes says so; its list does not.",
     "In a captured session, `turn_epoch` numbers the turns from 1, and a turn's outcome is in `stats.outcome`.",
     'A payload that is really of the form `{"$sha256": …}` looks forgotten, so verification tries both readings.',
 )
@@ -208,7 +204,7 @@ def _introduction() -> list[str]:
         *_prose(
             f"""`ver` is `{PROTOCOL_VERSION}`. `channel` says who may see the message (`{CHANNEL}`). `component` is one
             of {", ".join(f"`{each}`" for each in COMPONENTS)}. `durable` names the durable consumer: the position that
-            the server keeps for a reader. In a pattern, `*` matches one token, and a final `>` one or more."""
+            the server keeps for a reader."""
         ),
     ]
 
@@ -243,12 +239,9 @@ def _records() -> list[str]:
         "",
         *_prose(
             """The body of a record's message is the canonical event. So a reader can check the hash chain from the
-            messages alone: `DS-Hash` = sha256(previous ‖ event with its payload replaced by `{"$sha256": hex of the
-            canonical payload}`), where `previous` is the `DS-Hash` of the stream's previous record as 32 bytes, or
-            zeros. A record's L0 messages come before the record. Listeners on core NATS may get the last records of a
-            batch slightly out of order; the stream and `DS-Position` have the right order. On a server with
-            atomic batches,
-            the server's `Nats-Batch-` headers follow ours."""
+            messages alone: `DS-Hash` is the record's `hash`, which [protocol.md](protocol.md#the-log) defines. A
+            record's L0 messages come before the record. Listeners on core NATS may get the last records of a
+            batch slightly out of order; the stream and `DS-Position` have the right order."""
         ),
         *_example(message.subject, message.headers, json.loads(message.body)),
         "| `DS-Form` | body |",
@@ -395,9 +388,8 @@ def _streams() -> list[str]:
         "",
         *_prose(
             """The sidecar creates missing streams, with file storage, and corrects settings that differ from the table;
-            other settings stay. It refuses, and does not change, a stream with other storage, one that is sealed or a
-            mirror, one with overlapping subjects, and one that is a work queue where it should not be, or the
-            reverse."""
+            other settings stay. It refuses, and does not change, a stream of another kind, or one whose
+            subjects overlap."""
         ),
         "| stream | subjects | retention | age | what |",
         "|---|---|---|---|---|",
@@ -405,8 +397,7 @@ def _streams() -> list[str]:
         "",
         *_prose(
             """Workers with the same durable consumer share the messages of a work queue, so one of them gets each
-            command. Every durable consumer gets every event, at its own position. Only those that listen at that moment
-            get `str` messages."""
+            command. Every durable consumer gets every event, at its own position."""
         ),
     ]
 

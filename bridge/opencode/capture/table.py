@@ -75,8 +75,7 @@ RULES: tuple[Rule, ...] = (
         "user message; assistant message for errors; origin for forks",
         "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
         "different OpenCode agent answers from now on, for example `build` after `plan`. `lineage.forked` names the "
-        "origin of a fork: a copied prompt has a newer id, but keeps its time, with which the id of the original "
-        "begins. For a fork that a person asked for here, it also names the event, and where the fork ends.",
+        "origin of a fork. For a fork that a person asked for here, it also names the event, and where the fork ends.",
     ),
     Rule(
         "message.removed",
@@ -94,8 +93,7 @@ RULES: tuple[Rule, ...] = (
         ("turn.ended",),
         "user message",
         "`outcome` is `completed`, `failed`, `aborted`, `stopped` (ended after a tool, without a final answer), "
-        "`continued` (a compaction takes over) or `interrupted` (OpenCode died). After an abort or an error, OpenCode "
-        "still sends the last parts and a second idle. The turn ends with the second idle, or after 2 s at the latest.",
+        "`continued` (a compaction takes over) or `interrupted` (OpenCode died).",
     ),
     Rule(
         "message.part.updated",
@@ -105,8 +103,7 @@ RULES: tuple[Rule, ...] = (
         "part",
         "Recorded for a tool call that has completed or failed, a `step-finish`, a finished text or reasoning, "
         "or a `task` call that names its child session. `execution.step.started` says that a tool call began to run: "
-        "its tool, its id and the first 200 characters of each text of its input. Its `execution.step` tells "
-        "everything, so only that counts as a step.",
+        "its tool, its id and the first 200 characters of each text of its input. Its `execution.step` tells all.",
     ),
     Rule(
         "the note in the user message of a `!` command",
@@ -114,8 +111,7 @@ RULES: tuple[Rule, ...] = (
         "",
         ("human.input", "turn.started"),
         "user message",
-        "Held until the `bash` part arrives, which names the command (`shell`). The turn's trigger is `shell`, and it "
-        "has no model.",
+        "The turn's trigger is `shell`, and it has no model.",
     ),
     Rule(
         "tool.execute.after",
@@ -172,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         note="Reports busy or retrying; `idle` ends the turn, as `session.idle` does.",
     ),
     Rule("session.diff", "state", "nothing"),
-    Rule("message.part.delta", "drop", "nothing", note="May be lost; the final text part has the whole text."),
+    Rule("message.part.delta", "drop", "nothing", note="May be lost, as every `.delta`; the final part has all of it."),
     Rule("dispose", "drop", "nothing", note="The link's `bye` reports that the plugin instance ended."),
     Rule("todo.updated", "state", "nothing", note="The `todowrite` step contains the list."),
     Rule("file.edited", "state", "nothing", note="The tool's step names the file."),

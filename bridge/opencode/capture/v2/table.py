@@ -16,9 +16,7 @@ RULES: tuple[Rule, ...] = (
         "nothing",
         ("lifecycle.session.created", "agent.spawned"),
         "the session; the child session",
-        "The service's API describes the first session of a process, which is older than the plugin. `tool.progress` "
-        "or the end of the call names a child session; if neither does, it belongs to the open call with the same "
-        "description and agent. Background work: as in OpenCode 1.",
+        "As in OpenCode 1.",
     ),
     Rule(
         "forked",
@@ -118,14 +116,7 @@ RULES: tuple[Rule, ...] = (
         "assistant message and call",
         "As in OpenCode 1. Not rebuilt from the service's messages.",
     ),
-    Rule(
-        "tool.success",
-        "event",
-        "tool_ended",
-        ("execution.step",),
-        "assistant message and call",
-        "The tool's name is in `tool.input.started`.",
-    ),
+    Rule("tool.success", "event", "tool_ended", ("execution.step",), "assistant message and call"),
     Rule("tool.failed", "event", "tool_ended", ("execution.step",), "assistant message and call"),
     Rule(
         "shell.ended",
