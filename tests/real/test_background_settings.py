@@ -1,7 +1,7 @@
 """Background work with the real client under other settings, behind a proxy that refuses this machine: budgets and a
-person stop it, and so do the end of its OpenCode and silence.
+person stop it, and so does the end of its OpenCode.
 
-One OpenCode and one home for all tests.
+One OpenCode and one home for all tests. The first test has settings of its own; the budgets hold from the second on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) ->
     own = {"OPENCODE_EXPERIMENTAL_BACKGROUND_SUBAGENTS": "true"}
     with (
         RefusingProxy(model.port) as proxy,
-        with_plugin(opencode_binary, model, durable, BUDGETS, environment=proxy.environment | own) as opencode,
+        with_plugin(opencode_binary, model, durable, environment=proxy.environment | own) as opencode,
     ):
         opencode.sessions()  # loads the plugin
         yield opencode
@@ -79,7 +79,7 @@ def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
 def test_stop_ends_a_headless_opencode_that_has_no_work(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
-    settings(durable, "")
+    settings(durable, BUDGETS)
     parent = client.create_session("parent")
     client.prompt(parent, spawn("HOLD:work SAY:forty two"))
     model.wait_held("work")
@@ -95,8 +95,23 @@ def test_stop_ends_a_headless_opencode_that_has_no_work(
     wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
 
 
+def test_the_next_sidecar_knows_the_headless_one_by_its_proxy(client: RealOpenCode, durable: DurableStream) -> None:
+    durable.wait_linked()
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("SAY:forty two"))
+    one(durable, "completed", parent)
+    wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
+    headless = durable.status()["headless"]
+    # A sidecar that starts later takes the headless one for one of the same environment.
+    os.kill(killed := durable.wait_linked(), signal.SIGKILL)
+    durable.wait_running({killed})
+    durable.wait_linked()
+    client.prompt(parent, spawn("SAY:again"))
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["completed"] * 2, "the next work")
+    assert durable.status()["headless"] == headless
+
+
 def test_a_runaway_spawner_meets_its_budget(client: RealOpenCode, durable: DurableStream) -> None:
-    settings(durable, BUDGETS)
     parent = client.create_session("spawns in one answer")
     client.prompt(parent, " ".join(spawns(f"SAY:{n}", f"number {n}") for n in range(5)) + "THEN: SAY:spawned")
     states = ["completed"] * 3 + ["refused"] * 2
@@ -226,27 +241,3 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     assert durable.cli("spawn", "SAY:the result", *here, "--wait") == "the result\n"
     durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
     wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")
-
-
-def test_a_silent_one_is_stopped(client: RealOpenCode, durable: DurableStream, model: ModelServer) -> None:
-    settings(durable, "[phantom]\nsilence_minutes = 0.05\n")
-    parent = client.create_session("parent")
-    client.prompt(parent, spawn("HOLD:never SAY:late", "silent"))
-    wait_until(lambda: [i["code"] for i in intents(durable, parent)] == ["silence"], "the watchdog")
-    model.release("never")
-
-
-def test_the_next_sidecar_knows_the_headless_one_by_its_proxy(client: RealOpenCode, durable: DurableStream) -> None:
-    settings(durable, "")
-    parent = client.create_session("parent")
-    client.prompt(parent, spawn("SAY:forty two"))
-    one(durable, "completed", parent)
-    wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
-    headless = durable.status()["headless"]
-    # A sidecar that starts later takes the headless one for one of the same environment.
-    os.kill(killed := durable.wait_linked(), signal.SIGKILL)
-    durable.wait_running({killed})
-    durable.wait_linked()
-    client.prompt(parent, spawn("SAY:again"))
-    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["completed"] * 2, "the next work")
-    assert durable.status()["headless"] == headless

@@ -21,7 +21,6 @@ from tests.real.background import intents, one, only, refused, spawn, two_with_p
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode, free_port
-from tests.real.opencode2 import RealOpenCode2
 from tests.real.scripts import call
 from tests.real.test_notify import press
 from tests.sidecar.background.receiver import Receiver
@@ -136,30 +135,6 @@ def names_nothing_on_opencode_1(client: RealOpenCode, durable: DurableStream, mo
     assert_unforged(lambda: [part["text"] for part in client.parts(theirs, "text")])
 
 
-def names_nothing_on_opencode_2(client: RealOpenCode2, durable: DurableStream, model: ModelServer) -> None:
-    theirs, ours = client.new_session(), client.new_session()
-    client.prompt(theirs, spawn(f"HOLD:work2 SAY:{FORGED}", "hunter2"))
-    client.wait(theirs)
-    intent = one(durable, "running", theirs)["id"]
-    client.prompt(theirs, f"{call('checkpoint_ask', question='Delete it? hunter2')} THEN: SAY:heard")
-    asked = only(durable, "ask", background=False)["id"]
-
-    # Its own project may be read, so only what was asked and started is tried.
-    calls = [each for each in foreign_calls(intent, asked, theirs) if "stream_read" not in each]
-    client.prompt(ours, " ".join(calls))
-    client.wait(ours)
-    found = [p for m in client.messages(ours) for p in m.get("content", []) if p["type"] == "tool"]
-    assert [p["state"]["status"] for p in found] == ["error"] * len(calls)
-    assert "hunter2" not in json.dumps(client.messages(ours))
-
-    durable.cli("checkpoints", asked, "--answer", "keep it")
-    client.wait(theirs)
-    assert "keep it" in json.dumps(client.messages(theirs))
-    assert intents(durable, theirs)[0]["state"] == "running"
-    model.release("work2")
-    assert_unforged(lambda: [message.get("text", "") for message in client.messages(theirs)])
-
-
 def test_on_opencode_1(durable: DurableStream, phone: Receiver, opencode_binary: Path, model: ModelServer) -> None:
     config = {"permission": {"bash": "ask"}}
     with with_plugin(opencode_binary, model, durable, config=config, git=False) as client:
@@ -177,20 +152,9 @@ def test_on_opencode_1(durable: DurableStream, phone: Receiver, opencode_binary:
 
 
 def test_on_opencode_2(durable: DurableStream, phone: Receiver, model: ModelServer) -> None:
+    """What its permissions show; who may name what, and how many may ask, is the sidecar's rule for both versions."""
     durable.start()
     config: dict[str, Any] = {"permissions": [{"action": "shell", "resource": "*", "effect": "ask"}]}
     with two_with_plugin(model, durable, config=config) as client:
-        session = client.new_session()
-        client.prompt(session, spawn(f"CALL:shell {json.dumps({'command': LONG})}"))
+        client.prompt(client.new_session(), spawn(f"CALL:shell {json.dumps({'command': LONG})}"))
         assert_only_what_is_shown_is_allowed(durable, phone, lambda: intents(durable)[0]["state"] == "completed")
-        client.wait(session)
-        client.prompt(session, questions(MOST_ASKS + 3))
-
-        def states() -> list[str]:
-            parts = [part for message in client.messages(session) for part in message.get("content", [])]
-            calls = [part for part in parts if part["type"] == "tool" and part.get("name") == "checkpoint_ask"]
-            return [str(call["state"]["status"]) for call in calls]
-
-        assert_not_buried(durable, phone, states)
-        client.wait(session)
-        names_nothing_on_opencode_2(client, durable, model)

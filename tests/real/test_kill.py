@@ -56,10 +56,6 @@ def tool_is(status: str, tool: str = "bash") -> Callable[[Event], bool]:
     return predicate
 
 
-def part_is(kind: str) -> Callable[[Event], bool]:
-    return lambda event: event["properties"].get("part", {}).get("type") == kind
-
-
 def tool_says(word: str) -> Callable[[Event], bool]:
     def predicate(event: Event) -> bool:
         state = event["properties"].get("part", {}).get("state", {})
@@ -70,34 +66,26 @@ def tool_says(word: str) -> Callable[[Event], bool]:
 
 # The prompt, what it is answered, and when the sidecar dies: at an event of OpenCode's, or while the
 # model holds its answer ("a request named so is held"). Several moments are several kills in one prompt.
+# Each kind of moment is here once: `TestCrashes` in `test_translate.py` ends a sidecar at each event of a recording.
 Moment = Callable[[Event], bool] | str
-CHAIN = f"{bash('echo one')} THEN: {bash('echo two')} THEN: SAY:chained"
 CHILD = f"{task(bash('echo kid'))} THEN: SAY:fathered"
 ROUNDS: list[tuple[str, str, list[Moment]]] = [
     ("SAY:pong", "pong", [of_type("message.updated")]),
-    ("SAY:pong", "pong", [part_is("step-start")]),
-    ("REASON:hm\nSAY:pong", "pong", [part_is("reasoning")]),
     ("DRIP:4,0.05 SAY:a long answer", "a long answer", [of_type("message.part.delta")]),
-    ("SAY:pong", "pong", [part_is("step-finish")]),
     ("SAY:pong", "pong", [of_type("session.idle")]),
-    (CHAIN, "chained", [tool_is("pending")]),
-    (CHAIN, "chained", [tool_is("running")]),
-    (CHAIN, "chained", [tool_is("completed")]),
-    (f"{bash('echo one')} {bash('echo two')} THEN: SAY:both", "both", [tool_is("completed")]),
+    (f"{bash('echo one')} {bash('echo two')} THEN: SAY:both", "both", [tool_is("running")]),
     (CHILD, "fathered", [of_type("session.created")]),
-    (CHILD, "fathered", [tool_is("completed")]),
     (CHILD, "fathered", [tool_is("completed", "task")]),
     (
         f"HOLD:a {bash('echo one')} THEN: HOLD:b {task('HOLD:c ' + bash('echo kid') + ' THEN: HOLD:d SAY:kid')} "
-        "THEN: HOLD:e SAY:held",
+        "THEN: SAY:held",
         "held",
-        ["a", "b", "c", "d", "e"],
+        ["a", "b", "c", "d"],
     ),
-    (f"{bash('echo one')} THEN: HOLD:f SAY:held", "held", [tool_is("running"), "f"]),
 ]
 
 
-def test_twenty_kills_of_the_sidecar(
+def test_ten_kills_of_the_sidecar(
     durable: DurableStream, opencode: RealOpenCode, model: ModelServer, events: EventStream
 ) -> None:
     killed: list[int] = []
@@ -129,7 +117,7 @@ def test_twenty_kills_of_the_sidecar(
         else:
             durable.wait_running()  # it dies while it takes what the one before left
         ask(sessions[number % len(sessions)], prompt, answer, moments)
-    assert len(killed) == len(set(killed)) == 20
+    assert len(killed) == len(set(killed)) == 10
     times = f"prompts took {min(took):.2f} to {max(took):.2f} s"
     for session in sessions:
         durable.assert_recorded(expected(family(opencode, session)), times)

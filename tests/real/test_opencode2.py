@@ -176,13 +176,10 @@ def disturbed(number: int) -> list[str]:
 
 IN = {
     "text": "DRIP:40,0.05 SAY:at last",
-    "tool": f"{call('shell', command='sleep 2')} THEN: SAY:after the tool",
     "ask": f"{call('shell', command='printf 4')} THEN: SAY:after the ask",
 }
-
-
-CASES = [("text", "kill", False), ("text", "term", True), ("tool", "kill", True), ("tool", "term", False)]
-CASES += [("ask", "kill", True), ("ask", "term", False)]
+CASES = [("text", "term", True), ("ask", "kill", True), ("ask", "term", False)]
+"""The scenarios `cut`, `crash` and `sigterm` are the others: a service that ends alone in a text or a tool."""
 
 
 @pytest.mark.parametrize(("where", "how", "both"), CASES)

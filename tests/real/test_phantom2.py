@@ -150,21 +150,6 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     durable.stop()
 
 
-def test_a_restarted_service_continues_by_itself_and_is_not_prompted_again(
-    client: RealOpenCode2, durable: DurableStream, model: ModelServer
-) -> None:
-    """After an orderly end; the whole line above has a kill."""
-    before = sessions(client)
-    parent, session = spawned(client, durable, "HOLD:restart SAY:never")
-    model.wait_held("restart")
-    restart(client, kill=False)
-    model.release("restart")
-    done = one(durable, "completed", parent)
-    assert done["session"] == session and CONTINUED in done["result"]
-    settled(client, durable, parent, session)
-    assert_once(client, before, parent, session)
-
-
 def test_work_that_ended_while_no_sidecar_ran_is_over(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer
 ) -> None:

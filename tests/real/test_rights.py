@@ -1,7 +1,8 @@
 """Background work does no more than the session that asks for it: each way to forbid a tool, with both versions.
 
-``RAN`` is what the forbidden command would print. Each way is tried directly, and then by background work: started by
-the tool in a worktree, by the command line in the shared files, and by background work itself.
+``RAN`` is what the forbidden command would print. Each way is tried directly, and then by background work that the
+tool starts in a worktree. Without a ban, and with one of the session alone, the command line also starts work, in the
+shared files, and background work does itself: how rights come to work does not depend on what gave them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ RAN = "ran-42"
 DENY = {"permission": {"bash": "deny"}}
 AGENT = {"agent": {"careful": {"mode": "all", "description": "careful", **DENY}}}
 WAYS = ("nothing", "agent", "session", "config")
+FULL = ("nothing", "session")
 """What forbids the shell. The configuration is last, because it stays."""
 
 
@@ -51,24 +53,28 @@ def shell(tool: str) -> str:
     return f"CALL:{tool} {json.dumps({'command': 'echo ran-$((40+2))', 'description': 'count'})}"
 
 
-def script(tool: str) -> str:
-    """A script that runs the command, and starts work that does, and work that starts such work."""
+def script(tool: str, way: str) -> str:
+    """A script that runs the command, and starts work that does, and in some ways work that starts such work."""
     below = spawns(spawns(shell(tool), "below", isolation="shared"), "hands on", isolation="shared")
-    return " ".join([shell(tool), spawns(shell(tool), "tool", isolation="worktree"), below])
+    return " ".join([shell(tool), spawns(shell(tool), "tool", isolation="worktree"), *([below] if way in FULL else [])])
 
 
-def did(durable: DurableStream, parent: str, directory: Path, ask: Callable[[], str], tool: str) -> dict[str, bool]:
+def did(
+    durable: DurableStream, parent: str, directory: Path, ask: Callable[[], str], tool: str, way: str
+) -> dict[str, bool]:
     """Where the command ran: in the session itself, and in each background work that came from it."""
     said = {"direct": ask()}
-    words = ("--title", "command", "--isolation", "shared", "--directory", str(directory))
-    durable.lines("spawn", shell(tool), *words, "--parent", parent)
-    wait_until(lambda: len(intents(durable, parent)) == 4, "all work")
+    if way in FULL:
+        words = ("--title", "command", "--isolation", "shared", "--directory", str(directory))
+        durable.lines("spawn", shell(tool), *words, "--parent", parent)
+    works = {"tool", "command", "below", "hands on"} if way in FULL else {"tool"}
+    wait_until(lambda: len(intents(durable, parent)) == len(works), "all work")
     wait_until(lambda: all(i["ended"] for i in intents(durable, parent)), "the end of all work")
     for intent in intents(durable, parent):
         assert intent["state"] == "completed", intent["reason"]
         said[intent["title"]] = intent["result"]
-    assert len(said) == 5
-    del said["hands on"]
+    assert set(said) == works | {"direct"}
+    said.pop("hands on", None)
     return {title: RAN in text for title, text in said.items()}
 
 
@@ -87,9 +93,9 @@ def test_what_the_environment_of_an_opencode_forbids_it_forbids_its_background_w
         parent = client.create_session("parent")
 
         def ask() -> str:
-            return json.dumps(client.prompt(parent, script("bash")))
+            return json.dumps(client.prompt(parent, script("bash", "environment")))
 
-        found = did(durable, parent, client.project, ask, "bash")
+        found = did(durable, parent, client.project, ask, "bash", "environment")
         assert found == dict.fromkeys(found, False)
 
 
@@ -105,9 +111,9 @@ def test_what_opencode_1_refuses_a_session_it_refuses_its_background_work(
     agent = {"agent": "careful"} if way == "agent" else {}
 
     def ask() -> str:
-        return json.dumps(one.prompt(parent, script("bash"), **agent))
+        return json.dumps(one.prompt(parent, script("bash", way), **agent))
 
-    found = did(durable, parent, one.project, ask, "bash")
+    found = did(durable, parent, one.project, ask, "bash", way)
     assert found == dict.fromkeys(found, way == "nothing")
 
 
@@ -127,9 +133,9 @@ def test_what_opencode_2_refuses_a_session_it_refuses_its_background_work(
         two.api("POST", f"/api/session/{parent}/agent", {"agent": "careful"})
 
     def ask() -> str:
-        two.prompt(parent, script("shell"))
+        two.prompt(parent, script("shell", way))
         two.wait(parent)
         return next(json.dumps(m) for m in reversed(two.messages(parent)) if m["type"] == "assistant")
 
-    found = did(two_durable, parent, two.project, ask, "shell")
+    found = did(two_durable, parent, two.project, ask, "shell", way)
     assert found == dict.fromkeys(found, way == "nothing")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,29 +53,6 @@ def test_two_copies_of_the_plugin_record_once(
         # By now, everything from the slower copy has arrived.
         durable.assert_recorded(expected(told))
         wait_until(lambda: client.leftovers() == [], "the end of all processes")
-
-
-def test_two_opencodes_share_one_sidecar(durable: DurableStream, opencode_binary: Path, model: ModelServer) -> None:
-    how: dict[str, Any] = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "serve": False}
-    with (
-        RealOpenCode(opencode_binary, model.port, **how) as one,
-        RealOpenCode(opencode_binary, model.port, **how) as other,
-        ThreadPoolExecutor(2) as both,
-    ):
-        list(both.map(RealOpenCode.start, (one, other)))
-        # Both find no sidecar and start one.
-        sessions = list(both.map(RealOpenCode.create_session, (one, other)))
-        list(both.map(RealOpenCode.prompt, (one, other), sessions, [bash("echo hi")] * 2))
-        for client, session in zip((one, other), sessions, strict=True):
-            durable.assert_recorded(expected(family(client, session)))
-        status = durable.status()
-        assert {link["directory"] for link in status["links"]} == {str(one.project), str(other.project)}
-        assert {link["pid"] for link in status["links"]} == {one.pid, other.pid}
-        assert status["sidecar"]["pid"] == durable.running()
-        wait_until(lambda: durable.processes(one, other) == [durable.running()], "one sidecar alone")
-        durable.assert_whole()
-        durable.end_with(one, other)
-        wait_until(lambda: one.leftovers() + other.leftovers() == [], "the end of all processes")
 
 
 def test_off_then_on_in_new_processes_and_sessions_of_the_command_line(

@@ -31,13 +31,10 @@ def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2
         yield opencode
 
 
-@pytest.fixture(params=["registered", "unregistered"])
-def other(client: RealOpenCode2, model: ModelServer, request: pytest.FixtureRequest) -> Iterator[RealOpenCode2]:
-    """A server of the same user that began later: a service with another state directory, or one that no file names."""
-    kind = RealOpenCode2 if request.param == "registered" else Unregistered
-    environment = {"XDG_STATE_HOME": str(client.root / "state2")} if request.param == "registered" else {}
-    options = {"config": {"snapshot": False}, "environment": environment}
-    with kind(client.binary, model.port, root=client.root, **options) as opencode:  # type: ignore[arg-type]
+@pytest.fixture
+def other(client: RealOpenCode2, model: ModelServer) -> Iterator[RealOpenCode2]:
+    """A server of the same user that began later and that no file names: only its plugin can tell of it."""
+    with Unregistered(client.binary, model.port, root=client.root, config={"snapshot": False}) as opencode:
         yield opencode
 
 

@@ -7,8 +7,6 @@ reports what OpenCode itself knows of their sessions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -53,20 +51,6 @@ def session_of(opencode: RealOpenCode, text: str) -> str:
 
 def links(durable: DurableStream) -> list[Json]:
     return list(durable.status()["links"])
-
-
-def test_two_windows_on_one_project(opencode: RealOpenCode, durable: DurableStream) -> None:
-    with ExitStack() as stack, ThreadPoolExecutor(2) as both:
-        windows = [stack.enter_context(window(opencode)) for _ in range(2)]
-        list(both.map(lambda terminal: terminal.wait_for(READY), windows))
-        list(both.map(Terminal.prompt, windows, ["SAY:one", "SAY:other"], ["one", "other"]))
-        assert {link["pid"] for link in links(durable)} == {terminal.process.pid for terminal in windows}
-        assert {link["directory"] for link in links(durable)} == {str(opencode.project)}
-        windows[0].prompt("SAY:more", "more")
-        for text in ("SAY:one", "SAY:other"):
-            durable.assert_recorded(expected(family(opencode, session_of(opencode, text), agent="build")))
-        assert [terminal.quit() for terminal in windows] == [0, 0]
-    durable.assert_whole()
 
 
 def test_an_ide_and_an_attached_terminal(opencode: RealOpenCode, durable: DurableStream) -> None:
