@@ -68,7 +68,7 @@ async def test_every_row_of_the_newest_records_runs(tmp_path: Path, monkeypatch:
 
 
 async def test_every_row_of_the_inspector_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_EVENTS", "3000")
+    monkeypatch.setenv("BENCH_EVENTS", "600")
     monkeypatch.setattr(inspector, "OPENED", 1)
     monkeypatch.setattr(inspector, "ROUNDS", 1)
     rows = await inspector.measure(tmp_path, 0.02)

@@ -19,7 +19,7 @@ from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from tests.bridge.opencode import playing, playing2
 
-EXAMPLES = int(os.environ.get("VALUES", "150"))
+EXAMPLES = int(os.environ.get("VALUES", "75"))
 
 NAMES_THINGS = frozenset(
     {"id", "sessionID", "messageID", "parentID", "requestID", "permissionID", "partID", "sessionId", "aggregateID"}

@@ -35,7 +35,7 @@ from tests.streams.survivors import check, whole
 from tests.torture.figures import note, seeded
 
 CHUNKS = size("KILL_CHUNKS", 1)
-IMAGES = size("IMAGES", 120)
+IMAGES = size("IMAGES", 60)
 LENGTH = 200 if is_set("KILL_CHUNKS") or is_set("IMAGES") else 48
 """Operations of the script; the short one has all kinds of them too."""
 BETWEEN = 30

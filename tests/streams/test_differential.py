@@ -247,7 +247,7 @@ def test_the_stores_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=size("SEQUENCES", 40),
+            max_examples=size("SEQUENCES", 20),
             stateful_step_count=10,
             deadline=None,
             derandomize=not is_set("SEQUENCES"),

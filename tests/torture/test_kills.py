@@ -22,7 +22,7 @@ from tests.torture.figures import note, percentile, seeded
 from tests.torture.load import Lane, expected
 from tests.torture.sidecars import HANG_S, RunningSidecar
 
-KILLS = size("SIDECAR_KILLS", 6)
+KILLS = size("SIDECAR_KILLS", 4)
 HOMES = 2
 """How many stores are killed in parallel."""
 LANES = 3

@@ -20,7 +20,7 @@ from tests.torture.figures import note
 from tests.torture.many_homes import AGENTS, LEASE_S, World, handled, undisturbed, until, world
 from tests.torture.sidecars import ask
 
-FAULTS = size("HOME_FAULTS", 6)
+FAULTS = size("HOME_FAULTS", 4)
 COMMANDS = 6
 """Commands around one fault."""
 

@@ -31,7 +31,7 @@ from tests.torture.hostile import N64, hooks_corpus, hostile_message, mutate
 
 MESSAGES = size("MESSAGES", 1500)
 HOOKS = size("HOOKS", 1000)
-BIG_BYTES = size("BIG_BYTES", 400_000)
+BIG_BYTES = size("BIG_BYTES", 100_000)
 
 HANG_S = 1.0
 """Most processor time one input may cost: the sidecar's loop serves nobody meanwhile."""

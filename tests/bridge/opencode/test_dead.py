@@ -34,7 +34,7 @@ def content(events: list[StreamEvent]) -> dict[str, Any]:
 def test_hooks_that_come_after_the_end_are_recorded_once_and_begin_no_turn_again(name: str) -> None:
     items = recording(name)
     wanted = content(list(play(name).log.events.values()))
-    for cut in range(1, len(items), 1 + len(items) // 12):
+    for cut in range(1, len(items), 1 + len(items) // 6):
         player = Player()
         player.feed(items[:cut])
         end_all(player)
