@@ -27,16 +27,13 @@ SEEN = "(only) => axe.run({resultTypes: ['violations'], ...only}).then(found => 
 PAGES = {
     "/": ".row",
     "/?q=login": ".hit",
-    "/?q=nothing+has+this": ".empty",
     f"/s/{ROOT}": ".talk > *",
-    f"/s/{ROOT}?at=14": ".past",
     f"/s/{ROOT}/timeline": ".lanes",
     f"/s/{ROOT}/files": ".diff",
     f"/s/{ROOT}/events": ".events tr",
     "/work": ".page",
     "/costs": ".sums",
     "/health": "#main dl",
-    "/nope": "#main h1",
     f"/compare/{ROOT}": ".sums",
     f"/compare/{ROOT}/ses_dff2906baffeAePlLpyxcsvWdu": ".sums",
 }
