@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,13 +12,11 @@ import pytest
 from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import MAX_FRAME_BYTES
 from sidecar.failure import Failure
-from sidecar.home import Home, SidecarInfo
+from sidecar.home import Home
 from sidecar.record.playing.play import play
-from sidecar.record.playing.progress import Progress
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
-from streams.stores.jsonl.reader import JsonlReader
 from tests.sidecar.cli.helpers import ROOT, append, events_of, run, run_process
 from tests.sidecar.support import RECORDINGS, serving, wait_for
 
@@ -49,27 +45,6 @@ def test_a_damaged_log_is_refused_with_file_and_line(home: Home) -> None:
 def test_serve_in_the_foreground_says_where_it_listens(home: Home, tmp_path: Path) -> None:
     with (tmp_path / "printed").open("w+") as printed, serving(home, output=printed) as info:
         wait_for(lambda: f"on port {info.port}" in (tmp_path / "printed").read_text(), "it says so")
-
-
-async def test_killed_again_and_again_a_recording_is_recorded_once(home: Home) -> None:
-    killed: list[SidecarInfo] = []
-    acked = 0
-
-    def kill(progress: Progress) -> None:
-        nonlocal acked
-        info = home.running()
-        # Each sidecar that acknowledged something, except the last ones, so that the test ends.
-        if len(killed) < 3 and info is not None and info not in killed and progress.acked > acked:
-            acked = progress.acked
-            killed.append(info)
-            os.kill(info.pid, signal.SIGKILL)
-
-    async with asyncio.timeout(120):
-        # So slowly that what is left is more than one sidecar after the next acknowledges at once.
-        await play(home, RECORDINGS / "permission_child.jsonl", nonce=NONCE, on_progress=kill, speed=0.6)
-    assert len(killed) >= 2
-    keys = [record.event.idempotency_key async for record in JsonlReader(home.store_path).read_all()]
-    assert keys == [event.idempotency_key for event in recorded("permission_child")], "as undisturbed"
 
 
 @pytest.mark.parametrize(

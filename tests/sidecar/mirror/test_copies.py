@@ -65,9 +65,8 @@ def told(copy: Copy, *arguments: str) -> str:
     return " ".join(done.out.split())
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-def test_what_the_log_pruned_is_no_fault_and_is_told_before_it_is_lost(copy: Copy, backend: Any) -> None:
-    copy.make(backend=backend).publish()
+def test_what_the_log_pruned_is_no_fault_and_is_told_before_it_is_lost(copy: Copy) -> None:
+    copy.make(backend="sqlite").publish()  # what removes moves another log there first
 
     async def work(log: Log) -> int:
         sizes = await log.sizes()
