@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 SHIM := plugin-shim
 # Many tests wait for processes of their own, so five workers share two cores. A worker and the OpenCodes of
 # its tests need about 1.2 GB. The tests of the unit part wait less.
-# The tests with OpenCode are few to a file and long. `tests/conftest.py` puts them first; handed out in that order, and
-# not by the number of tests in a file, they do not come last, when nothing is left to run beside them.
+# The tests with OpenCode are few to a file and long. `tests/conftest.py` puts them first, and beside them those that
+# wait; handed out in that order, and not by the number of tests in a file, they do not come last, when nothing is left
+# to run beside them.
 SHARED := --dist loadfile --no-loadscope-reorder
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 WORKERS ?= $(shell echo $$(( $(CORES) * 5 / 2 )))

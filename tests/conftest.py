@@ -38,9 +38,26 @@ def pytest_configure(config: pytest.Config) -> None:
     install(Target.everywhere(world), shim=shim_path(), command=command, home=place / "home", cwd=place, environ=world)
 
 
+LONG = ("tests/real/",)
+WAITING = ("tests/torture/", "tests/sidecar/mirror/", "tests/sidecar/test_")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long files, so that no worker is left alone with one of them at the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(("tests/real/", "tests/torture/")))
+    """Begin with the long files, so that no worker is left alone with one of them at the end.
+
+    Beside them come those that mostly wait for processes: the processors are then neither crowded at first nor idle
+    later.
+    """
+    files = list(dict.fromkeys(file_of(item) for item in items))
+    places = dict.fromkeys(files, (1, 0.0))
+    for beginnings in (LONG, WAITING):
+        group = [name for name in files if name.startswith(beginnings)]
+        places |= {name: (0, number / len(group)) for number, name in enumerate(group)}
+    items.sort(key=lambda item: places[file_of(item)])
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

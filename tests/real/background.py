@@ -38,7 +38,6 @@ def two_with_plugin(
 ) -> Iterator[RealOpenCode2]:
     """A service of OpenCode 2 with the plugin, which starts sidecars with ``command``; all of them end with it."""
     plugins = {PLUGIN: durable.plugin(command=command)}
-    config = {"snapshot": False} | (config or {})
     with RealOpenCode2(
         binary_path(VERSION_2), model.port, config=config, plugins=plugins, plugin_scope="global"
     ) as opencode:

@@ -48,7 +48,7 @@ def opencode(
     request: pytest.FixtureRequest, opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> Iterator[RealOpenCode]:
     """The module's running OpenCode with the plugin, configured by ``OPENCODE``. No process is left of it."""
-    config = {"snapshot": False, **getattr(request.module, "OPENCODE", {})}
+    config = getattr(request.module, "OPENCODE", {})
     with RealOpenCode(opencode_binary, model.port, config=config, plugins={PLUGIN: durable.plugin()}) as client:
         yield client
         durable.end_with(client)

@@ -77,8 +77,8 @@ class RealOpenCode(OpenCodeApi):
             root share their sessions, as two OpenCode windows of one user do.
         serve: start ``opencode serve`` on entering; else only ``run`` and ``start`` start anything.
         lean: with an empty list of the world's models, which it would read at its first prompt, a terminal without
-            animations, and an engine that compiles less and frees no memory. That saves more than half of what a short
-            life of OpenCode 1 costs. False for an OpenCode as users have it.
+            animations, no copy of the project at each step, and an engine that compiles less and frees no memory. That
+            saves more than half of what a short life of OpenCode 1 costs. False for an OpenCode as users have it.
     """
 
     def __init__(
@@ -302,6 +302,7 @@ class RealOpenCode(OpenCodeApi):
             "small_model": f"mock/{MODEL_ID}",
             "share": "disabled",
             "autoupdate": False,
+            "snapshot": not self._lean,
             "enabled_providers": ["mock"],
             "provider": {
                 "mock": {

@@ -26,7 +26,7 @@ WIDE = 150
 def test_long_turns_ring_and_work_is_shown_cancelled_answered_and_ends_with_a_toast(
     model: ModelServer, tmp_path: Path
 ) -> None:
-    config = {"snapshot": False, "permission": {"bash": "ask"}}
+    config = {"permission": {"bash": "ask"}}
     with (
         Receiver() as phone,
         DurableStream(tmp_path / "home") as durable,

@@ -31,7 +31,7 @@ async def both(
     client = RealOpenCode2(
         binary_path(VERSION_2),
         model.port,
-        config={"snapshot": False, **asking("bash")},
+        config=asking("bash"),
         plugins={PLUGIN: DurableStream(home.path).plugin()},
         plugin_scope="global",
     )

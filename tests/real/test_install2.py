@@ -97,7 +97,7 @@ def opencode2(
     places += [each for each in os.environ["PATH"].split(os.pathsep) if not Path(each, EXECUTABLE.name).exists()]
     environment = {"PATH": os.pathsep.join(places), "DURABLE_STREAM_HOME": str(durable.home)}
     environment |= {"npm_config_registry": registry.url, "npm_config_offline": "false"}
-    return RealOpenCode2(binary_path(VERSION_2), model.port, config={"snapshot": False}, environment=environment)
+    return RealOpenCode2(binary_path(VERSION_2), model.port, environment=environment)
 
 
 def put(client: RealOpenCode2, durable: DurableStream, place: str) -> None:

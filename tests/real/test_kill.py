@@ -39,7 +39,7 @@ SUICIDAL = """(plugin) => async (given) => {
 @pytest.fixture(scope="module")
 def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
     plugins = {PLUGIN: durable.plugin()}
-    with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
+    with RealOpenCode(opencode_binary, model.port, plugins=plugins) as client:
         yield client
         durable.end_with(client)
 
@@ -161,7 +161,7 @@ def test_opencode_killed_after_five_hooks_before_it_is_linked_and_when_it_is(
 ) -> None:
     with DurableStream(tmp_path / "home") as durable:
         plugins = {PLUGIN: durable.plugin(around=SUICIDAL)}
-        with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
+        with RealOpenCode(opencode_binary, model.port, plugins=plugins) as client:
             for kills in (1, 2):
                 if kills == 2:
                     client.create_session()

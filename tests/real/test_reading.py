@@ -17,7 +17,7 @@ from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 pytestmark = pytest.mark.real_opencode
 
 # Without an agent for titles a session keeps the one it was made with.
-CONFIG = {"snapshot": False, "permission": {"bash": "ask"}, "agent": {"title": {"disable": True}}}
+CONFIG = {"permission": {"bash": "ask"}, "agent": {"title": {"disable": True}}}
 ASKS = 'CALL:bash {"command": "echo x; ls", "description": "d"} THEN: SAY:done'
 WIDTH = 80
 

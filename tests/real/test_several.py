@@ -16,8 +16,6 @@ from tests.real.scripts import bash, call
 
 pytestmark = pytest.mark.real_opencode
 
-CONFIG = {"snapshot": False}
-
 
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[DurableStream]:
@@ -30,7 +28,7 @@ def test_two_copies_of_the_plugin_record_once(
     durable: DurableStream, opencode_binary: Path, model: ModelServer
 ) -> None:
     plugins = {PLUGIN: durable.plugin()}
-    with RealOpenCode(opencode_binary, model.port, config=CONFIG, plugins=plugins, serve=False) as client:
+    with RealOpenCode(opencode_binary, model.port, plugins=plugins, serve=False) as client:
         place = client.config_directory / "plugin" / PLUGIN
         place.parent.mkdir()
         place.write_text(durable.plugin())
@@ -58,7 +56,7 @@ def test_two_copies_of_the_plugin_record_once(
 def test_off_then_on_in_new_processes_and_sessions_of_the_command_line(
     durable: DurableStream, opencode_binary: Path, model: ModelServer, tmp_path: Path
 ) -> None:
-    how: dict[str, Any] = {"config": CONFIG, "plugins": {PLUGIN: durable.plugin()}, "root": tmp_path / "opencode"}
+    how: dict[str, Any] = {"plugins": {PLUGIN: durable.plugin()}, "root": tmp_path / "opencode"}
     off = {"DURABLE_STREAM": "off"}
     with RealOpenCode(opencode_binary, model.port, environment=off, serve=False, **how) as client:
         without = client.run("SAY:same words", "--title", "before")

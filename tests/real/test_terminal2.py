@@ -68,7 +68,7 @@ def services(durable: DurableStream, client: RealOpenCode2) -> list[tuple[str, s
 
 def opencode2(model: ModelServer) -> RealOpenCode2:
     """An OpenCode 2 whose service is not running yet."""
-    return RealOpenCode2(binary_path(VERSION_2), model.port, config={"snapshot": False}, serve=False)
+    return RealOpenCode2(binary_path(VERSION_2), model.port, serve=False)
 
 
 def screen_of(client: RealOpenCode2) -> list[str]:

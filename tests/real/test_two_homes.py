@@ -28,7 +28,7 @@ async def test_a_home_killed_in_a_call_of_the_model_costs_no_prompt_and_another_
     async with world(tmp_path / "world", take_over=True) as made:
         first, second = made.homes
         plugins = {PLUGIN: DurableStream(first.one.home.path).plugin(command=starter)}
-        with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, plugins=plugins) as client:
+        with RealOpenCode(opencode_binary, model.port, plugins=plugins) as client:
             session = await asyncio.to_thread(client.create_session)
             held = await first.owned()
             await until(lambda: counted(first, made.sent))  # no earlier call is under way

@@ -61,7 +61,7 @@ MEMORY_LIMIT = 32 * 2**20
 @pytest.fixture(scope="module")
 def opencode(opencode_binary: Path, model: ModelServer) -> Iterator[RealOpenCode]:
     environment = {"BUN_JSC_useGC": "1"}  # a test measures its memory
-    with RealOpenCode(opencode_binary, model.port, config={"snapshot": False}, environment=environment) as client:
+    with RealOpenCode(opencode_binary, model.port, environment=environment) as client:
         yield client
         client.terminate()
         # The plugin says nothing, whatever happens to it, so it never spoils the screen of a terminal either: the last

@@ -30,7 +30,7 @@ def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelS
         one.prompt(old, 'CALL:bash {"command": "echo x", "description": "d"} THEN: SAY:in one')
         sidecar = durable.wait_linked()
         binary = binary_path(VERSION_2)
-        with RealOpenCode2(binary, model.port, root=one.root, config={"snapshot": False}) as two:
+        with RealOpenCode2(binary, model.port, root=one.root) as two:
             new = two.new_session()  # a terminal of 1 is still open
             two.prompt(new, 'CALL:shell {"command": "echo x"} THEN: SAY:in two')
             one.prompt(old, "SAY:still in one")

@@ -21,7 +21,7 @@ from tests.real.terminal import READY, Terminal
 pytestmark = pytest.mark.real_opencode
 
 # Without an agent for titles a session keeps the one it was made with, which is the one that is recorded.
-CONFIG = {"snapshot": False, "agent": {"title": {"disable": True}}}
+CONFIG = {"agent": {"title": {"disable": True}}}
 
 
 @pytest.fixture(scope="module")
