@@ -1,4 +1,4 @@
-"""Several copies of the plugin, several OpenCodes, sessions from before, and the off switch."""
+"""Several copies of the plugin, sessions from before, and the off switch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to use OpenCode is recorded: windows, an IDE and its clients. The command line is in ``test_several.py``.
+"""An IDE and its clients are recorded. A window alone is in ``test_reading.py``, the commands in ``test_several.py``.
 
 All work in one project on one home. Afterwards a server of the same user, with the plugin switched off,
 reports what OpenCode itself knows of their sessions.
