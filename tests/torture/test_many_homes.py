@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,11 +113,14 @@ async def take_over(made: World) -> None:
     second.configure(agents=AGENTS, lease_seconds=LEASE_S, take_over="true")
     await second.start()
 
+    taken: dict[str, Any] = {}
+
     async def is_taken() -> bool:
-        return bool((await second.owned())["held"])
+        nonlocal taken
+        taken = await second.owned()
+        return bool(taken["held"])
 
     await until(is_taken)
-    taken = await second.owned()
     assert taken["epoch"] > held["epoch"] and taken["owner"] != held["owner"] and not taken["problem"]
     await made.send(COMMANDS)
 
