@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
@@ -215,10 +216,11 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
     environment = {**os.environ, **sizes, "TORTURE_SEED": str(seed + number), "TORTURE_FIGURES": str(figures)}
     tests = [argument.replace("{n}", str(number)) for argument in part.tests]
     began = time.monotonic()
-    with log.open("w") as output:
+    # Chunks that run beside each other must not tidy up one temporary directory.
+    with log.open("w") as output, TemporaryDirectory(prefix="torture-") as place:
         try:
             code: int | None = subprocess.run(
-                [sys.executable, "-m", "pytest", *tests],
+                [sys.executable, "-m", "pytest", "--basetemp", f"{place}/t", *tests],
                 cwd=ROOT,
                 env=environment,
                 stdout=output,
