@@ -112,7 +112,12 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "5.10": (
         "ui",
         "action",
-        {"action_id": "act_1", "agent_id": "ui_worker", "tool_name": "approve", "args": {"checkpoint": "per_1"}},
+        {
+            "action_id": "act_1",
+            "agent_id": "ui_worker",
+            "tool_name": "answer",
+            "args": {"checkpoint": "chk_1", "answer": ["once"]},
+        },
     ),
     "5.11": ("ui", "action_ack", {"action_id": "act_1", "agent_id": "ui_worker", "status": "accepted"}),
 }
@@ -279,8 +284,8 @@ def _families() -> list[str]:
             f"""A body is canonical JSON of at most {MAX_BODY // 1024} KiB. Fields that are not listed are kept.
             Required fields are **bold**. {_PLAIN[0].upper()}{_PLAIN[1:]}, unless the list says otherwise; an
             object has at most {MAX_OBJECT // 1024} KiB. `evt.agent…`, `cmd.…` and `str.…` are short for the
-            full `cg.…` subject. A message
-            of the inbox has no subject: a wakeup announces it. The headers are those [below](#headers)."""
+            full `cg.…` subject. An inbox message is a command `inbox.…`; a wakeup announces it. The headers are
+            those [below](#headers)."""
         ),
         *(line for family in FAMILIES for line in _family(family)),
     ]
