@@ -43,7 +43,7 @@ class Rows(Protocol):
         """All marks from ``first`` on and below ``end`` that a row has."""
 
     def number(self, key: str) -> int | None:
-        """A key's place in the order in which keys were first put; ``None`` if there is no such row."""
+        """The place of a row among all rows, which are ordered by when each was first put; ``None`` without a row."""
 
     def bodies(self, prefix: str) -> dict[str, bytes]:
         """Every body whose key begins with ``prefix``, in the order in which the keys were first put."""

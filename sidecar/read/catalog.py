@@ -343,7 +343,7 @@ class Catalog(Lineage[SessionView]):
         return [stream.id for stream in self.streams.values() if stream.sessions and place_of(stream) == place]
 
     def whole(self) -> Catalog:
-        """This catalog, with everything in memory. Whoever asks for most sessions gets them sooner from it."""
+        """This catalog with everything in memory, which is quicker for a caller that reads most sessions."""
         return self
 
     def part(self, streams: Set[str]) -> Catalog:

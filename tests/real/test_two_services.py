@@ -33,7 +33,7 @@ def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2
 
 @pytest.fixture
 def other(client: RealOpenCode2, model: ModelServer) -> Iterator[RealOpenCode2]:
-    """A server of the same user that began later and that no file names: only its plugin can tell of it."""
+    """A later server of the same user. No file names it, so the sidecar learns of it from its plugin alone."""
     with Unregistered(client.binary, model.port, root=client.root) as opencode:
         yield opencode
 
