@@ -36,9 +36,8 @@ def user(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arguments", [(), ("--service",)])
-def test_an_installation_lets_nobody_else_write(user: Path, arguments: tuple[str, ...]) -> None:
-    install(user, 0o000, *arguments)
+def test_an_installation_lets_nobody_else_write(user: Path) -> None:
+    install(user, 0o000)
     files = [path for path in user.rglob("*") if path.is_file()]
     assert "durable-stream.js" in {path.name for path in files}
     assert open_to_others(user) == []

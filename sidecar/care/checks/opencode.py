@@ -14,7 +14,6 @@ from pathlib import Path
 from sidecar.background.hosts.lacks import MEANINGS, lacks_of
 from sidecar.care.checks.asking import refused_plugin
 from sidecar.care.checks.check import Check, Fix, Plugin, Scene, again
-from sidecar.failure import Failure
 from sidecar.install.npm import (
     BOTH_READ,
     PLUGIN_PACKAGE,
@@ -300,22 +299,6 @@ def _check_directory(scene: Scene, directory: Path) -> list[Check]:
         hint = f"to avoid the wait, set fetch-retries=0 in {directory / RC}"
         return [Check("start-up", "note", text, hint)]
     return [Check("start-up", "problem", text, hint, Fix("prepare", directory))]
-
-
-def check_service(scene: Scene) -> list[Check]:
-    """Whether the service file is the one that ``install --service`` would write now."""
-    from sidecar.install.service_files import Service
-
-    try:
-        service = Service.here(scene.environ)
-        if not service.is_ours():
-            return []
-        if service.path.read_bytes() == service.content(scene.command, scene.home.path):
-            return [Check("service", "ok", str(service.path))]
-    except Failure:
-        return []
-    text = f"{service.path} starts another program, or uses another home"
-    return [Check("service", "note", text, f"run `durable-stream install --service` again, then `{service.enable}`")]
 
 
 def output_of(command: Sequence[str], seconds: float = ANSWER_SECONDS) -> str | None:

@@ -24,7 +24,6 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     opencode.check_copies,
     opencode.check_versions,
     opencode.check_excluded,
-    opencode.check_service,
     at_home.check_home,
     at_home.check_token,
     at_home.check_config,

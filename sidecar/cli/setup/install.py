@@ -1,4 +1,4 @@
-"""``install`` and ``uninstall``: the plugin file in OpenCode's config directory, and the service file."""
+"""``install`` and ``uninstall``: the plugin file in OpenCode's config directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if RUNS:
     from sidecar.install import plugin as installer
     from sidecar.install.npm import settings_with_package
     from sidecar.install.plugin import REMOVE_PACKAGE, Outcome, Target, executable_command, is_ours
-    from sidecar.install.service_files import Service
 
 
 GlobalFlag = Annotated[bool, typer.Option("--global", help="For all your projects (the default).")]
@@ -34,9 +33,6 @@ def install(
     run: Run,
     everywhere: GlobalFlag = False,
     project: ProjectOption = None,
-    service: Annotated[
-        bool, typer.Option("--service", help="Also write a service file for the sidecar, and print how to enable it.")
-    ] = False,
 ) -> None:
     """Make OpenCode record its sessions.
 
@@ -47,72 +43,29 @@ def install(
     home = run.home.path
     outcome = installer.install(target, shim=installer.shim_path(), command=executable(), home=home)
     facts: dict[str, Any] = {}
-    if service:
-        facts = _install_service(outcome, home)
     if project is not None and (loose := _committable(target)):
         facts["git_would_commit"] = loose
     afterwards = f"Now {installer.RESTART}. From then on, its sessions are recorded."
     _tell(run.out, outcome, target, afterwards, "install", facts)
     if not run.out.json:
-        if "enable" in facts:
-            run.out.text("The service is not enabled. To start it now and at each login, run:")
-            run.out.text(f"  {facts['enable']}")
         _warn_of_two(target)
         _warn_of_git(target, facts.get("git_would_commit", []))
 
 
-def uninstall(
-    run: Run,
-    everywhere: GlobalFlag = False,
-    project: ProjectOption = None,
-    service: Annotated[bool, typer.Option("--service", help="Remove only the service file.")] = False,
-) -> None:
+def uninstall(run: Run, everywhere: GlobalFlag = False, project: ProjectOption = None) -> None:
     """Remove the plugin; everything recorded stays in the home.
 
-    Also removes everything else that install created, and the service file if no project is named.
+    Also removes everything else that install created.
     """
-    if service and (everywhere or project is not None):
-        raise typer.BadParameter(
-            "`--service` cannot be combined with `--global` or `--project`, because one service file serves all "
-            "projects"
-        )
     target = _target(everywhere, project)
-    outcome = installer.Outcome() if service else installer.uninstall(target)
-    facts: dict[str, Any] = {}
-    if project is None:
-        facts = _uninstall_service(outcome, told=service)
+    outcome = installer.uninstall(target)
     others = _other_copies(target)
     stays = f"What was recorded stays in {run.any_home.path}."
     kept = f"Now {installer.RESTART}. Then nothing more is recorded. {stays}"
     if others:
         still = " and ".join(f"at {place} (remove it with {removal})" for place, removal in others.items())
         kept = f"The plugin is still {still}, so OpenCode continues recording. {stays}"
-    _tell(run.out, outcome, target, "" if service else kept, "uninstall", facts)
-    if facts and not run.out.json:
-        run.out.text("To stop a service that is still running, run:")
-        run.out.text(f"  {facts['disable']}")
-
-
-def _install_service(outcome: Outcome, home: Path) -> dict[str, Any]:
-    service = Service.here()
-    if service.install(executable(), home):
-        outcome.did(f"wrote {service.path}")
-    else:
-        outcome.lines.append(f"{service.path} is already there and up to date")
-    return {"service": str(service.path), "enable": service.enable}
-
-
-def _uninstall_service(outcome: Outcome, *, told: bool) -> dict[str, Any]:
-    try:
-        service = Service.here()
-    except Failure:
-        return {}
-    if service.uninstall():
-        outcome.did(f"removed {service.path}")
-        return {"service": str(service.path), "disable": service.disable}
-    if told:
-        outcome.lines.append(f"{service.path} does not exist or was not written by durable-stream: nothing to remove")
-    return {}
+    _tell(run.out, outcome, target, kept, "uninstall", {})
 
 
 def _target(everywhere: bool, project: Path | None) -> Target:
@@ -136,7 +89,7 @@ def _tell(
         return
     for line in outcome.lines:
         out.text(line)
-    if outcome.changed and afterwards:
+    if outcome.changed:
         out.text(afterwards, "bold")
 
 
