@@ -22,6 +22,7 @@ from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity, system_identity
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.support import REPOSITORY, serving
+from tests.sources import nodes
 from tests.streams.builders import events
 
 ROOT = Path(__file__).parents[2]
@@ -86,10 +87,9 @@ def test_the_page_lists_every_check_of_doctor() -> None:
     listed = {
         name for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for name in re.findall("`([^`]+)`", row)
     }
-    calls = [call for path in (ROOT / "sidecar").rglob("*.py") for call in ast.walk(ast.parse(path.read_text()))]
     named = {
         str(call.args[0].value)
-        for call in calls
+        for call in nodes("sidecar")
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Check"
         if isinstance(call.args[0], ast.Constant)
     }

@@ -33,6 +33,7 @@ from sidecar.read.select import SelectError
 from sidecar.version import VERSION
 from streams.errors import CodedError, CorruptLog, StoreUnavailable
 from tests.sidecar.cli.helpers import ROOT, environment, run, run_process
+from tests.sources import nodes
 
 GROUP = get_command(app)
 COMMANDS = sorted(info.name or "" for info in app.registered_commands)
@@ -250,14 +251,13 @@ def errors() -> list[type[Exception]]:
 def given(names: set[str]) -> set[str]:
     """The codes given where an error of one of these classes is raised."""
     found = set()
-    for path in (ROOT / "sidecar").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names):
-                continue
-            first = node.args[0]
-            for part in first.values if isinstance(first, ast.BoolOp) else [first]:
-                if isinstance(part, ast.Constant):
-                    found.add(str(part.value))
+    for node in nodes("sidecar"):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names):
+            continue
+        first = node.args[0]
+        for part in first.values if isinstance(first, ast.BoolOp) else [first]:
+            if isinstance(part, ast.Constant):
+                found.add(str(part.value))
     return found
 
 
