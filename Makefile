@@ -23,9 +23,9 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a background agent: nothing is lost
-	$(BIN)/durable-stream demo
-	$(BIN)/python tools/install_opencode.py
-	$(BIN)/python -m tools.demo.background
+	@$(BIN)/durable-stream demo
+	@$(BIN)/python tools/install_opencode.py >/dev/null
+	@$(BIN)/python -m tools.demo.background
 
 test: test-shim test-python ## All tests, the real OpenCode included
 
@@ -35,7 +35,7 @@ test-python: $(VENV)/installed $(SHIM)/node_modules/installed opencode nats-serv
 # In a fresh clone, each worker would compile all tests for itself, which takes longer than many of them. Errors are
 # left to the run that follows.
 compiled: $(VENV)/installed
-	@[ -d tests/__pycache__ ] || find tests -name 'test_*.py' | xargs -P $(CORES) -n 45 $(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true
+	@[ -d tests/__pycache__ ] || { echo "Compiling the tests, once …"; find tests -name 'test_*.py' | xargs -P $(CORES) -n 45 $(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true; }
 
 # Pure logic, the log and the stores, without the tests that kill processes, cut the power or let the disk fail.
 test-unit: $(VENV)/installed compiled ## The quick part of the tests, in half a minute
@@ -78,14 +78,14 @@ bench: $(VENV)/installed-bench opencode ## Measure the log and the link against 
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
 opencode: $(VENV)/installed ## Install the pinned OpenCode 1 and 2 for the tests
-	$(BIN)/python tools/install_opencode.py
-	$(BIN)/python tools/install_opencode.py --two
+	@$(BIN)/python tools/install_opencode.py >/dev/null
+	@$(BIN)/python tools/install_opencode.py --two >/dev/null
 
 chromium: $(VENV)/installed
 	@$(BIN)/python tools/install_chromium.py >/dev/null
 
 nats-server: $(VENV)/installed ## Install the oldest supported NATS server for the tests
-	$(BIN)/python tools/install_nats_server.py
+	@$(BIN)/python tools/install_nats_server.py >/dev/null
 
 clean: ## Remove everything that was installed or built here
 	rm -rf $(VENV) .cache $(SHIM)/node_modules dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -93,16 +93,19 @@ clean: ## Remove everything that was installed or built here
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Durable Stream needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
+	@echo "Installing Durable Stream and its Python packages into $(VENV): about a minute, once …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
 
 # The peers that `make bench` measures beside us, and what draws the plot: nothing else needs them.
 $(VENV)/installed-bench: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	touch $@
+	@echo "Installing what make bench compares with into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@
 
 $(SHIM)/node_modules/installed: $(SHIM)/package.json
 	@command -v npm >/dev/null || { echo "npm is missing: install Node.js 20 or newer (it brings npm), then run make again"; exit 1; }
-	cd $(SHIM) && npm install --no-audit --no-fund --loglevel=error
-	touch $@
+	@echo "Installing what checks and tests the plugin, with npm …"
+	@cd $(SHIM) && npm install --no-audit --no-fund --loglevel=error
+	@touch $@

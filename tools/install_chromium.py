@@ -15,6 +15,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.installing import say
+
 SHELL = "chromium-headless-shell"
 NAMES = (SHELL, "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LIMIT_S = 600
@@ -45,6 +49,7 @@ def main() -> int:
     others = [update, *shell, [*apt, "install", "-y", "chromium"]] if may_install else []
     for command in (*(shell or [[]]), *others, own):
         if command:
+            say(f"Installing Chromium for the tests of the page: {' '.join(command)} …")
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             tried.append(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-300:]}")
         if (found := find()) is not None:

@@ -19,11 +19,14 @@ class InstallError(Exception):
 
 
 def fetch(manager: str, command: Sequence[str], what: str, limit_s: float, meaning: Callable[[str], str]) -> None:
-    """Run a package manager and wait for it; ``meaning`` turns the output of a failure into an explanation.
+    """Say what is fetched, run a package manager and wait for it.
+
+    ``meaning`` turns the output of a failure into an explanation.
 
     Raises:
         InstallError: the package manager failed, or did not finish within ``limit_s`` seconds.
     """
+    say(f"Installing {what} with {manager} …")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as error:
@@ -32,6 +35,11 @@ def fetch(manager: str, command: Sequence[str], what: str, limit_s: float, meani
         ) from error
     if done.returncode:
         raise InstallError(meaning(done.stderr or done.stdout))
+
+
+def say(text: str) -> None:
+    """Print what happens now, on stderr: a person waits, and stdout is for the result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def tail_of(output: str, lines: int) -> str:
