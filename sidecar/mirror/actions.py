@@ -3,8 +3,13 @@
 Both are requests of the sidecar, the same that the command line sends, and only those that ``config.toml`` allows:
 ``[worker] ui_allowed`` for ``cmd.sys.ui.action``, ``[worker] internal_allowed`` for ``cmd.sys.pmo.internal.*``.
 
-An action is answered with ``evt.sys.ui.action_ack``. The answer is recorded first, under the action's id, so an action
-that arrives again gets the same answer and is not done again.
+Each is done once, under the id of the action or of the call. ``request.asked`` is recorded under it before anything is
+done, and ``request.answered`` afterwards, so what arrives again, also at the same moment, gets the same answer. If the
+process ended between the two, the request is sent again. None has an effect twice: a request that would begin something
+new has a key, and the others refuse what was done before. Such a refusal is ``in-doubt``, because nobody knows whether
+this request did it.
+
+An action is answered with ``evt.sys.ui.action_ack``:
 
 ======== ===================================================================
 status   meaning
@@ -17,9 +22,13 @@ busy     the log cannot be written now; send the action again
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.l0.arriving import known_headers
@@ -27,13 +36,15 @@ from bridge.nats.l0.payloads import PayloadError, UiAction, UiActionAck
 from bridge.nats.l0.recursion import Decision, judge
 from bridge.nats.subjects import L0Subject, consumer_name
 from bridge.opencode.link.protocol import RequestError
+from sidecar.agents.effects.ledger import bounded
+from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import ADAPTER, digest
 from streams.bus.contract import Delivery, Done, EventBus, Outcome, Poison
 from streams.errors import StreamError
 from streams.identity import Identity
-from streams.store import StreamStore
+from streams.store import Record, StreamStore
 from streams.trace import made_trace, parse_traceparent
 
 log = logging.getLogger("sidecar.mirror")
@@ -57,25 +68,70 @@ WORKER: Final = "ui_worker"
 PMO: Final = "pmo"
 """The agent that carries out internal tools."""
 
-INTERNAL: Final = "cmd.sys.pmo.internal."
-ACTED: Final = "ui.acted"
-STREAM: Final = "system/ui"
+INTERNAL: Final = "cmd.sys.pmo.internal.>"
+ASKED: Final = "request.asked"
+ANSWERED: Final = "request.answered"
+STREAM: Final = "system/requests"
 _PATTERN: Final = "cg.v1.*.*.cmd.sys.ui.action"
+_KEYED: Final = frozenset({"signal", "spawn"})
+"""The actions whose requests take a key, because each would begin something new."""
+
+
+class Deeds:
+    """Does what other programs ask for, each once. Bound to one event loop.
+
+    At most one process does so at a time: the home's own, or the owner's of ``ui_worker`` and ``pmo``.
+    """
+
+    def __init__(self, store: StreamStore, identity: Identity, answer: Answer, clean: Callable[[Any], Any]) -> None:
+        self._store, self._identity, self._answer, self._clean = store, identity, answer, clean
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def done(self, who: str, id_: str, name: str, args: dict[str, Any], trace: str | None) -> dict[str, Any]:
+        """What became of the request ``id_`` of ``who``: ``status``, and ``value``, or ``error_code`` and ``error``.
+
+        Raises:
+            StreamError: the log cannot be read or written.
+        """
+        key = f"{ASKED}:{who}:{digest(id_.encode('utf-8', 'surrogatepass'))}"
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            asked = await self._record(ASKED, key, who, trace, {"id": id_, "name": name})
+            known = await self._store.find(f"{key}:answered") if asked.duplicate else None
+            if known is None:
+                told = await self._told(name, args, key, was_asked=asked.duplicate)
+                known = await self._record(ANSWERED, f"{key}:answered", who, trace, {"id": id_, "name": name, **told})
+        return known.event.payload
+
+    async def _told(self, name: str, args: dict[str, Any], key: str, *, was_asked: bool) -> dict[str, Any]:
+        given = {"key": key, **args} if name in _KEYED else args
+        try:
+            value = await self._answer(ACTIONS[name], given)
+        except RequestError as error:
+            told = {"status": "rejected", "error_code": error.code, "error": self._clean(str(error))[:500]}
+            doubt = {"error_code": "in-doubt", "error": f"perhaps it was done before a restart: {told['error']}"}
+            return told | doubt if was_asked else told
+        return {"status": "accepted", "value": bounded(self._clean(value))}
+
+    async def _record(self, type_: str, key: str, who: str, trace: str | None, payload: dict[str, Any]) -> Record:
+        event = self._identity.stamp(
+            {
+                "type": type_,
+                "stream_id": STREAM,
+                "idempotency_key": key,
+                "actor": "user" if who == WORKER else who,
+                "source": {"agent": who, "adapter": ADAPTER},
+                "traceparent": str((parse_traceparent(trace or "") or made_trace(key)).child(key)),
+                "payload": payload,
+            }
+        )
+        return (await self._store.append([event], on_known="keep_first"))[0]
 
 
 class UiActions:
     """Takes the actions of user interfaces. Bound to one event loop."""
 
-    def __init__(
-        self,
-        bus: EventBus,
-        store: StreamStore,
-        identity: Identity,
-        answer: Answer,
-        allowed: Collection[str],
-    ) -> None:
-        self._bus, self._store, self._identity = bus, store, identity
-        self._answer, self._allowed = answer, frozenset(allowed)
+    def __init__(self, bus: EventBus, deeds: Deeds, allowed: Collection[str], now_ms: Callable[[], int]) -> None:
+        self._bus, self._deeds, self._allowed, self._now_ms = bus, deeds, frozenset(allowed), now_ms
 
     async def run(self) -> None:
         """Take actions until cancelled. An action in progress is then cut off, and delivered again."""
@@ -99,7 +155,7 @@ class UiActions:
         headers = h.fill_headers(
             {name: came[name] for name in _PASSED_ON if name in came} | h.depth_header(0),
             origin=action.action_id,
-            timestamp_ms=self._identity.now_ms(),
+            timestamp_ms=self._now_ms(),
             message_type="ui.action_ack",
             sender=WORKER,
             message_id=f"{digest(action.action_id.encode())}:ack:{delivery.sequence}:{delivery.attempt}",
@@ -108,64 +164,38 @@ class UiActions:
         return Done()
 
     async def _told(self, action: UiAction, came: dict[str, str]) -> dict[str, Any]:
-        """The answer to an action, which is done now unless it was before.
-
-        Raises:
-            StreamError: the log cannot be read or written.
-        """
-        key = f"{ACTED}:{digest(action.key.encode('utf-8', 'surrogatepass'))}"
-        known = await self._store.find(key)
-        if known is not None:
-            return {name: known.event.payload[name] for name in _TOLD if name in known.event.payload}
-        told = await self._do(action)
-        trace = parse_traceparent(came.get(h.TRACEPARENT, "")) or made_trace(key)
-        event = self._identity.stamp(
-            {
-                "type": ACTED,
-                "stream_id": STREAM,
-                "idempotency_key": key,
-                "actor": "user",
-                "source": {"agent": WORKER, "adapter": ADAPTER},
-                "traceparent": str(trace.child(key)),
-                "payload": {"action_id": action.action_id, "tool_name": action.tool_name, **told},
-            }
-        )
-        record = (await self._store.append([event], on_known="keep_first"))[0]
-        return {name: record.event.payload[name] for name in _TOLD if name in record.event.payload}
-
-    async def _do(self, action: UiAction) -> dict[str, Any]:
+        """The answer to an action. Raises ``StreamError`` if the log cannot be read or written."""
         if action.agent_id != WORKER:
             return {"status": "rejected", "error_code": "not-a-ui-worker"}
-        if action.tool_name not in self._allowed or action.tool_name not in ACTIONS:
+        if action.tool_name not in self._allowed:
             return {"status": "rejected", "error_code": "not-allowed"}
         if action.message_id is not None and not action.message_is_uuid7:
             return {"status": "rejected", "error_code": "message-id"}
-        try:
-            await self._answer(ACTIONS[action.tool_name], action.args)
-        except RequestError as error:
-            return {"status": "rejected", "error_code": error.code, "error": str(error)[:500]}
-        return {"status": "accepted"}
+        done = await self._deeds.done(WORKER, action.key, action.tool_name, action.args, came.get(h.TRACEPARENT))
+        return {name: done[name] for name in _TOLD if name in done}
 
 
-class InternalTool(EffectKind):
-    """A request of the sidecar as a tool that agents call."""
+class InternalTools(EffectKind):
+    """The requests of the sidecar as tools that agents call; the kind of an effect is ``internal.`` and a name."""
 
     effect_class = "idempotent"
 
-    def __init__(self, answer: Answer, name: str) -> None:
-        self._answer, self._request = answer, ACTIONS[name]
+    def __init__(self, deeds: Deeds, allowed: Collection[str]) -> None:
+        self._deeds, self._allowed = deeds, frozenset(allowed)
 
     async def run(self, effect: Effect, key: str) -> Any:
-        return await self._answer(self._request, effect.args)
+        name = effect.kind.removeprefix("internal.")
+        if name not in self._allowed:
+            raise RequestError("not-allowed", f"`[worker] internal_allowed` does not name {name[:60]!a}")
+        id_, trace = orjson.dumps([effect.agent, effect.run, key]).decode(), outbound_headers().get(h.TRACEPARENT)
+        done = await self._deeds.done(PMO, id_, name, effect.args, trace)
+        if done["status"] != "accepted":
+            raise RequestError(done["error_code"], done["error"])
+        return done["value"]
 
 
 def _violation(entry: Decision) -> dict[str, Any]:
     return {"status": "rejected", "error_code": entry.verdict, "error": entry.reason}
-
-
-def internal_tools(answer: Answer, allowed: Collection[str]) -> dict[str, InternalTool]:
-    """The allowed internal tools, by their short subject."""
-    return {f"{INTERNAL}{name}": InternalTool(answer, name) for name in allowed if name in ACTIONS}
 
 
 _TOLD: Final = ("status", "error_code", "error")

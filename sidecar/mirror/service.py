@@ -192,17 +192,16 @@ class NatsService:
 
             self._served = ServedTools(self._bus, tools, source.now_ms, source.clean)
             runs.append(self._served.run())
-        if worker.internal_allowed:
-            from sidecar.mirror.actions import PMO, internal_tools
+        if worker.internal_allowed or worker.ui_allowed:
+            from sidecar.mirror.actions import INTERNAL, PMO, WORKER, Deeds, InternalTools, UiActions
             from sidecar.mirror.serving import ServedTools
 
-            internal = internal_tools(answer, worker.internal_allowed)
-            runs.append(self._owned(PMO, ServedTools(self._bus, internal, source.now_ms, source.clean).run))
-        if worker.ui_allowed:
-            from sidecar.mirror.actions import WORKER, UiActions
-
-            actions = UiActions(self._bus, source.store, identity, answer, worker.ui_allowed)
-            runs.append(self._owned(WORKER, actions.run))
+            deeds = Deeds(source.store, identity, answer, source.clean)
+            if worker.internal_allowed:
+                internal = {INTERNAL: InternalTools(deeds, worker.internal_allowed)}
+                runs.append(self._owned(PMO, ServedTools(self._bus, internal, source.now_ms, source.clean).run))
+            if worker.ui_allowed:
+                runs.append(self._owned(WORKER, UiActions(self._bus, deeds, worker.ui_allowed, source.now_ms).run))
         return [asyncio.create_task(run) for run in runs]
 
     def _owned(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:

@@ -22,11 +22,13 @@ from bridge.nats.l0.arriving import known_headers
 from bridge.nats.l0.calls import REPORT, card_id, card_sequence, tool_pattern
 from bridge.nats.l0.payloads import PayloadError, ToolCommand, ToolResult
 from bridge.nats.subjects import CommandSubject, L0Subject, RecordSubject, consumer_name
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.effects.ledger import bounded
 from sidecar.agents.effects.outbound import outbound
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind
 from streams.bus.contract import Delivery, Done, Handler, Outcome, Poison
+from streams.errors import StreamError
 
 log = logging.getLogger("sidecar.mirror")
 
@@ -37,7 +39,8 @@ WORKSPACE: Final = "_"
 
 
 class ServedTools:
-    """The tools that this home carries out for others, by their short subject. Bound to one event loop."""
+    """The tools that this home carries out for others, by their short subject, or a pattern that ends in ``.>``. Bound
+    to one event loop."""
 
     def __init__(
         self,
@@ -79,17 +82,19 @@ class ServedTools:
             about: dict[str, Any] = {}
             try:
                 args = await self._args(call)
-                effect = Effect(call.tool_name or "", args, call.agent_turn_id, agent=call.agent_id)
+                kind = L0Subject.parse(delivery.subject).suffix
+                effect = Effect(kind, args, call.agent_turn_id, agent=call.agent_id)
                 came = known_headers(delivery.headers)
                 with outbound({name: came[name] for name in _TRACE if name in came}):
                     result = await tool.run(effect, call.tool_call_id)
                 status = "success"
-            except NatsError:
+            except (NatsError, StreamError):
                 raise
             except Exception as error:  # noqa: BLE001 - a tool is foreign code, and its caller is told
                 log.warning("the tool %s failed: %s", call.tool_name, type(error).__name__)
                 result, status = None, "failed"
                 about["error"] = self._clean(f"{type(error).__name__}: {error}")[:500]
+                about |= {"error_code": error.code} if isinstance(error, RequestError) else {}
             await self._report(delivery, call, status, result, about)
             return Done()
 
@@ -156,4 +161,4 @@ _TRACE: Final = (h.TRACEPARENT, h.TRACESTATE)
 
 def tool_consumer(subject: str) -> str:
     """The name of the durable consumer that all workers of a tool share."""
-    return consumer_name(subject)
+    return consumer_name(subject.removesuffix(".>"))

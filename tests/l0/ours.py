@@ -92,6 +92,14 @@ class Ours:
         name, _, number = card.partition(":")
         return json.loads((await stream.get_msg(name, int(number))).data or b"")["payload"]["args"]
 
+    async def put_args(self, stream: JetStreamContext, args: dict[str, Any]) -> str:
+        kept = await stream.publish("evt.shop.words.clerk.tool.call", orjson.dumps({"payload": {"args": args}}))
+        return f"MESHFORGE_EVENTS:{kept.seq}"
+
+    async def deeds(self, stream: JetStreamContext) -> int:
+        info = await stream.stream_info("MESHFORGE_EVENTS", subjects_filter="evt.*.*.agent%2Fsignals.signal.raised")
+        return sum((info.state.subjects or {}).values())
+
     async def stream(self) -> None:
         lines = [json.loads(line) for line in (RECORDINGS / "chat.jsonl").read_bytes().splitlines()]
         nonce = system_identity().nonce

@@ -73,6 +73,12 @@ class Implementation(Protocol):
     async def get(self, stream: JetStreamContext, card: str) -> Any:
         """The arguments in the card of a call."""
 
+    async def put_args(self, stream: JetStreamContext, args: dict[str, Any]) -> str:
+        """Keep the arguments of a call as a card; return its id."""
+
+    async def deeds(self, stream: JetStreamContext) -> int:
+        """How often ``ui_tool`` was carried out, as far as it is told."""
+
     async def stream(self) -> None:
         """Let some agent produce an answer piece by piece."""
 

@@ -318,6 +318,21 @@ async def test_an_internal_tool_is_carried_out_by_the_implementation(peer: Peer)
     assert await peer.ended(await peer.order("internal", args=peer.under.internal_args)) == WITH_STEP
 
 
+async def test_a_call_of_an_internal_tool_that_is_not_allowed_is_answered(peer: Peer) -> None:
+    stream, subject = peer.under.orders_for("stranger")
+    inbox = await peer.js.pull_subscribe(subject, "stranger", stream=stream)
+    about = {"tool_call_id": secrets.token_hex(8), "agent_turn_id": "turn", "turn_epoch": 0, "agent_id": "stranger"}
+    card = await peer.under.put_args(peer.js, {"prompt": "do it"})
+    for tool in ("spawn", "delegate"):
+        call = {**about, "tool_name": tool, "tool_call_card_id": card}
+        await peer.publish(f"cg.v1.shop.public.cmd.sys.pmo.internal.{tool}", call, {"CG-Recursion-Depth": "2"})
+        (report,) = await inbox.fetch(timeout=HANG_S)
+        await report.ack()
+        told = json.loads(report.data)
+        assert told | about == told and (told["status"], told["error_code"]) == ("failed", "not-allowed")
+        assert (report.headers or {})["CG-Recursion-Depth"] == "2"
+
+
 # --- 5.10 and 5.11: user interfaces ---
 
 
@@ -336,8 +351,12 @@ async def acted(peer: Peer, count: int = 1, **fields: Any) -> list[dict[str, Any
 
 async def test_an_action_of_a_user_interface_is_done_once_and_each_message_answered(peer: Peer) -> None:
     uuid7 = "01890a5d-ac96-774b-bcce-b302099a8057"
-    told = await acted(peer, 2, message_id=uuid7)
-    assert [(each["status"], each["message_id"]) for each in told] == [("accepted", uuid7)] * 2
+    before = await peer.under.deeds(peer.js)
+    told = await acted(peer, 6, message_id=uuid7)
+    assert [(each["status"], each["message_id"]) for each in told] == [("accepted", uuid7)] * 6
+    await peer.settled()
+    assert await peer.ended(await peer.order("rest")) == ALONE  # so what came before is told, too
+    assert await peer.under.deeds(peer.js) == before + 1
 
 
 @pytest.mark.parametrize("wrong", [{"tool_name": "erase"}, {"agent_id": "clerk"}])

@@ -77,8 +77,10 @@ def tool_subject(target_subject: str, project: str) -> str:
 
 
 def tool_pattern(target_subject: str) -> str:
-    """The pattern of a tool's subject in every project and channel. Raises the same ``SubjectError``."""
-    return tool_subject(target_subject, "_").replace(f".{escape('_')}.{escape(CHANNEL)}.", ".*.*.", 1)
+    """The pattern of a tool's subject in every project and channel; the subject may end in ``.>``. Raises the same
+    ``SubjectError``."""
+    tool_subject(target_subject.removesuffix(">") + "_" * target_subject.endswith(".>"), "_")
+    return f"cg.{escape(PROTOCOL_VERSION)}.*.*.{target_subject}"
 
 
 def result_of(content: Any) -> Any:

@@ -5,6 +5,7 @@ configuration of the user or of the machine, except for a few values that decide
 repository's own configuration cannot be turned off, so everything in it that could start a program or change what we
 read is overridden. This includes filters: a filter is a command, it runs where an agent may write, and the agent may
 choose with ``.gitattributes`` which files it gets. So files are stored and written as they are, apart from line ends.
+It includes hooks, too, also those that newer gits read from the configuration.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _FIXED: Final = {
     "maintenance.auto": "false",
     "submodule.recurse": "false",
     # What would change what is read, or which files are seen.
+    "attr.tree": "",
     "core.abbrev": "40",
     "core.attributesFile": "/dev/null",
     "core.bigFileThreshold": "512m",
@@ -57,6 +59,12 @@ _TAKEN: Final = {
     "core.eol": ("native", {"lf", "crlf", "native"}),
 }
 """Values that are taken from the user's configuration: the default, and which values are valid."""
+
+_OFF: Final = {
+    "filter": {"clean": "", "smudge": "", "process": "", "required": "false"},
+    "hook": {"enabled": "false"},
+}
+"""What runs programs under a name that the repository chooses, and the values with which it does not."""
 
 _IDENTITY: Final = {
     f"GIT_{role}_{what}": "durable-stream" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
@@ -167,7 +175,7 @@ def plain(text: str) -> str:
 
 
 def _settings(listed: str) -> dict[str, str]:
-    """What of the configuration is kept, and the filters that are to be turned off."""
+    """What of the configuration is kept, and the filters and hooks that are to be turned off."""
     found = {name: default for name, (default, _) in _TAKEN.items()}
     excludes = str(Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser(), "git/ignore"))
     off: dict[str, str] = {}
@@ -178,9 +186,9 @@ def _settings(listed: str) -> dict[str, str]:
             found[known[key]] = value.lower()
         elif key == "core.excludesfile":
             excludes = str(Path(value).expanduser())
-        elif key.startswith("filter."):
+        elif key.count(".") > 1:
             name = key[: key.rindex(".")]
-            off |= {f"{name}.clean": "", f"{name}.smudge": "", f"{name}.process": "", f"{name}.required": "false"}
+            off |= {f"{name}.{each}": none for each, none in _OFF.get(name.partition(".")[0], {}).items()}
     return found | off | {"core.excludesFile": excludes}
 
 

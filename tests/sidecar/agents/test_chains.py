@@ -123,7 +123,8 @@ async def test_a_dead_letter_that_is_redriven_stays_in_its_chain(store: StreamSt
             await runtime.redrive(letter.event.id)
         good = await runtime.bury("counter", replace(failing, payload={"to": "far"}), "as asked", {}, key="m")
         await settled(runtime, store)
-        assert await runtime.redrive(good.event.id) == "done"
+        twice = await asyncio.gather(*(runtime.redrive(good.event.id) for _ in range(2)))
+        assert sorted(twice) == ["done", "duplicate"]
     sent = [r.event for r in await everything(store) if r.event.type in ("tell", "add")]
     assert [event.metadata["depth"] for event in sent] == [3, 4]
     assert sent[0].correlation_id == "chain"
