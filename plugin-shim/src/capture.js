@@ -32,6 +32,7 @@ const COLLECT_MS = 20;
 export class Capture {
   #queue;
   #spool;
+  #mark;
   #window = new Window();
   #counters;
   /** @type {Sender} */
@@ -51,13 +52,15 @@ export class Capture {
   /**
    * @param {object} parts
    * @param {import("./spool.js").Spool} parts.spool
+   * @param {import("./mark.js").Mark} parts.mark
    * @param {number} parts.memoryLimit bytes
    * @param {import("./counters.js").Counters} parts.counters
    * @param {Sender} parts.link
    */
-  constructor({ spool, memoryLimit, counters, link }) {
+  constructor({ spool, mark, memoryLimit, counters, link }) {
     this.#queue = new Queue(memoryLimit);
     this.#spool = spool;
+    this.#mark = mark;
     this.#counters = counters;
     this.#link = link;
   }
@@ -85,12 +88,15 @@ export class Capture {
     this.#handOn();
   }
 
-  /** Add a gap in the place of an item that could not be encoded. */
+  /** Add a gap in the place of an item that could not be encoded, or whose hook failed. Never throws. */
   addLost() {
     this.#counters.lost_unserialisable += 1;
-    this.#queue.lose("unserialisable", 0);
-    this.#tellGaps(false);
-    this.#handOn();
+    this.#lose("unserialisable", 1);
+  }
+
+  /** OpenCode's events were not heard for a moment. */
+  unheard() {
+    this.#lose("feed_broken", 0);
   }
 
   /**
@@ -125,7 +131,7 @@ export class Capture {
     this.#spool.rewind();
     this.#sent = this.#acked;
     this.#makeRoom();
-    if (this.#closed) this.#spool.leave();
+    if (this.#closed) this.#leave();
   }
 
   /** The instance is ending: send what fits. Once no more acks can come, leave the spool with the rest to the sidecar. */
@@ -135,7 +141,7 @@ export class Capture {
     this.#pump();
     this.#makeRoom();
     if (this.settled) this.#spool.remove();
-    else if (!this.#link.live) this.#spool.leave();
+    else if (!this.#link.live) this.#leave();
   }
 
   /** Send what is collected, so that another frame does not overtake it. */
@@ -146,6 +152,24 @@ export class Capture {
   /** How long the items in flight have waited without progress, ms. */
   waitingMs() {
     return this.#window.waitingMs(performance.now());
+  }
+
+  /** Leave the spool to the sidecar. What is only in memory is lost. */
+  #leave() {
+    this.#spool.leave();
+    this.#mark.leave(this.#queue.hooks);
+  }
+
+  /** @param {"unserialisable" | "feed_broken"} reason @param {number} lost */
+  #lose(reason, lost) {
+    try {
+      this.#queue.lose(reason, 0, lost);
+      this.#tellGaps(false);
+      this.#handOn();
+    } catch {
+      // This is called where a hook has failed already. The next item tells the gap.
+      this.#counters.hook_errors += 1;
+    }
   }
 
   /** @param {string} text @param {number} bytes */
@@ -167,7 +191,7 @@ export class Capture {
     if (!this.#queue.room(0) && !atOnce) return;
     for (const gap of this.#queue.takeGaps()) {
       const text = encodeGap(gap, Date.now());
-      this.#queue.add(text, Buffer.byteLength(text));
+      this.#queue.add(text, Buffer.byteLength(text), gap.lost);
       this.#counters.items += 1;
     }
   }
@@ -193,6 +217,7 @@ export class Capture {
   #spill() {
     let item = this.#queue.after(this.#spool.lastSeq);
     while (item && this.#spool.append(item)) item = this.#queue.after(this.#spool.lastSeq);
+    this.#mark.set(item !== undefined || this.#queue.hasGap);
   }
 
   /** Keep in memory only what the spool does not accept. */
@@ -299,6 +324,7 @@ export class Capture {
     this.#acked = seq;
     this.#counters.acked = seq;
     this.#queue.dropThrough(seq);
+    if (this.settled) this.#mark.set(false);
     if (this.#spool.lastSeq > 0 && this.#spool.lastSeq <= seq) {
       this.#chunk = [];
       if (this.#closed) this.#spool.remove();

@@ -64,6 +64,8 @@ export class Feed {
   #places = new Recent(SESSIONS);
   /** The directory of each listening instance, if only that directory is recorded; else null. @type {Set<{directory: string | null}>} */
   #scopes = new Set();
+  /** How many subscriptions get the events. */
+  #hearing = 0;
 
   /**
    * @param {import("./plugin.js").Options} options
@@ -111,25 +113,31 @@ export class Feed {
   }
 
   /**
-   * Take all events until the subscription ends. A subscription that breaks is renewed.
+   * Take all events until the instance ends. A subscription that breaks or ends before is renewed, and if there was no
+   * other, a gap is told.
    *
    * @param {any} ctx
    * @param {AbortSignal} stopping
    */
   async #follow(ctx, stopping) {
     for (let failures = 0; !stopping.aborted; failures += 1) {
+      let hears = 0;
       try {
         const events = ctx.event.subscribe({ signal: stopping })[Symbol.asyncIterator]();
         // The subscription begins with the first call of `next`, which happens before `setup` returns.
-        for (let next = events.next(), got; !(got = await next).done; ) {
+        let next = events.next();
+        this.#hearing += hears = 1;
+        for (let got; !(got = await next).done; ) {
           next = events.next();
           failures = 0;
           this.take(got.value, ctx);
         }
-        return;
       } catch {
-        if (stopping.aborted) return;
-        this.#parts.counters.hook_errors += 1;
+        if (!stopping.aborted) this.#parts.counters.hook_errors += 1;
+      }
+      this.#hearing -= hears;
+      if (!stopping.aborted) {
+        if (failures === 0 && this.#hearing === 0) this.#parts.capture.unheard();
         if (failures > 0) await new Promise((resolve) => setTimeout(resolve, RETRY_MS).unref?.());
       }
     }
@@ -155,6 +163,7 @@ export class Feed {
       if (session !== null && this.#described.get(session) === undefined) this.#describe(session, event, ctx);
     } catch {
       this.#parts.counters.hook_errors += 1;
+      this.#parts.capture.addLost();
     }
   }
 

@@ -8,6 +8,7 @@ import { Calls } from "./calls.js";
 import { Capture } from "./capture.js";
 import { newCounters } from "./counters.js";
 import { Link } from "./link.js";
+import { Mark } from "./mark.js";
 import { SPOOL_FORMAT, Spool } from "./spool.js";
 import { Starter, bootId, defaultHome, locate } from "./start.js";
 import { Tools } from "./tools.js";
@@ -62,7 +63,8 @@ export function newInstance(options, env, client, describe, more = () => ({})) {
     limit: options.spoolLimit ?? 256 * MIB,
     counters,
   });
-  const capture = new Capture({ spool, memoryLimit: options.memoryLimit ?? 32 * MIB, counters, link });
+  const mark = new Mark(home, `${bootId()}-${instance}-${process.pid}.lost`);
+  const capture = new Capture({ spool, mark, memoryLimit: options.memoryLimit ?? 32 * MIB, counters, link });
   link.start(capture);
   return { home, counters, tools, link, capture, record: openRecording(env.DURABLE_STREAM_RECORD, counters) };
 }

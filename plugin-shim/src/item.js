@@ -59,7 +59,7 @@ function cutLongString(_key, value) {
 /**
  * @typedef {object} Gap
  * @property {number} lost items
- * @property {"memory_full" | "unserialisable" | "spool_damaged"} reason
+ * @property {"memory_full" | "unserialisable" | "spool_damaged" | "feed_broken"} reason
  * @property {number} [bytes] of their text; 0 if there was no text. Absent for damaged lines
  * @property {number} [first_seq] of the lost items; only items lost by the spool had seqs
  * @property {number} [last_seq] of the lost items

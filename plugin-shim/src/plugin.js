@@ -117,6 +117,7 @@ function newHooks(options, env, input) {
       }
     } catch {
       counters.hook_errors += 1;
+      capture.addLost();
     }
   };
 

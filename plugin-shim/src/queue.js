@@ -13,6 +13,7 @@
  * @property {number} seq
  * @property {string} text
  * @property {number} bytes
+ * @property {number} [hooks] how many hooks are lost with it, if not one: a gap stands for many
  */
 
 /**
@@ -50,6 +51,12 @@ export class Queue {
     return this.#items.length - this.#head;
   }
 
+  /** How many hooks are lost if memory is. */
+  get hooks() {
+    const held = this.#items.slice(this.#head).map((item) => item.hooks ?? 1);
+    return [...held, ...[...this.#gaps.values()].map((gap) => gap.lost)].reduce((sum, lost) => sum + lost, 0);
+  }
+
   /** True if there is an unreported gap. */
   get hasGap() {
     return this.#gaps.size > 0;
@@ -72,21 +79,23 @@ export class Queue {
    *
    * @param {string} text
    * @param {number} bytes
+   * @param {number} [hooks]
    */
-  add(text, bytes) {
-    this.#items.push({ seq: ++this.last, text, bytes });
+  add(text, bytes, hooks) {
+    this.#items.push({ seq: ++this.last, text, bytes, hooks });
     this.bytes += bytes;
   }
 
   /**
    * Count a lost item in the gap of its reason.
    *
-   * @param {"memory_full" | "unserialisable"} reason
+   * @param {"memory_full" | "unserialisable" | "feed_broken"} reason
    * @param {number} bytes
+   * @param {number} [lost] 0 if nobody knows how many
    */
-  lose(reason, bytes) {
+  lose(reason, bytes, lost = 1) {
     const gap = this.#gaps.get(reason) ?? { lost: 0, bytes: 0, reason };
-    gap.lost += 1;
+    gap.lost += lost;
     gap.bytes += bytes;
     this.#gaps.set(reason, gap);
   }

@@ -6,6 +6,7 @@ import path from "node:path";
 import { test } from "node:test";
 import { Capture } from "../src/capture.js";
 import { newCounters } from "../src/counters.js";
+import { Mark } from "../src/mark.js";
 import { Spool } from "../src/spool.js";
 import { newBench, readSpool, someEvent, until } from "./support.js";
 
@@ -92,7 +93,7 @@ test("an ack does not send what is collected", (t) => {
   const frames = [];
   const sendItems = (/** @type {string} */ text) => frames.push(JSON.parse(text).items.length) > 0;
   const link = { live: true, sendItems, watch: () => {}, fail: () => {} };
-  const capture = new Capture({ spool, memoryLimit: 1e6, counters, link });
+  const capture = new Capture({ spool, mark: new Mark(dir, "m.lost"), memoryLimit: 1e6, counters, link });
   capture.welcomed(0, 512);
   for (const step of [() => capture.flush(), () => capture.acknowledged(2), () => capture.flush()]) {
     for (const n of upTo(2)) capture.add(String(n), 1);

@@ -148,6 +148,15 @@ test("a subscription that breaks is renewed", async (t) => {
   await until(() => service.listeners === 1, "a new subscription");
   service.announce("session.seen");
   await until(() => types().includes("session.seen"), "the next event");
+  const gaps = () => sidecar.got.filter(({ item }) => item.hook === "capture.gap").map(({ item }) => item.input);
+  assert.deepEqual(gaps().map(({ lost, reason }) => [lost, reason]), [[0, "feed_broken"]]);
+  await setUp("/q");
+  service.breakIt?.();
+  await new Promise((resolve) => setImmediate(resolve));
+  await until(() => service.listeners === 2, "a new subscription beside the other");
+  service.announce("session.heard");
+  await until(() => types().includes("session.heard"), "the next event");
+  assert.equal(gaps().length, 1, "the other subscription heard everything");
 });
 
 test("a copy in a project sends only what happens below it, beside a copy of the user all", async (t) => {

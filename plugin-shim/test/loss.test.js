@@ -40,6 +40,44 @@ test("with no sidecar and no spool, memory is bounded and a gap item says what i
   await until(() => counters.acked === kept + 2, "and it goes on");
 });
 
+/**
+ * Every way in which an item is in memory alone when OpenCode ends.
+ *
+ * @type {[string, import("../src/plugin.js").Options, (home: string) => void][]}
+ */
+const ENDS = [
+  ["an unwritable spool", {}, blockSpool],
+  ["no home at all", {}, (home) => (fs.rmdirSync(home), fs.writeFileSync(home, "in the way"))],
+  ["a full spool", { spoolLimit: 3000 }, () => {}],
+  ["a full memory", { spoolLimit: 1000, memoryLimit: 2000 }, () => {}],
+];
+
+for (const [what, options, prepare] of ENDS) {
+  test(`what is lost with the process leaves a mark: ${what}`, async (t) => {
+    const { home, plugin, spoolFiles, marks } = newBench(t);
+    prepare(home);
+    const { hooks, counters } = await plugin(options);
+    for (let n = 1; n <= 9; n += 1) hooks.event(someEvent(n, "x".repeat(500)));
+    const [mark, ...more] = marks();
+    assert.ok(mark.endsWith(`-${process.pid}.lost`), "it stands before the end, so that a kill leaves it, too");
+    assert.equal(fs.statSync(mark).size, 0, "a full disk has room for it");
+    await hooks.dispose();
+    const kept = spoolFiles().flatMap((file) => readSpool(file).lines).filter(({ item }) => item.hook === "event");
+    assert.deepEqual([more, marks()], [[], [`${mark}${9 - kept.length}`]]);
+    assert.equal(counters.hook_errors, 0);
+  });
+}
+
+test("a mark goes as soon as nothing is in memory alone", async (t) => {
+  const { sidecar, plugin, marks } = newBench(t);
+  const { hooks, counters } = await plugin({ spoolLimit: 2000 });
+  for (let n = 1; n <= 9; n += 1) hooks.event(someEvent(n, "x".repeat(500)));
+  assert.equal(marks().length, 1);
+  await sidecar.start();
+  await until(() => counters.acked === 9, "all");
+  assert.deepEqual(marks(), []);
+});
+
 test("hooks that flood a hung sidecar without a spool cost bounded memory, and one gap reports them all", async (t) => {
   const { home, sidecar, live } = newBench(t);
   blockSpool(home);
@@ -88,7 +126,7 @@ test("a spool that may not grow keeps whole lines, and what follows them is kept
   assert.ok(counters.spool_failures > 0);
   assert.equal(counters.items, 100);
   assert.equal(counters.lost_memory_full, 0);
-  const [file] = fs.readdirSync(path.join(home, "spool"));
+  const [file] = fs.readdirSync(path.join(home, "spool")).filter((name) => name.endsWith(".jsonl"));
   const { lines } = readSpool(path.join(home, "spool", file));
   assert.equal(lines.length, counters.spooled);
   assert.deepEqual(lines.map((line) => line.seq), [...Array(lines.length).keys()].map((i) => i + 1));

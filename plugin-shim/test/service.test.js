@@ -8,7 +8,8 @@ import { plugin } from "../src/plugin.js";
 import { registration } from "../src/feed.js";
 import { fakeSpawn, newBench, until } from "./support.js";
 
-const CONTEXT = { app: { name: "cli", version: "2.0.0", channel: "latest" }, event: { subscribe() {} } };
+const silence = { [Symbol.asyncIterator]: () => ({ next: () => new Promise(() => {}) }) };
+const CONTEXT = { app: { name: "cli", version: "2.0.0", channel: "latest" }, event: { subscribe: () => silence } };
 
 /**
  * @param {import("node:test").TestContext} t

@@ -201,7 +201,7 @@ export function newBench(t) {
   t.after(async () => {
     for (const hooks of instances) await hooks.dispose?.();
     await sidecar.stop();
-    fs.rmSync(home, { recursive: true, force: true });
+    for (const file of [home, ...marks()]) fs.rmSync(file, { recursive: true, force: true });
   });
   /**
    * @param {import("../src/plugin.js").Options} [options]
@@ -225,11 +225,18 @@ export function newBench(t) {
     await until(() => made.counters.welcomes === 1, "live");
     return made;
   };
-  const spoolFiles = () => {
-    const dir = path.join(home, "spool");
-    return fs.existsSync(dir) ? fs.readdirSync(dir).map((name) => path.join(dir, name)) : [];
+  const filesIn = (/** @type {string} */ dir) => {
+    const isDirectory = fs.statSync(dir, { throwIfNoEntry: false })?.isDirectory();
+    return isDirectory ? fs.readdirSync(dir).map((name) => path.join(dir, name)) : [];
   };
-  return { home, sidecar, plugin, live, spawned, spoolFiles };
+  const inSpool = () => (fs.statSync(home).isDirectory() ? filesIn(path.join(home, "spool")) : []);
+  const spoolFiles = () => inSpool().filter((file) => file.endsWith(".jsonl"));
+  /** What says that hooks were lost: in the spool's directory and beside the home. */
+  const marks = () => {
+    const beside = filesIn(path.dirname(home)).filter((file) => file.startsWith(`${home}.`));
+    return [...inSpool(), ...beside].filter((file) => /-\d+\.lost\d*$/.test(file));
+  };
+  return { home, sidecar, plugin, live, spawned, spoolFiles, marks };
 }
 
 /** What OpenCode gives a plugin. */

@@ -17,6 +17,8 @@ SHOWN: Final = 3
 _READ_AGAIN = "after the session's next turn, the sidecar adds the turns that OpenCode still has"
 _REASONS: Final = {
     "text_cut": ("OpenCode ended while it wrote them", "ask again if you need them"),
+    "not_kept": ("no sidecar answered and no spool could be written until OpenCode ended", _READ_AGAIN),
+    "feed_broken": ("OpenCode announced its events to nobody for a moment", _READ_AGAIN),
     "memory_full": ("no sidecar answered, no spool could be written, and the plugin's memory was full", _READ_AGAIN),
     "spool_damaged": ("the spool file is damaged", _READ_AGAIN),
     "unserialisable": ("JSON cannot hold what OpenCode handed over", _READ_AGAIN),

@@ -24,12 +24,13 @@ from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
 from sidecar.private_files import open_unfollowed
 from sidecar.processes import still_runs
-from sidecar.record.backlog import spools
+from sidecar.record.backlog import marks, spools
 from sidecar.record.ingest import Ingest
 
 log = logging.getLogger("sidecar.record.spools")
 
 _NAME = re.compile(r"([0-9a-f]{16,64})-([0-9a-f]{16,64})(\.left\d{1,9})?\.jsonl")
+_MARK = re.compile(r"(?:.*\.)?([0-9a-f]{16,64})-([0-9a-f]{16,64})-(\d{1,10})\.lost(\d{0,9})", re.DOTALL)
 
 MAX_UNSETTLED_ITEMS: Final = 512
 """Maximum number of a spool's items that may wait for the disk before more are read. This number equals the window of a
@@ -85,6 +86,33 @@ async def take_left(directory: Path, ingest: Ingest, announce: Callable[[str], s
             continue
         taken += items
     return taken
+
+
+async def take_marks(directory: Path, ingest: Ingest) -> None:
+    """Record a gap for each mark whose plugin has ended, and delete the mark. Call it after ``take_left``, so that the
+    log knows the sessions of the same plugin."""
+    for path in marks(directory):
+        match = _MARK.fullmatch(path.name)
+        if match is None or ingest.is_linked(origin := Origin(match[1], match[2], pid=int(match[3]))):
+            continue
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue  # the plugin has delivered the items
+        at_ms = found.st_mtime_ns // 1_000_000
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            continue
+        if not match[4] and still_runs(origin.pid or 0, at_ms):
+            continue
+        # Its time is no seq of an item, so the gap has a key of its own.
+        item = HookItem("capture.gap", at_ms, {"lost": int(match[4] or 0), "reason": "not_kept"}, None)
+        ingest.take(origin, at_ms, [item], None)
+        if not await ingest.at_most(0, origin):
+            return
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the mark %s is recorded but cannot be removed: %s", path.name, error.strerror)
 
 
 @dataclass(frozen=True, slots=True)

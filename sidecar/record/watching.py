@@ -11,7 +11,7 @@ from typing import Final
 
 from sidecar.components import in_background
 from sidecar.record.ingest import Ingest
-from sidecar.record.spools import boots, take_left
+from sidecar.record.spools import boots, take_left, take_marks
 
 log = logging.getLogger("sidecar")
 
@@ -46,6 +46,7 @@ class SpoolWatch:
         of recorded items."""
         async with self._taking:
             taken = await take_left(self._directory, self._ingest, self._announce)
+            await take_marks(self._directory, self._ingest)
             unlinked = self._ingest.dead()
             # Look for spools only after finding the dead processes, which can no longer write spools.
             spooled = await asyncio.to_thread(boots, self._directory) if unlinked else set()

@@ -20,7 +20,7 @@ from bridge.opencode.link.protocol import CallError
 from bridge.opencode.link.spool import parse_line
 from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
-from sidecar.record.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take_left
+from sidecar.record.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take_left, take_marks
 from streams.errors import StoreFailed
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
@@ -387,3 +387,43 @@ async def test_a_session_that_is_gone_ends_once_a_link_of_its_directory_delivers
                 break
     assert record.event.payload["reason"] == "gone"
     assert record.event.payload["session"] == hooks[0].input["event"]["properties"]["sessionID"]
+
+
+@pytest.mark.parametrize(
+    ("pid", "end", "lost"),
+    [(dead_pid, "", 0), (dead_pid, "12", 12), (os.getpid, "7", 7), (os.getpid, "", None), (dead_pid, "x", None)],
+)
+@pytest.mark.parametrize("where", ["home/spool/", "home."])
+async def test_a_mark_becomes_a_gap_once_its_plugin_has_ended(
+    tmp_path: Path, ingest: Ingest, store: GatedStore, where: str, pid: Callable[[], int], end: str, lost: int | None
+) -> None:
+    directory = tmp_path / "home" / "spool"
+    directory.mkdir(parents=True)
+    mark = tmp_path / f"{where}{BOOT}-{INSTANCE}-{pid()}.lost{end}"
+    mark.touch(0o600)
+    for _ in range(2):
+        await take_marks(directory, ingest)
+    gaps = [record.event async for record in store.read_all()]
+    told = [(event.type, event.payload["reason"], event.payload["lost"], event.metadata["boot"]) for event in gaps]
+    assert told == ([] if lost is None else [("capture.gap", "not_kept", lost, BOOT)])
+    assert mark.exists() == (lost is None)
+
+
+async def test_a_mark_is_a_file_of_ours_of_a_plugin_without_a_link(
+    tmp_path: Path, ingest: Ingest, store: GatedStore
+) -> None:
+    directory = tmp_path / "home" / "spool"
+    directory.mkdir(parents=True)
+    name = f"{BOOT}-{INSTANCE}-{dead_pid()}.lost3"
+    (directory / name).symlink_to(tmp_path)
+    await take_marks(directory, ingest)
+    (directory / name).unlink()
+    (directory / name).touch()
+    link = FakeLink(BOOT, INSTANCE)
+    ingest.opened(link)
+    await take_marks(directory, ingest)
+    assert store.head == NOTHING
+    ingest.closed(link)
+    store.fault = StoreFailed("the disk is full")
+    await take_marks(directory, ingest)
+    assert (directory / name).exists(), "the next sidecar records it"

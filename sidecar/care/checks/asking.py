@@ -10,7 +10,6 @@ from typing import Any
 from sidecar.home import Home
 from sidecar.install.plugin import RESTART
 from sidecar.private_files import HomeError
-from sidecar.record.backlog import backlog
 from sidecar.version import VERSION
 
 ANSWER_SECONDS = 5.0
@@ -57,14 +56,6 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
             "command; stop the sidecar with `durable-stream stop`"
         )
     return answer
-
-
-def spool_size(home: Home) -> dict[str, int]:
-    """Count the spool files that no sidecar has recorded yet, and their bytes."""
-    try:
-        return backlog(home.spool_path)
-    except OSError:  # it cannot be read, which the checks of the home report
-        return {"files": 0, "bytes": 0}
 
 
 def torn_files(store: Path) -> list[Path]:

@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.care.checks.asking import CONFIG_CHANGED, spool_size
+from sidecar.care.checks.asking import CONFIG_CHANGED
 from sidecar.care.checks.check import Check, Fix, Scene
 from sidecar.home import Home
 from sidecar.private_files import HomeError
 from sidecar.read.wording import counted
+from sidecar.record.backlog import backlog
 from streams.log.directory import LOCK
 from streams.query import describe_span
 
@@ -172,9 +173,18 @@ def _times(home: Home) -> Iterator[tuple[Path, int]]:
                 yield path, path.stat().st_mtime_ns // 1_000_000
 
 
+def marks_text(waiting: Mapping[str, int]) -> str | None:
+    """What is said of OpenCodes whose hooks no spool has; ``None`` if there are none."""
+    count = waiting["marks"]
+    told = f"{counted(count, 'OpenCode')} could neither send hooks to a sidecar nor write them to the spool; "
+    return told + "what is only in memory when OpenCode ends is lost, and told as a gap" if count else None
+
+
 def check_spool(scene: Scene) -> list[Check]:
-    waiting = spool_size(scene.home)
+    waiting = backlog(scene.home.spool_path)
     text = f"{counted(waiting['files'], 'file')}, {waiting['bytes']} bytes"
+    if (lost := marks_text(waiting)) is not None:
+        return [Check("spool", "problem", lost, "make room on the disk, and let the home be written")]
     if scene.home.running() is not None or not waiting["files"]:
         return [Check("spool", "ok", "empty" if not waiting["files"] else text)]
     fix = Fix("take spools", scene.home.spool_path)

@@ -16,11 +16,10 @@ from sidecar.care.checks.asking import (
     SidecarSilent,
     ask_sidecar,
     refused_plugin,
-    spool_size,
     torn_files,
 )
 from sidecar.care.checks.check import has_defaults
-from sidecar.care.checks.home import page_checks
+from sidecar.care.checks.home import marks_text, page_checks
 from sidecar.care.checks.nats import reserved_keys
 from sidecar.care.checks.table import NOT_INSTALLED, quick_checks
 from sidecar.care.checks.tracing import traces_words
@@ -33,6 +32,7 @@ from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
 from sidecar.read.wording import bytes_text, counted, kept_text, local_time
+from sidecar.record.backlog import backlog
 from streams.errors import StreamError
 from streams.log.copies import kept_facts
 from streams.log.presence import kept_hint, located
@@ -127,6 +127,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if catalog is not None:
         found["gaps"] = catalog.gaps()
         notes += [f"something was lost in {text}" for text in catalog.loss_texts()]
+    notes += filter(None, [marks_text(found["spool"])])
     if found["sidecar"] is None and found["spool"]["files"]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
@@ -218,7 +219,7 @@ async def _read_stopped(
     except (StreamError, OSError) as error:
         problems.append(explain(error))
         log |= {"damaged": True}
-    read = {"log": log, "migration": migration, "spool": spool_size(home), "gaps": 0}
+    read = {"log": log, "migration": migration, "spool": backlog(home.spool_path), "gaps": 0}
     return read, None if log["damaged"] else catalog
 
 
@@ -274,7 +275,9 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
     )
     rows += [("" if number else "work", text) for number, text in enumerate(found["work"])]
-    rows.append(("lost", f"{counted(found['gaps'], 'gap')} recorded" if found["gaps"] else "nothing"))
+    lost = [f"{counted(found['gaps'], 'gap')} recorded"] if found["gaps"] else []
+    lost += ["hooks of OpenCode that no spool has: see above"] if spool["marks"] else []
+    rows.append(("lost", "; ".join(lost) or "nothing"))
     if found.get("cut"):
         rows.append(("cut", f"{counted(found['cut'], 'record')} with a text of more than 8 MiB, kept in part"))
     for name, value in rows:

@@ -9,6 +9,7 @@ import pytest
 
 from sidecar.home import Home
 from sidecar.read.catalog import Catalog
+from sidecar.read.losses import _REASONS
 from sidecar.read.select import open_reader
 from streams.event import StreamEvent
 from tests.sidecar.checking import look, status
@@ -45,6 +46,29 @@ def test_status_and_doctor_tell_the_session_the_loss_the_reason_and_the_remedy(l
     assert [check["text"] for check in found if check["name"] == "gaps" and "ses_full" in check["text"]] == [full]
     assert look(lossy_home)["gaps"].level == "note"
     assert "Nothing is wrong" not in run(lossy_home.path, "status").out
+
+
+# Every way in which something can be lost, and how many hooks it costs if that is known.
+WAYS = {"memory_full": 3, "unserialisable": 1, "spool_damaged": 2, "feed_broken": 0, "not_kept": 71, "text_cut": 1}
+
+
+@pytest.mark.parametrize("reason", WAYS)
+def test_each_way_to_lose_is_counted_and_told_with_its_reason(healthy_home: Home, reason: str) -> None:
+    asyncio.run(append(healthy_home.store_path, [[begun("ses_full", "b1")], [gap(reason, WAYS[reason], "b1")]]))
+    found = status(healthy_home)
+    [told] = [note for note in found["notes"] if "ses_full" in note]  # type: ignore[attr-defined]
+    assert (found["gaps"], reason in _REASONS) == (1, True)
+    assert _REASONS[reason][0] in told and (not WAYS[reason] or reason == "text_cut" or str(WAYS[reason]) in told)
+
+
+@pytest.mark.parametrize("where", ["spool/", "../home."])
+def test_status_and_doctor_never_say_nothing_is_lost_while_a_mark_stands(healthy_home: Home, where: str) -> None:
+    home = healthy_home.path.rename(healthy_home.path.with_name("home"))
+    (home / f"{where}{'a' * 32}-{'1' * 16}-2147483646.lost").touch()
+    assert run(home, "status", "--json").objects()[0]["spool"]["marks"] == 1
+    assert "hooks of OpenCode that no spool has" in run(home, "status").out
+    [spool] = [check for check in run(home, "doctor", "--json").objects() if check["name"] == "spool"]
+    assert spool["level"] == "problem"
 
 
 def test_streams_and_read_tell_it_of_the_session_that_lacks_something(lossy_home: Home) -> None:
