@@ -77,6 +77,11 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def given_to(step: dict[str, Any]) -> Any:
+    """What a tool ran with. If several calls have one id, the step's input may be another call's."""
+    return step.get("executed_input") or step.get("input")
+
+
 def exit_of(step: dict[str, Any]) -> int | None:
     """The code with which the command of a step ended; ``None`` if it is not known, or the step ran no command."""
     return as_int(as_mapping(step.get("metadata")).get("exit"))

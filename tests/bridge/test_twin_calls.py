@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
@@ -16,17 +17,22 @@ BOOT = "b" * 64
 RECORDED = recording("repeated_ids_parallel")
 
 
+def replaced(item: HookItem, *changes: tuple[str, str]) -> HookItem:
+    told = json.dumps([item.input, item.output])
+    for old, new in changes:
+        told = told.replace(old, new)
+    return HookItem(item.hook, item.t, *json.loads(told))
+
+
 def _is_tool(item: HookItem) -> bool:
     return item.hook == "tool.execute.after" or '"status": "completed"' in json.dumps(item.input)
 
 
 BEGINNING = [item for _, item in RECORDED[: next(n for n, (_, one) in enumerate(RECORDED) if _is_tool(one))]]
 AFTER_ONE, PART_ONE, AFTER_TWO = (item for _, item in RECORDED if _is_tool(item))
-PART_TWO = HookItem(
-    "event",
-    PART_ONE.t,
-    json.loads(json.dumps(PART_ONE.input).replace("echo one", "echo two").replace("one\\n", "two\\n")),
-)
+PART_TWO = replaced(PART_ONE, ("echo one", "echo two"), ("one\\n", "two\\n"))
+IDS = ["same", ""]
+"""Some local model servers give no ids."""
 
 
 def orders() -> Iterator[tuple[HookItem, ...]]:
@@ -43,15 +49,16 @@ def interleaved(length: int) -> Iterator[list[int]]:
         yield [0 if place in first else 1 for place in range(2 * length)]
 
 
-def told(order: tuple[HookItem, ...], turns: list[int]) -> list[Item]:
-    """The beginning, then the order as both copies report it."""
+def told(order: tuple[HookItem, ...], turns: list[int], call: str = "same") -> list[Item]:
+    """The beginning, then the order as both copies report it, with this id of the calls."""
+    named = ('"callID": "same"', f'"callID": "{call}"')
     origins = [Origin(BOOT, str(copy) * 16) for copy in (0, 1)]
     items: list[Item] = []
     seqs = [0, 0]
-    for copy, item in [(copy, item) for item in BEGINNING for copy in (0, 1)]:
+    for copy, item in [(copy, replaced(item, named)) for item in BEGINNING for copy in (0, 1)]:
         seqs[copy] += 1
         items.append((Token(origins[copy], seqs[copy]), item))
-    waiting = [list(order), list(order)]
+    waiting = [[replaced(item, named) for item in order] for _ in origins]
     for copy in turns:
         seqs[copy] += 1
         items.append((Token(origins[copy], seqs[copy]), waiting[copy].pop(0)))
@@ -64,10 +71,13 @@ def commands(player: Player) -> list[str]:
     return sorted(step["input"]["command"] for step in steps)
 
 
+@pytest.mark.parametrize("call", IDS)
 @pytest.mark.parametrize("order", list(orders()))
-def test_twins_are_two_steps_in_every_order_also_when_the_sidecar_dies_between(order: tuple[HookItem, ...]) -> None:
+def test_twins_are_two_steps_in_every_order_also_when_the_sidecar_dies_between(
+    order: tuple[HookItem, ...], call: str
+) -> None:
     for turns in interleaved(len(order)):
-        items = told(order, turns)
+        items = told(order, turns, call)
         for cut in range(len(items) - len(turns), len(items) + 1):
             player = Player()
             player.feed(items[:cut])
@@ -78,14 +88,32 @@ def test_twins_are_two_steps_in_every_order_also_when_the_sidecar_dies_between(o
             assert player.finished == {token for token, _ in items}, (turns, cut)
 
 
+@pytest.mark.parametrize("call", IDS)
 @pytest.mark.parametrize("order", list(orders()))
-def test_neither_twin_is_lost_when_each_hook_waits_too_long(order: tuple[HookItem, ...]) -> None:
+def test_neither_twin_is_lost_when_each_hook_waits_too_long(order: tuple[HookItem, ...], call: str) -> None:
     """The part's end then comes after its hook was recorded alone: a duplicate is better than a loss."""
     player = Player()
-    for item in told(order, [0, 0, 0]):
+    for item in told(order, [0, 0, 0], call):
         player.feed([item])
         player.wait(3.0)
     assert set(commands(player)) == {"echo one", "echo two"}
+
+
+@pytest.mark.parametrize("call", IDS)
+def test_twins_of_two_turns_are_four_steps(call: str) -> None:
+    """Also if both turns call the same; a plugin's second copy, which is late with all of it, adds none."""
+    named = ('"callID": "same"', f'"callID": "{call}"')
+    first = [replaced(item, named) for _, item in RECORDED]
+    ids = [(f'"{kind}', f'"{kind}f') for kind in ("msg_", "prt_", "evt_")]  # ids ascend
+    second = [replaced(replace(item, t=item.t + 10**6), *ids) for item in first[1:]]
+    player = Player()
+    for instance in ("0" * 16, "1" * 16):
+        player.feed([(Token(Origin(BOOT, instance), seq), item) for seq, item in enumerate(first + second, 1)])
+        player.wait()
+    assert commands(player) == ["echo one", "echo one", "echo two", "echo two"]
+    assert [event.payload["steps"] for event in player.of("turn.ended")] == [4, 4]
+    tools = [event.payload for event in player.of("execution.step") if event.payload["kind"] == "tool"]
+    assert len({step["part"] for step in tools if "part" in step}) == 2
 
 
 def test_an_input_that_a_plugin_changed_is_the_step_s_executed_input() -> None:

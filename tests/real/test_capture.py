@@ -195,11 +195,14 @@ def test_calls_without_an_id_are_recorded(durable: DurableStream, opencode: Real
     # Some local model servers give no ids.
     write = [call("write", filePath=str(opencode.project / f"{name}.txt"), content=name) for name in ("one", "two")]
     opencode.prompt(session, f"CALLID:empty {write[0]} THEN: {write[1]} THEN: SAY:done")
-    wait_until(lambda: payloads(durable.log(session), "turn.ended"), "the end of the turn")
+    opencode.prompt(session, f"CALLID:empty {' '.join(map(bash, ('echo 3', 'echo 4', 'echo 5')))} THEN: SAY:done")
+    wait_until(lambda: len(payloads(durable.log(session), "turn.ended")) == 2, "the end of the turns")
     steps = payloads(durable.log(session), "execution.step")
-    assert [step["status"] for step in steps if step["kind"] == "tool"] == ["completed"] * 2
-    changes = durable.cli("changes", session)
+    assert [step["status"] for step in steps if step["kind"] == "tool"] == ["completed"] * 5
+    assert [turn["steps"] for turn in payloads(durable.log(session), "turn.ended")] == [5, 5]
+    changes, read = durable.cli("changes", session), durable.cli("read", session)
     assert "one.txt" in changes and "two.txt" in changes
+    assert [read.count(f"$ echo {each}\n{each}\n") for each in (3, 4, 5)] == [1, 1, 1]
 
 
 def test_a_child_session(durable: DurableStream, opencode: RealOpenCode, session: str) -> None:

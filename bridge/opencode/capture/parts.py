@@ -9,7 +9,7 @@ from bridge.opencode.capture import shapes
 from bridge.opencode.capture.emitter import Cleaned, Entry, PartTurn
 from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.shapes import mapping, present, text
-from bridge.opencode.capture.state import CaptureState, SessionState, input_digest
+from bridge.opencode.capture.state import CaptureState, SessionState, input_digest, turn_digest
 from bridge.opencode.capture.table import FINAL_PARTS
 from bridge.opencode.capture.turns import Turns
 from streams.identity import Identity
@@ -131,7 +131,7 @@ class Parts(Turns):
             return False
         self._open.pop(part_id, None)
         payload = {**turn.payload, **shapes.tool_step(part)}
-        afters = self._take_afters(session, call, state)
+        afters = self._take_afters(session, call, state, turn.user)
         given = afters[0].entry.item.input.get("args") if afters else None
         if given is not None and given != payload.get("input"):
             payload["executed_input"] = given
@@ -176,24 +176,29 @@ class Parts(Turns):
         call = entry.item.input["callID"]
         if session is None:
             return self.unknown_event(entry, session)
+        at = self.turn_at(session, entry)
+        user = at.user_message if at is not None else None
         is_open = any(t.session == session.id and t.call == call for t in self._open.values())
-        if not is_open and self._is_echo(session, call, entry.item.input.get("args")):
+        if not is_open and self._is_echo(session, call, entry.item.input.get("args"), user):
             self.counts["duplicate:tool.execute.after"] += 1
             return False
-        part = next((p for p in self.open_tools(session.id) if self._open[p].call == call), None)
-        turn = self.turn_of_part(session, present(id=part))
+        cause, agent = session.turns.get(user or ""), at.agent if at is not None else ""
+        turn = PartTurn(present(turn=user), cause, agent or "opencode", user, None, True)
         self._afters.append(_After(entry, session.id, call, turn, self.now + self.hold_s))
         return True
 
-    def _is_echo(self, session: SessionState, call: str, given: Any) -> bool:
-        return input_digest(self.clean(given)) in session.calls.get(call, "").split()
+    def _is_echo(self, session: SessionState, call: str, given: Any, user: str | None) -> bool:
+        """True if the turn has a step of such a call. If the turn is unknown, all of the session's steps count."""
+        ran, turn = input_digest(self.clean(given)), turn_digest(user)
+        told = [each for each in session.calls.get(call, "").split() if each.startswith(ran)]
+        return any(not turn or each in (ran, ran + turn) for each in told)
 
-    def _take_afters(self, session: SessionState, call: str, state: dict[str, Any]) -> list[_After]:
+    def _take_afters(self, session: SessionState, call: str, state: dict[str, Any], user: str | None) -> list[_After]:
         """Take the held hooks of a tool part that has ended: one hook from each plugin copy."""
         held = [after for after in self._afters if after.session == session.id and after.call == call]
         taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]
-        if not taken and state["status"] == "completed" and not self._is_echo(session, call, state.get("input")):
-            rest = [one for one in held if not self._is_echo(session, call, one.entry.item.input.get("args"))]
+        if not taken and state["status"] == "completed" and not self._is_echo(session, call, state.get("input"), user):
+            rest = [one for one in held if not self._is_echo(session, call, one.entry.item.input.get("args"), user)]
             taken = rest if len({_given(after.entry) for after in rest}) == 1 else []
         self._afters = [after for after in self._afters if after not in taken]
         return taken
@@ -208,12 +213,12 @@ class Parts(Turns):
         # If two calls share a part, its step belongs to the call that ends the part. Which call that is, is not known
         # yet.
         part = next((one.part for one in opened if len(one.inputs) < 2), None)
-        if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args")):
+        turn = after.turn
+        if part is None and self._is_echo(session, after.call, after.entry.item.input.get("args"), turn.user):
             self.counts["duplicate:tool.execute.after"] += 1
         else:
-            turn = after.turn
-            payload = {**turn.payload, **shapes.tool_step_from_after(after.entry.item)}
-            key = part or f"{after.call}:{input_digest(self.clean(payload.get('input')))}"
+            payload = {**turn.payload, **present(part=part), **shapes.tool_step_from_after(after.entry.item)}
+            key = part or f"{turn.user}:{after.call}:{input_digest(self.clean(payload.get('input')))}"
             self.put(after.entry, session, "execution.step", key, payload, turn=turn)
             if part is not None:
                 self._open.pop(part, None)

@@ -26,7 +26,7 @@ from streams.rows import Changes, LazyMap, Rows
 K = TypeVar("K")
 V = TypeVar("V")
 
-STATE_VERSION = 12
+STATE_VERSION = 13
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -135,7 +135,8 @@ class SessionState:
     prompts: OrderedDict[str, str] = field(default_factory=OrderedDict)
     turns: OrderedDict[str, str] = field(default_factory=OrderedDict)
     calls: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """Digests of the inputs of finished tool calls, by the provider's call id."""
+    """Digests of the inputs of finished tool calls, each with its turn's, by the provider's call id, which may be
+    empty."""
     asks: OrderedDict[str, str] = field(default_factory=OrderedDict)
     errors: OrderedDict[str, str] = field(default_factory=OrderedDict)
     spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
@@ -159,6 +160,11 @@ def answers(agent: str, trigger: str) -> bool:
 
 def input_digest(value: Any) -> str:
     return sha256(canonical(value)).hexdigest()[:16]
+
+
+def turn_digest(user: str | None) -> str:
+    """Tells a session's turns apart in few letters; empty if the turn is unknown."""
+    return sha256(user.encode("utf-8", "replace")).hexdigest()[:8] if user else ""
 
 
 def remember(known: OrderedDict[K, V], key: K, value: V, most: int = REMEMBERED) -> None:
@@ -375,11 +381,12 @@ class CaptureState:
 
     def _step(self, session: SessionState, event: StreamEvent) -> None:
         payload = event.payload
-        if payload.get("call"):
-            # Prefer the input that `tool.execute.after` reported: call ids can repeat, so the input in the part may
-            # belong to another call.
-            ran = input_digest(payload.get("executed_input", payload.get("input")))
-            remember(session.calls, payload["call"], f"{session.calls.get(payload['call'], '')} {ran}"[-400:])
+        if payload.get("kind") == "tool":
+            # Prefer the input that `tool.execute.after` reported: call ids can repeat or be empty, so the input in the
+            # part may belong to another call.
+            call, ran = payload.get("call") or "", input_digest(payload.get("executed_input", payload.get("input")))
+            in_turn = f"{session.calls.get(call, '')} {ran}{turn_digest(payload.get('turn'))}"
+            remember(session.calls, call, in_turn[-4000:])
         turn = session.turn
         if turn is None or payload.get("turn") != turn.user_message or event.idempotency_key in turn.counted:
             return

@@ -86,7 +86,7 @@ class Turns(Shells):
         if self._is_told(entry):
             return False
         key = entry.event_id or self.own_key(entry)
-        self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self._turn_at(session, entry))
+        self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self.turn_at(session, entry))
         return False
 
     # --- inputs and turns ---
@@ -314,7 +314,7 @@ class Turns(Shells):
         if self._is_told(entry):
             return False
         error = mapping(entry.properties.get("error"))
-        turn = self._turn_at(session, entry)
+        turn = self.turn_at(session, entry)
         is_open = session is not None and turn is not None and turn is session.turn
         if shapes.is_abort(error):
             if session is None or turn is None or not is_open:
@@ -336,7 +336,7 @@ class Turns(Shells):
         self._write_error(entry, session, message, error)
         return False
 
-    def _turn_at(self, session: SessionState | None, entry: Entry) -> Turn | None:
+    def turn_at(self, session: SessionState | None, entry: Entry) -> Turn | None:
         """The turn that was open when an item was reported. The current turn may be another one, because an old item
         may be resent much later.
         """
@@ -363,7 +363,7 @@ class Turns(Shells):
     ) -> None:
         known = self._messages.get(message or "")
         user = known["user"] if known is not None else None
-        turn = self._turn_at(session, entry)
+        turn = self.turn_at(session, entry)
         if user is None and turn is not None:
             user = turn.user_message
         key = message or entry.event_id or self.own_key(entry)

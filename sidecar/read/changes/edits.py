@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 from typing import Any, Literal, TypeGuard
 
-from sidecar.read.fields import as_list, as_mapping, as_text, first_text, with_cuts_told
+from sidecar.read.fields import as_list, as_mapping, as_text, first_text, given_to, with_cuts_told
 
 EDITORS = frozenset({"edit", "write", "multiedit", "patch", "apply_patch"})
 """The tools that change files. The files that a command changes are not known."""
@@ -48,7 +48,7 @@ def file_changes(payload: dict[str, Any], asked_diff: str = "") -> list[Diff]:
     tool, metadata = as_text(payload.get("tool")), as_mapping(payload.get("metadata"))
     if tool not in EDITORS or payload.get("status") == "error":
         return []
-    given = as_mapping(payload.get("executed_input")) or as_mapping(payload.get("input"))
+    given = as_mapping(given_to(payload))
     file = first_text(given, "filePath", "path", "file") or first_text(metadata, "filepath", "filePath")
     for entries in (as_list(metadata.get("files")), as_list(metadata.get("results")), [metadata]):
         if found := [diff for each in entries for diff in _reported(as_mapping(each), file)]:

@@ -17,6 +17,7 @@ from sidecar.read.fields import (
     as_text,
     cut_text,
     exit_of,
+    given_to,
     has_failed,
     is_forgotten,
     is_number,
@@ -107,9 +108,16 @@ def short_type(type_: str) -> str:
 
 
 def spent(payload: dict[str, Any]) -> str:
-    """Tokens and cost of a step or turn: ``1.2k in, 85 out, $0.0123``; empty if both are missing."""
+    """Tokens and cost of a step or turn: ``93.0k in (92.0k cached), 85 out, $0.0123``; empty if both are missing.
+
+    OpenCode counts cached input apart: a step's in an object, a turn's as sums.
+    """
     tokens = as_mapping(payload.get("tokens"))
-    said = [f"{amount(tokens[k])} {word}" for k, word in (("input", "in"), ("output", "out")) if _number(tokens.get(k))]
+    cache = as_mapping(tokens.get("cache"))
+    cached, written = (tokens.get(f"cache_{each}", cache.get(each)) for each in ("read", "write"))
+    read = sum(count for count in (tokens.get("input"), cached, written) if _number(count))
+    said = [f"{amount(read)} in" + (f" ({amount(cached)} cached)" if _number(cached) else "")] if read else []
+    said += [f"{amount(tokens['output'])} out"] if _number(tokens.get("output")) else []
     return ", ".join(filter(None, (*said, _cost(payload))))
 
 
@@ -135,7 +143,7 @@ def input_text(payload: dict[str, Any]) -> str:
 def tool_text(payload: dict[str, Any]) -> str:
     """The title of a tool call, or the most useful field of its input."""
     title = _text(payload.get("title"))
-    given = payload.get("input")
+    given = given_to(payload)
     if title:
         return title
     if isinstance(given, dict):
@@ -157,7 +165,7 @@ def call_text(payload: dict[str, Any]) -> str:
 def _tool(payload: dict[str, Any], waited_ms: int) -> Line:
     label = _text(payload.get("tool")) or "tool"
     said, took = tool_text(payload), _duration(payload, waited_ms)
-    cut = (cut_text(one) for one in as_mapping(payload.get("input")).values() if isinstance(one, dict))
+    cut = (cut_text(one) for one in as_mapping(given_to(payload)).values() if isinstance(one, dict))
     said = _joined(said, "" if "[cut: " in said else _text(next(filter(None, cut), None)), " ")
     if not has_failed(payload):
         return Line(label, _joined(said, took, " · "))

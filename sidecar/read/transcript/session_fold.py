@@ -19,6 +19,7 @@ from sidecar.read.fields import (
     as_mapping,
     as_text,
     exit_of,
+    given_to,
     has_failed,
     is_forgotten,
     is_said,
@@ -275,7 +276,7 @@ def called(record: Record, session: Session, call: Call | None = None) -> Call:
     """A call, perhaps one that ran, with what the ``execution.step`` of its end says."""
     event, payload = record.event, record.event.payload
     call = call or Call(event.id, event.ts, event.actor, "", "")
-    given, tool = with_cuts_told(payload.get("input")), as_text(payload.get("tool")) or "tool"
+    given, tool = with_cuts_told(given_to(payload)), as_text(payload.get("tool")) or "tool"
     call.event, call.tool = event.id, _TOOLS_2.get(tool, tool) if event.metadata.get("host") else tool
     call.call = as_text(payload.get("call"))
     call.status = as_text(payload.get("status")) or "completed"
