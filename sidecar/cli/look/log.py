@@ -53,6 +53,10 @@ async def log(
         bool,
         typer.Option("--follow", "-f", help="Keep printing new records (without STREAM, of all streams) until Ctrl-C."),
     ] = False,
+    after: Annotated[
+        int | None,
+        typer.Option("--after", metavar="POSITION", min=-1, help="Only what follows this position; -1: everything."),
+    ] = None,
     types: TypesOption = None,
     actors: ActorsOption = None,
     since: SinceOption = None,
@@ -65,7 +69,8 @@ async def log(
     Includes and numbers child sessions. A session whose parent was unknown has its own stream, which joins its root's
     stream once the parent is known; such streams are included too. With a child session's id, prints only the records
     of that session and its descendants. With --follow but no STREAM, keeps printing new records of all streams,
-    including new sessions.
+    including new sessions. With --after but no STREAM, prints every record of all streams, in the order of their
+    positions; whoever goes on after the last position that was printed (with --json) misses and repeats nothing.
     """
     out = run.out
     store = run.home.store_path
@@ -73,10 +78,17 @@ async def log(
     wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until)
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
-    if stream is None and follow:
+    if after is not None and (from_offset or last is not None):
+        raise typer.BadParameter("give `--after` without `--from` and `--last`")
+    if after is not None and after > reader.head:
+        raise typer.BadParameter(
+            f"the newest record of this log has the position {reader.head}, so none follows {after}"
+        )
+    if stream is None and (follow or after is not None):
         if from_offset:
             raise typer.BadParameter("`--from` is an offset in one stream, so name the stream")
-        await _follow_all(reader, store, out, wanted, FOLLOWED_LAST if last is None else last, project)
+        kept = 0 if after is not None else FOLLOWED_LAST if last is None else last
+        await _follow_all(reader, store, out, wanted, kept, project, after, stays=follow)
         return
     lines = Lines(out, is_past=not follow or last is not None)
     session = None
@@ -93,9 +105,11 @@ async def log(
     if gone is not None and (told := pruned_text(stream, gone)) is not None:
         note(told)
     if follow and last is None:
-        await _follow(store, family, lines, out, wanted, from_offset=from_offset)
+        await _follow(
+            store, family, lines, out, wanted, from_offset=from_offset, after=after, in_order=after is not None
+        )
         return
-    head = await _print(reader, family, lines, wanted, from_offset, last)
+    head = await _print(reader, family, lines, wanted, from_offset, last, NOTHING if after is None else after)
     if follow:
         out.flush()
         await _follow(store, family, lines, out, wanted, after=head)
@@ -106,10 +120,9 @@ async def log(
 
 
 async def _print(
-    reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None
+    reader: LogReader, family: Family, lines: Lines, wanted: Filter, from_offset: int, last: int | None, after: int
 ) -> int:
     """Print the existing records; return the position up to which the log was read."""
-    after = NOTHING
     head = reader.head
     if from_offset:
         start = await first(reader.read(family.stream, from_offset=from_offset))
@@ -150,7 +163,9 @@ async def _follow(
     *,
     from_offset: int = 0,
     after: int | None = None,
+    in_order: bool = False,
 ) -> None:
+    """``in_order``: never print a record after one with a higher position."""
     began = from_offset == 0
     async for record in follow(store, after=NOTHING if after is None else after):
         joined = family.apply(record)
@@ -158,7 +173,7 @@ async def _follow(
         began = began or (record.event.stream_id == family.stream and record.offset >= from_offset)
         if not began:
             continue
-        for stream in joined:
+        for stream in () if in_order else joined:
             # Print the earlier records of a stream that has just joined, because they would otherwise never be shown.
             async for earlier in LogReader(store).read(stream):
                 lines.learn(earlier)
@@ -170,13 +185,22 @@ async def _follow(
 
 
 async def _follow_all(
-    reader: LogReader, store: Path, out: Output, wanted: Filter, last: int, project: str | None
+    reader: LogReader,
+    store: Path,
+    out: Output,
+    wanted: Filter,
+    last: int,
+    project: str | None,
+    after: int | None,
+    *,
+    stays: bool,
 ) -> None:
-    """Print the newest records of all streams, then each new record, with a heading wherever the session changes."""
+    """Print the newest records of all streams, or those after a position, then each new record if it ``stays``, with a
+    heading wherever the session changes."""
     catalog, fault = await catalog_of(reader)
     if fault is not None:
         raise fault
-    lines = HeadedLines(out, catalog, wanted, named_project(project))
+    lines = HeadedLines(out, catalog, wanted, named_project(project), everything=after is not None)
     head = catalog.position
     if last:
         kept, fault = await newest(reader, lines.filter(), last, lines.fits)
@@ -185,14 +209,20 @@ async def _follow_all(
             lines.print_headed(record)
         if fault is not None:
             raise fault
+    if after is not None and not stays:
+        async for record in reader.read_all(after=after):
+            if lines.fits(record):
+                lines.print_headed(record)
+        return
     await lines.print_waiting(reader)
     if head == NOTHING:
         note(f"{await empty_text(reader)}. Waiting for the first record.")
     which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"
     note(f"Following {which}. Press Ctrl-C to stop.")
     out.flush()
-    async for record in follow(store, after=head):
-        catalog.apply(record)
+    async for record in follow(store, after=head if after is None else after):
+        if record.position > head:
+            catalog.apply(record)
         lines.learn(record)
         if lines.fits(record):
             await lines.look_up(reader, record)

@@ -21,13 +21,16 @@ WAITING_STYLE = "bold yellow"
 class HeadedLines(Lines):
     """Prints records of all streams or of one project. The caller keeps ``catalog`` up to date.
 
-    A pipe gets no headings, because each of its lines names the stream.
+    A pipe gets no headings, because each of its lines names the stream. ``everything``: the bookkeeping of agents, too.
     """
 
-    def __init__(self, out: Output, catalog: Catalog, wanted: Filter, project: Project | None) -> None:
+    def __init__(
+        self, out: Output, catalog: Catalog, wanted: Filter, project: Project | None, *, everything: bool
+    ) -> None:
         super().__init__(out)
         self._catalog, self._wanted, self.project = catalog, wanted, project
         self._root = ""
+        self._everything = everything or bool(wanted.types)
         self._streams = self._chosen()
 
     def _chosen(self) -> set[str] | None:
@@ -37,8 +40,9 @@ class HeadedLines(Lines):
         return self._wanted if self._streams is None else replace(self._wanted, streams=tuple(sorted(self._streams)))
 
     def fits(self, record: Record) -> bool:
-        """True if the record belongs to the project, passes the filter, and is not only bookkeeping of an agent."""
-        if not self._wanted.types and not is_news(record.event.stream_id, record.event.type):
+        """True if the record belongs to the project, passes the filter, and is not only bookkeeping of an agent, unless
+        everything is wanted."""
+        if not self._everything and not is_news(record.event.stream_id, record.event.type):
             return False
         if self._streams is not None:
             if record.event.type.startswith(("lifecycle.", "lineage.")):

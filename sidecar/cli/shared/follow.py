@@ -13,8 +13,12 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
 
+from sidecar.cli.shared.command import note
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
+
+POLL_S = 0.25
+"""How often to look for changes, in seconds, while the system cannot report any."""
 
 LOOK_AGAIN_MS = 2000
 """How often to look for changes, in ms, if the system reports none (network disks, a replaced directory)."""
@@ -65,21 +69,32 @@ async def _changes(store: Path) -> AsyncIterator[None]:
     from watchfiles import awatch
 
     yield
+    is_told = False
     while True:
         # A missing directory cannot be watched, so watch its nearest existing parent until the directory is created.
         watched = store
         while not watched.is_dir():
             watched = watched.parent
-        async for _ in awatch(
-            watched,
-            debounce=STEP_MS,
-            step=STEP_MS,
-            rust_timeout=LOOK_AGAIN_MS,
-            yield_on_timeout=True,
-            recursive=watched == store,
-            watch_filter=None,
-        ):
+        try:
+            async for _ in awatch(
+                watched,
+                debounce=STEP_MS,
+                step=STEP_MS,
+                rust_timeout=LOOK_AGAIN_MS,
+                yield_on_timeout=True,
+                recursive=watched == store,
+                watch_filter=None,
+            ):
+                yield
+                # Check the directory on the event loop, because that costs less than handing the check to a thread.
+                if not watched.is_dir() or (watched != store and store.is_dir()):  # noqa: ASYNC240
+                    break
+        except FileNotFoundError:
+            continue  # the directory was replaced
+        except (OSError, RuntimeError) as error:
+            # All watchers of the system are in use, as by an editor. Perhaps one is free later.
+            if not is_told:
+                note(f"The system reports no changes ({error}), so the log is read every {POLL_S:g} s.")
+            is_told = True
+            await asyncio.sleep(POLL_S)
             yield
-            # Check the directory on the event loop, because that costs less than handing the check to a thread.
-            if not watched.is_dir() or (watched != store and store.is_dir()):  # noqa: ASYNC240
-                break

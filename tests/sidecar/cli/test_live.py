@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
+from sidecar.cli.shared.follow import follow
 from sidecar.home import Home
 from tests.sidecar.background.receiver import SECRET, Receiver
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, run, run_and_stop
@@ -35,6 +37,74 @@ class TestFollow:
         assert "Waiting for the stream" in follower.err.get(timeout=LIMIT_SECONDS)
         asyncio.run(append(tmp_path / "home" / "store", [events(1, prefix="f")]))
         assert follower.record()["event"]["stream_id"] == "ses_a"
+
+
+class TestFeed:
+    """``log --after POSITION``: every record once, for whoever goes on after the last position it saw."""
+
+    def test_readers_that_are_killed_between_lines_miss_and_repeat_nothing(
+        self, tmp_path: Path, started: list[Process]
+    ) -> None:
+        store, seen = tmp_path / "store", list[int]()
+
+        def write(life: str) -> None:
+            streams = ("ses_a", "ses_b", "agent/intents")
+            asyncio.run(append(store, [events(2, prefix=f"{life}{stream}", stream=stream) for stream in streams]))
+
+        def read(count: int) -> None:
+            after = str(seen[-1]) if seen else "-1"
+            started.append(feed := Process(tmp_path, "log", "--follow", "--json", "--after", after))
+            for number in range(count):
+                if number == 1:
+                    write(f"after {len(seen)}")  # as a sidecar that was started again
+                seen.append(feed.record()["position"])
+            feed.end()
+
+        write("first")
+        read(4)
+        assert run(tmp_path, "migrate", "--to", "sqlite").code == 0 and run(tmp_path, "stop").code == 0
+        read(5)
+        assert run(tmp_path, "prune", "--stream", "ses_b", "--yes").code == 0 and run(tmp_path, "stop").code == 0
+        left = [record["position"] for record in run(tmp_path, "query", "--json").objects()]
+        expected = [*range(9), *(position for position in left if position > 8)]
+        assert left[0] == 0 and len(expected) < left[-1], "the prune left holes"
+        read(len(expected) - 9)
+        assert seen == expected
+
+    def test_it_reads_what_is_there_without_follow_of_one_stream_or_of_all(self, tmp_path: Path) -> None:
+        streams = ("ses_a", "agent/intents", "ses_b")
+        batches = [events(2, prefix=stream, stream=stream) for stream in streams]
+        asyncio.run(append(tmp_path / "store", batches))
+
+        def positions(*arguments: str) -> list[int]:
+            return [record["position"] for record in run(tmp_path, "log", *arguments, "--json").objects()]
+
+        for after in range(-1, 6):
+            assert positions("--after", str(after)) == list(range(after + 1, 6))
+        assert positions("ses_b", "--after", "4") == [5] and positions("ses_a", "--after", "1") == []
+        assert run(tmp_path, "log", "--after", "3").out.count("ses_b") == 2, "for a person, too"
+
+    @pytest.mark.parametrize(
+        "wrong", ["--after 6", "--after -2", "--after 1 --last 3", "--after 1 --from 1", "--after x"]
+    )
+    def test_what_cannot_be_meant_is_refused(self, tmp_path: Path, wrong: str) -> None:
+        asyncio.run(append(tmp_path / "store", [events(6)]))
+        done = run(tmp_path, "log", "ses_a", *wrong.split())
+        assert (done.code, done.out) == (2, "")
+
+
+async def test_without_a_watcher_of_the_system_following_polls_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise WatchfilesRustInternalError("Error creating recommended watcher: Too many open files (os error 24)")
+
+    monkeypatch.setattr("watchfiles.main.RustNotify", refuse)
+    records = follow(tmp_path / "store")
+    for life in range(3):
+        await append(tmp_path / "store", [events(1, prefix=f"life{life}")])
+        assert (await anext(records)).offset == life
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 class TestSidecar:
