@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,16 +97,21 @@ def _tell(
 def _committable(target: Target) -> list[str]:
     """The files that ``install`` wrote into the project and that git would commit, relative to the project; empty
     without git."""
-    import subprocess
+    from sidecar.background.worktrees.git import Git, WorktreeError, find
 
-    command = ["git", "-C", str(target.config.parent), "status", "--porcelain", "-z", "-uall", "--", target.config.name]
+    async def untracked() -> list[str]:
+        if (place := await find(str(target.config.parent))) is None:
+            return []
+        config = str(Path(place.below, target.config.name))
+        listed = ("ls-files", "--others", "--exclude-standard", "-z", "--", config)
+        return await Git(place.folder, place.top).names(*listed)
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
+        found = asyncio.run(untracked())
+    except WorktreeError:
         return []
     names = [target.plugin.relative_to(target.config.parent), Path(target.config.name) / "package-lock.json"]
-    untracked = [entry[3:] for entry in done.stdout.split("\0") if entry.startswith("?? ")]
-    return [str(name) for name in names if any(entry.endswith(str(name)) for entry in untracked)]
+    return [str(name) for name in names if any(entry.endswith(str(name)) for entry in found)]
 
 
 def _warn_of_git(target: Target, loose: list[str]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sidecar.background.worktrees.worktrees import Worktree, Worktrees
+from tools.install_git import archive, binary_path, is_new
 
 ID = "int_0123456789ab"
 
@@ -16,6 +20,17 @@ def git(directory: Path, *arguments: str) -> str:
     """What git prints, as the user would run it."""
     given = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always", *arguments]
     return subprocess.run(given, cwd=directory, check=True, capture_output=True, text=True).stdout
+
+
+def newest_git() -> Path:
+    """The directory of a git that runs hooks which stand in the configuration."""
+    own = shutil.which("git")
+    places = [binary_path(), *([Path(own)] if own is not None and is_new(own) else [])]
+    if (found := next((each.parent for each in places if each.exists()), None)) is None:
+        if archive() is None:
+            pytest.skip("this system's git is older than 2.54, and there is no Debian archive that has a newer one")
+        pytest.fail("the newest git is not installed: run `make newest-git`", pytrace=False)
+    return found
 
 
 def repository(path: Path, files: dict[str, str] | None = None) -> Path:

@@ -1,8 +1,9 @@
 """What an agent, a repository or a setting could make git do in a worktree: run programs, change other repositories,
-change other files than those that were shown."""
+change other files than those that were shown. Tried with the system's git and with the newest one."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -10,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees, whole_diff
-from tests.sidecar.background.projects import ID, Marker, added, collected, git, repository, tree, write
+from tests.sidecar.background.projects import ID, Marker, added, collected, git, newest_git, repository, tree, write
+from tools.install_git import is_new
+
+
+@pytest.fixture(autouse=True, params=["system", "newest"])
+def used(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The git that is used."""
+    if request.param == "newest":
+        monkeypatch.setenv("PATH", f"{newest_git()}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -111,6 +120,42 @@ async def test_no_filter_runs_that_only_worktrees_have(worktrees: Worktrees, pro
     made = await added(worktrees, project)
     write(Path(made.root, "a.txt"))
     assert (await collected(worktrees, made))["count"] == 1 and not marker.ran
+
+
+@pytest.mark.parametrize("where", ["repository", "included", "own", "user"])
+async def test_no_hook_runs_that_stands_in_the_configuration(
+    where: str, worktrees: Worktrees, project: Path, home: Path, marker: Marker
+) -> None:
+    events = "".join(f"\tevent = {each}\n" for each in ("reference-transaction", "post-index-change", "post-checkout"))
+    hooks = "".join(f'[hook "{name}"]\n{events}\tcommand = {marker}\n\tenabled = true\n' for name in ("o", "o.d=D d"))
+    if where == "user":
+        (home / ".gitconfig").write_text(hooks)
+    else:
+        write(project / ".git/hooked", hooks)
+        # Of the repository, of the worktree that is made, and of both.
+        path = {"repository": "include.path", "own": "includeIf.gitdir:**/worktrees/**.path"}
+        git(project, "config", path.get(where, "includeIf.gitdir:**/.git/**.path"), "hooked")
+    made = await added(worktrees, project)
+    write(Path(made.root, "a.txt"))
+    assert (await collected(worktrees, made))["count"] == 1
+    assert await worktrees.apply(ID, str(project), made._asdict())
+    await worktrees.discard(ID, made.root, made.repository)
+    assert not marker.ran
+    other = project.parent / "other"
+    git(project, "worktree", "add", "-q", str(other))
+    git(other, "read-tree", "HEAD")
+    assert bool(marker.ran) == is_new("git"), "git by itself runs them"
+
+
+async def test_no_attributes_of_another_tree_count(worktrees: Worktrees, project: Path) -> None:
+    write(project / ".gitattributes", "* eol=crlf\n")
+    git(project, "add", "--all")
+    git(project, "commit", "-qm", "attributes")
+    git(project, "config", "attr.tree", git(project, "rev-parse", "HEAD").strip())
+    git(project, "rm", "-q", ".gitattributes")
+    git(project, "commit", "-qm", "none")
+    made = await added(worktrees, project)
+    assert Path(made.root, "a.txt").read_bytes() == b"a\n"
 
 
 async def test_a_repository_planted_where_the_user_works_runs_nothing(

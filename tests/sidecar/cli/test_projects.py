@@ -14,6 +14,7 @@ from sidecar.read.catalog import Catalog
 from sidecar.read.projects import Project, short_directory
 from sidecar.read.select import LogReader, catalog_of
 from streams.event import StreamEvent
+from tests.sidecar.background.projects import Marker
 from tests.sidecar.cli.helpers import append, run, run_and_stop
 from tests.sidecar.cli.processes import Process
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
@@ -187,11 +188,14 @@ class TestFollowAll:
 def test_install_warns_of_what_git_would_commit(places: Path, projects_home: Path) -> None:
     project = places / "repo"
     subprocess.run(["git", "init", "--quiet", str(project)], check=True)
+    marker = Marker(places / "marker")
+    subprocess.run(["git", "-C", str(project), "config", "core.fsmonitor", str(marker)], check=True)
     loose = run(projects_home, "install", "--project", str(project), "--json").objects()[0]["git_would_commit"]
     assert ".opencode/plugin/durable-stream.js" in loose
     assert loose[0] in run(projects_home, "install", "--project", str(project)).err
     (project / ".gitignore").write_text(".opencode/\n")
     assert "git_would_commit" not in run(projects_home, "install", "--project", str(project), "--json").objects()[0]
+    assert not marker.ran, "what the repository names"
 
 
 def test_changes_of_a_project(projects_home: Path, places: Path) -> None:
