@@ -193,6 +193,7 @@ class Sidecar:
             "links": [self._link_status(link) for link in self.server.links],
             "headless": self.durable.headless.pid if self.durable is not None else None,
             "services": self.services.status(),
+            "not_compared": self.services.not_compared,
             "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
             "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
             "door": asdict(self.server.counters),

@@ -65,9 +65,9 @@ export class Capture {
     this.#link = link;
   }
 
-  /** Highest seq assigned. */
+  /** Highest seq that waits for an acknowledgement; 0 if none does. */
   get lastSeq() {
-    return this.#queue.last;
+    return this.#acked < this.#queue.last ? this.#queue.last : 0;
   }
 
   /** True if nothing is waiting for an acknowledgement. */

@@ -22,6 +22,23 @@ test("identify says who we are, and the proof is right", async (t) => {
   await until(() => sidecar.sockets.size === 1, "the fake takes our proof and stays");
 });
 
+test("a new sidecar is told of what nobody has acknowledged", async (t) => {
+  const { sidecar, live } = newBench(t);
+  const { hooks, counters } = await live({}, INPUT);
+  hooks.event(someEvent(1, "a"));
+  await until(() => sidecar.got.length > 0 && counters.acked === sidecar.seqs.at(-1), "acknowledged");
+  sidecar.drop();
+  await sidecar.arrived("identify", 2);
+  sidecar.autoAck = false;
+  const before = sidecar.got.length;
+  hooks.event(someEvent(2, "b"));
+  await until(() => sidecar.got.length > before, "delivered");
+  const last = sidecar.seqs.at(-1);
+  sidecar.drop();
+  const [, idle, busy] = await sidecar.arrived("identify", 3);
+  assert.deepEqual([idle.last_seq, busy.last_seq], [0, last]);
+});
+
 test("OpenCode's version is known from a session it made", async (t) => {
   const { sidecar, plugin } = newBench(t);
   const { hooks } = await plugin();

@@ -324,8 +324,11 @@ class Ingest:
         self.pump()
 
     async def _compare(self, session_id: str, origin: Origin) -> None:
-        if self.compare is not None:
-            await self.compare(session_id, origin)
+        try:
+            if self.compare is not None:
+                await self.compare(session_id, origin)
+        except Exception:  # whatever it is, the events must not wait for ever
+            log.exception("session %s could not be compared with its service", session_id)
         self.host.open(session_id, origin, self._loop.time())
         self.pump()
 

@@ -73,11 +73,6 @@ class DurableStream:
         made = f"({around})(create({options}))" if around else f"plugin({options}, import.meta.url)"
         return f"import {{ create, plugin }} from {json.dumps(str(SHIM))};\n{before}\nexport default {made};\n"
 
-    def be_patient(self) -> None:
-        """Let the next sidecar hold events until the service has answered: on a busy machine that takes longer."""
-        self.home.mkdir(mode=0o700, exist_ok=True)
-        (self.home / "config.toml").write_text("[link]\nhold_seconds = 60\n")
-
     # The command line
 
     def cli(self, *arguments: str) -> str:
@@ -176,6 +171,12 @@ class DurableStream:
 
     def status(self) -> Json:
         return dict(self.lines("status")[0])
+
+    def is_read(self) -> bool:
+        """Whether the sidecar reads the service of OpenCode 2, and has compared all sessions with it."""
+        (found,) = self._read("status").objects()
+        states = [service["state"] for service in found.get("services", [])]
+        return states == ["read"] and found["not_compared"] == 0
 
     def doctor(self, directory: Path, *arguments: str) -> dict[str, Json]:
         """The findings of ``doctor`` in a directory, by check, including problems."""

@@ -44,7 +44,6 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 
 @pytest.fixture(scope="module")
 def client(opencode2_binary: Path, model: ModelServer, durable: DurableStream, feed: Feed) -> Iterator[RealOpenCode2]:
-    durable.be_patient()
     with RealOpenCode2(
         opencode2_binary,
         model.port,
@@ -213,8 +212,11 @@ def test_a_service_that_ends_in_a_turn_goes_on_with_it_and_nothing_is_lost(
 
 def test_an_open_ask_is_listed_after_the_sidecar_comes_back(client: RealOpenCode2, durable: DurableStream) -> None:
     session = turn(client, "SAY:before")
-    killed = durable.wait_linked()
-    os.kill(killed, signal.SIGKILL)
+    idle = durable.wait_linked()
+    os.kill(idle, signal.SIGKILL)
+    durable.wait_running({idle})
+    wait_until(durable.is_read, "the service is read although nobody uses OpenCode")
+    os.kill(durable.wait_linked(), signal.SIGKILL)
     client.prompt(session, call("shell", command="printf 3"))
     request = asked(client, session, "permission")
     wait_until(lambda: checkpoints(durable.log(session)), "the ask")

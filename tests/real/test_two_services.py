@@ -26,7 +26,6 @@ class Unregistered(RealOpenCode2):
 
 @pytest.fixture(scope="module")
 def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
-    durable.be_patient()
     with two_with_plugin(model, durable) as opencode:
         yield opencode
 

@@ -8,14 +8,20 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bridge.opencode.capture.emitter import Origin
+from bridge.opencode.capture.emitter import Origin, Token
 from bridge.opencode.capture.state import CaptureState
+from bridge.opencode.capture.translate import Translator
 from bridge.opencode.capture.v2.translate import HostTranslator
+from bridge.opencode.link.frames import HookItem
+from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2 import http
 from sidecar.record.opencode2.history import History, Scope
 from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
@@ -26,11 +32,13 @@ from sidecar.record.opencode2.registration import (
     read_registration,
     registration_paths,
 )
-from sidecar.record.opencode2.services import began_ms
+from sidecar.record.opencode2.services import Services, began_ms
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from tests.bridge.opencode.playing2 import Recording
+from tests.bridge.opencode.playing import Log
+from tests.bridge.opencode.playing2 import KEPT, Recording, play2
 from tests.memory import MemoryStore
+from tests.streams.sizes import size
 
 ORIGIN = Origin("b" * 32, "1" * 16, 4321, "a1b2c3d4")
 SCOPE = Scope(ORIGIN, since_ms=0, pid=4321)
@@ -160,6 +168,154 @@ async def test_an_open_turn_ends_as_the_service_says_and_not_while_another_proce
     await world.compare(session)
     ended = [event.payload["outcome"] for event in await world.log() if event.type == "turn.ended"]
     assert ended == ["interrupted", "completed"]
+
+
+# --- a sidecar that is killed again and again, while the service answers late ---
+
+
+class Killed:
+    """A sidecar over a recording: killed anywhere, and each comparison answered late, in any order, except that a dead
+    process comes before a later one. Meanwhile the time passes. The service knows what it knew at that time."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.recording, self.random = Recording(name), Random(seed)
+        self.service = FakeService()
+        self.log, self.now, self.at_ms = Log(), 0.0, 0
+        self.left = list(self.recording.items)
+        self.fed: list[tuple[Token, HookItem]] = []
+        self.finished: set[Token] = set()
+        self.start()
+
+    def start(self) -> None:
+        """Begin a sidecar: all that it knows is the log, and the plugin sends again what nobody acknowledged."""
+        self.asks: list[tuple[str, Origin]] = []
+        self.store = MemoryStore()
+        self.translator = HostTranslator(seeded_identity(self.random.randrange(10**6)), self.log.state())
+        self.left = [item for item in self.fed if item[0] not in self.finished] + self.left
+        self.fed = []
+
+    async def run(self) -> None:
+        while self.left or self.asks or self.translator.next_deadline() is not None:
+            match self.random.randrange(20):
+                case 0 if self.left:
+                    self.start()
+                case 1 | 2:
+                    self.pass_by(self.random.choice((0.1, 3.0, 60.0)))
+                case 3 | 4 | 5 if self.asks:
+                    session, _ = self.random.choice(self.asks)
+                    first = next(ask for ask in self.asks if ask[0] == session)
+                    self.asks.remove(first)
+                    await self.answer(first)
+                case _ if self.left:
+                    self.feed(self.left.pop(0))
+                case _:
+                    self.pass_by(1.0)
+            await self.drain()
+
+    def feed(self, item: tuple[Token, HookItem]) -> None:
+        self.fed.append(item)
+        name = str(item[1].input.get("type"))
+        if name.startswith("session.execution."):
+            session = item[1].input["data"]["sessionID"]
+            self.service.active.add(session) if name.endswith("started") else self.service.active.discard(session)
+        self.at_ms = max(self.at_ms, item[1].input.get("created") or 0)
+        self.translator.feed(*item, self.now)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+        self.translator.tick(self.now)
+
+    async def answer(self, ask: tuple[str, Origin]) -> None:
+        self.service.told = {session: as_of(told, self.at_ms) for session, told in self.recording.told.items()}
+        await History(self.service, self.translator, self.store).compare(ask[0], replace(SCOPE, origin=ask[1]))
+        self.translator.open(*ask, self.now)
+
+    async def drain(self) -> None:
+        drained = self.translator.drain()
+        self.log.append(drained.events)
+        if drained.events:
+            await self.store.append(drained.events, on_known="keep_first")
+        self.finished.update(drained.done)
+        self.asks += drained.asks
+
+
+def as_of(told: dict[str, Any], at_ms: int) -> dict[str, Any]:
+    """What the service said of a session at a time."""
+    messages = []
+    for message in told["messages"]:
+        times = {name: at for name, at in message["time"].items() if at <= at_ms}
+        if "created" not in times:
+            continue
+        now = {**message, "time": times}
+        if message["type"] == "assistant" and "completed" not in times and "completed" in message["time"]:
+            now = {name: now[name] for name in now if name not in ("finish", "rawFinish", "cost", "tokens", "error")}
+            parts = [part_of(part, at_ms) for part in message["content"]]
+            now["content"] = [part for part in parts if part and (part["type"] == "tool" or "streamed" in times)]
+        messages.append(now)
+    info = told["info"] if told["info"] and told["info"]["time"]["created"] <= at_ms else None
+    return {**told, "info": info, "messages": messages, "inbox": []}
+
+
+def part_of(part: dict[str, Any], at_ms: int) -> dict[str, Any] | None:
+    times = {name: at for name, at in part.get("time", {}).items() if at <= at_ms}
+    if part["type"] != "tool" or "completed" in times:
+        return part
+    state = {"status": "running", "input": part["state"].get("input")} if "ran" in times else {"status": "streaming"}
+    return {**part, "time": times, "state": state} if "created" in times else None
+
+
+@settings(max_examples=size("LATE_COMPARISONS", 60))
+@given(name=st.sampled_from([name for name in KEPT if name != "shell"]), seed=st.integers(0, 10**6))
+def test_no_step_lacks_its_name_and_input_however_often_the_sidecar_is_killed(name: str, seed: int) -> None:
+    whole, killed = play2(name), Killed(name, seed)
+    asyncio.run(killed.run())
+    steps = {event.idempotency_key: event.payload for event in whole.of("execution.step")}
+    found = {key: event.payload for key, event in killed.log.events.items() if event.type == "execution.step"}
+    about = ("tool", "call", "input", "status", "output", "error", "finish", "tokens", "model")
+    assert {key: [each.get(part) for part in about] for key, each in found.items()} == {
+        key: [each.get(part) for part in about] for key, each in steps.items()
+    }
+    assert in_order(killed.log) == in_order(whole.log), "no input comes after the end of its turn"
+
+
+def in_order(log: Log) -> dict[str, list[str]]:
+    """The inputs, and the beginnings and ends of turns, of each session."""
+    found: dict[str, list[str]] = {}
+    for key, event in log.events.items():
+        if event.type in ("human.input", "agent.input", "turn.started", "turn.ended"):
+            found.setdefault(event.payload["session"], []).append(key)
+    return found
+
+
+@pytest.mark.parametrize("fault", [ServiceGone("gone"), ServiceError(500), KeyError("a fault of ours"), None])
+async def test_events_whose_session_cannot_be_compared_go_on_with_what_the_log_knows(fault: Exception | None) -> None:
+    recording, store, identity = Recording("tools"), MemoryStore(), seeded_identity(3)
+    names = [item.input.get("type") for _, item in recording.items]
+    called = names.index("session.tool.called") + 1
+    for items in (recording.items[:called], recording.items[called:]):
+        state = CaptureState()
+        async for record in store.read_all():
+            state.apply(record.event)
+        ingest = Ingest(store, Translator(identity, state), identity.now_ms)
+        services = Services(ingest.host, ingest, store, "")
+        place = services.announce("/nowhere/service.json")
+        if items is not recording.items[:called] and fault is not None:
+
+            async def refused(origin: Origin) -> Any:
+                raise fault
+
+            services._read = refused  # type: ignore[method-assign]
+        ingest.compare = services.compare
+        for token, item in items:
+            ingest.take(replace(token.origin, service=place), token.seq, [item], None)
+        assert await ingest.at_most(0, replace(recording.items[0][0].origin, service=place))
+        not_compared = services.not_compared
+        await ingest.close()
+    steps = [record.event async for record in store.read_all() if record.event.type == "execution.step"]
+    calls = [step.payload for step in steps if step.payload["kind"] == "tool"]
+    assert not_compared == 1 and len(calls) == len(play2("tools").of("execution.step.started"))
+    if not isinstance(fault, KeyError):
+        assert calls[0]["tool"] == "write" and calls[0]["input"] == {"path": "a.txt", "content": "one\ntwo\n"}
 
 
 GOOD = {"id": "i-1", "version": "2.0.0", "url": "http://127.0.0.1:4096", "pid": os.getpid(), "password": "secret-pw"}

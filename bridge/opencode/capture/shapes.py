@@ -17,7 +17,7 @@ _TOLD = frozenset(
 
 _NUMBERS = (int, float)
 
-_BRIEF = 200
+BRIEF = 200
 """How many characters of each text of a tool call's input are recorded when the call starts."""
 
 _SHELL_NOTE = "The following tool was executed by the user"
@@ -146,7 +146,7 @@ def tool_step(part: dict[str, Any]) -> dict[str, Any]:
 
 def tool_started(tool: Any, call: Any, given: Any) -> dict[str, Any]:
     """The payload for a tool call that starts to run: enough of its redacted input to say what it does."""
-    texts = {name: value[:_BRIEF] for name, value in mapping(given).items() if isinstance(value, str)}
+    texts = {name: value[:BRIEF] for name, value in mapping(given).items() if isinstance(value, str)}
     return present(tool=text(tool), call=text(call), input=texts or None)
 
 

@@ -130,7 +130,8 @@ class ShimIdentity:
     """The plugin instance and OpenCode process that a link belongs to.
 
     ``boot_id`` names the process (or, for a played recording, the file), and ``instance`` names the plugin copy; each
-    pair of these has its own sequence of seqs. ``last_seq`` is the highest seq that the shim has assigned so far.
+    pair of these has its own sequence of seqs. ``last_seq`` is the highest seq that the shim is
+    about to send, because no sidecar has acknowledged it; 0 if all are acknowledged.
     """
 
     shim_version: str

@@ -85,8 +85,8 @@ class History:
             return 0
         waiting = self._translator.waiting(session_id, scope.origin)
         known = self._state.sessions.get(session_id)
-        is_first = bool(waiting) and waiting[0].seq is not None and waiting[0].seq <= 1
-        is_new = is_import or _created(info) >= scope.since_ms or is_first
+        is_whole = self._translator.is_whole(session_id, scope.origin)
+        is_new = is_import or _created(info) >= scope.since_ms or is_whole
         if not await self._placed(info, known, scope, is_new=is_new, is_import=is_import):
             return 0
         session = self._state.sessions[session_id]

@@ -23,6 +23,8 @@ from sidecar.record.opencode2.history import History, Scope
 from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.record.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 from streams.errors import StreamError
+from streams.lineage import STEP_STARTED
+from streams.query import Filter
 from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.record.opencode2")
@@ -30,8 +32,8 @@ log = logging.getLogger("sidecar.record.opencode2")
 LOOK_SECONDS: Final = 0.5
 """How often a registration is read again while its service is starting."""
 
-LOOKS: Final = 20
-"""How often, at most, a registration is read after a plugin has linked."""
+START_SECONDS: Final = 10.0
+"""How long after a plugin has linked its service may still be starting."""
 
 RETRY_SECONDS: Final = 5.0
 """How often a session is compared again whose messages could not be read."""
@@ -42,10 +44,11 @@ _UNREADABLE = (ServiceGone, ServiceError, UnsafeService)
 
 @dataclass(slots=True)
 class _Announced:
-    """A registration file, and the plugin instances that named it, each with its pid and its scope."""
+    """A registration file, and the plugin instances that named it, each with its pid, its scope, and the time of the
+    loop until which the service may still be starting."""
 
     path: Path
-    links: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    links: dict[tuple[str, str], tuple[int, tuple[str, ...], float]] = field(default_factory=dict)
     state: str = "absent"
     version: str = ""
     compared: int = 0
@@ -83,7 +86,8 @@ class Services:
     def opened(self, origin: Origin, service: str, scope: tuple[str, ...], last_seq: int) -> None:
         """Note a link of a plugin instance. It announces its service's registration file, and the directories whose
         sessions it records."""
-        self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = origin.pid, scope
+        until = asyncio.get_running_loop().time() + START_SECONDS
+        self._announced[self.announce(service)].links[origin.boot_id, origin.instance] = origin.pid, scope, until
         self._tasks.spawn(self._catch_up(origin, last_seq))
 
     def closed(self, origin: Origin) -> None:
@@ -116,20 +120,26 @@ class Services:
             if known.links
         ]
 
+    @property
+    def not_compared(self) -> int:
+        """How many sessions could not be compared yet, and may lack something."""
+        return len(self._due)
+
     async def compare(self, session_id: str, origin: Origin) -> None:
         """Compare a session before its waiting events are translated; returns also if that is not possible."""
         if self._ingest.is_linked(origin) and self.take_spools is not None:
             # What a dead process left comes first, however long that takes.
-            self.translator.hold(session_id, origin, None)
+            self.translator.put_behind(session_id, origin, is_behind=True)
             await self.take_spools()
-            self.translator.hold(session_id, origin, asyncio.get_running_loop().time())
-            self._ingest.pump()  # sets the timer anew
+            self.translator.put_behind(session_id, origin, is_behind=False)
+        is_done = is_whole = self.translator.is_whole(session_id, origin)
         try:
-            if not await self._compare(session_id, origin):
+            is_done = await self._compare_soon(session_id, origin, is_once=is_whole) or is_whole
+        finally:
+            if not is_done:
                 self._due[session_id] = origin
-        except _UNREADABLE as error:
-            log.info("session %s could not be compared: %s", session_id, error)
-            self._due[session_id] = origin
+        if not is_done:
+            await self._recall(session_id, origin)
 
     async def import_history(self) -> dict[str, int]:
         """Record the old sessions of every linked service. Return the numbers of services and of sessions.
@@ -161,7 +171,7 @@ class Services:
         await self._ingest.caught_up(origin, last_seq)
         if self.take_spools is not None:
             await self.take_spools()
-        for _ in range(LOOKS):
+        while True:
             try:
                 read = await self._read(origin)
                 if read is not None:
@@ -171,9 +181,25 @@ class Services:
                 log.info("the sessions of the OpenCode 2 service could not be compared: %s", error)
             except StreamError:
                 return  # ingest has noted the error, and the sidecar is stopping
-            if not self._ingest.is_linked(origin):
+            if not self._is_starting(origin):
                 return
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _is_starting(self, origin: Origin) -> bool:
+        """Whether the service of a linked plugin may not have written its registration yet."""
+        known = self._announced.get(origin.service)
+        *_, until = known.links.get((origin.boot_id, origin.instance), (0.0,)) if known is not None else (0.0,)
+        return asyncio.get_running_loop().time() < until
+
+    async def _recall(self, session_id: str, origin: Origin) -> None:
+        """Tell the translator which calls a session's open turn has begun, as the log has it."""
+        session = self.translator.state.sessions.get(session_id)
+        if session is None or session.turn is None:
+            return
+        await self._ingest.flushed()
+        wanted = Filter(types=(STEP_STARTED,), streams=(session.stream,), correlation_id=session.turn.user_message)
+        begun = [record.event async for record in self._store.query(wanted)]
+        self.translator.recall(session_id, origin, begun)
 
     async def _compare_all(self, history: History, scope: Scope) -> None:
         infos = await history.sessions()
@@ -189,6 +215,18 @@ class Services:
         for session_id in self.translator.state.sessions.having(f"host:{scope.origin.service}"):
             if session_id not in listed:
                 await self._compare(session_id, scope.origin)
+
+    async def _compare_soon(self, session_id: str, origin: Origin, *, is_once: bool) -> bool:
+        """Compare a session, again and again while its service may be starting; return whether that was possible."""
+        while True:
+            try:
+                if await self._compare(session_id, origin):
+                    return True
+            except _UNREADABLE as error:
+                log.info("session %s could not be compared: %s", session_id, error)
+            if is_once or not self._is_starting(origin):
+                return False
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _compare(
         self, session_id: str, origin: Origin, *, is_import: bool = False, required: bool = False
@@ -251,12 +289,12 @@ class Services:
     def _scope(self, origin: Origin, registration: Registration, known: _Announced) -> Scope:
         # The first turns may end before the first sidecar begins the log, so read from the service's start.
         since_ms = min(self._since_ms, registration.written_ms or self._since_ms)
-        _, directories = known.links.get((origin.boot_id, origin.instance), (0, ()))
+        _, directories, _ = known.links.get((origin.boot_id, origin.instance), (0, (), 0.0))
         return Scope(origin, since_ms, registration.pid, registration.written_ms, directories)
 
 
 def _origin(known: _Announced) -> Origin:
-    (boot_id, instance), (pid, _) = next(iter(known.links.items()))
+    (boot_id, instance), (pid, *_) = next(iter(known.links.items()))
     return Origin(boot_id, instance, pid, place_of(known.path))
 
 

@@ -50,6 +50,10 @@ class Recording:
         return [item.input for _, item in self.items if item.hook == "service"]
 
 
+KEPT = [name for name in names() if all(told["info"] for told in Recording(name).told.values())]
+"""The recordings whose sessions were not deleted, so that the service still has their messages."""
+
+
 class Player2:
     """A sidecar's translator of OpenCode 2 over a log. ``told``: what the service says of its sessions when it is
     asked; without it, no service can be asked."""

@@ -32,13 +32,18 @@ class Called(NamedTuple):
 
 @dataclass(slots=True)
 class Gate:
-    """The events of a session from one process that wait until the session is placed and compared."""
+    """The events of a session from one process that wait until the session is placed and compared.
+
+    ``deadline``: when the gate opens by itself; never while it waits for the comparison, which ends with ``open``.
+    ``is_behind``: what a dead process left is recorded before.
+    """
 
     deadline: float
     entries: deque[tuple[HostEntry, HostEvent]] = field(default_factory=deque)
     info: dict[str, Any] | None = None
     is_asked: bool = False
     is_compared: bool = False
+    is_behind: bool = False
 
     @property
     def first(self) -> int | None:
@@ -75,12 +80,12 @@ class Gates(HostRules):
     def open(self, session_id: str, origin: Origin, now: float) -> None:
         """Translate the events that waited: the session has been compared with the service's messages, or cannot be.
 
-        A session that is not placed waits on for the plugin's description of it.
+        A session that is not placed waits on for the plugin's description of it, at most ``hold_s`` seconds.
         """
         self.now = now
         gate = self._gates.get((session_id, origin.boot_id))
         if gate is not None:
-            gate.is_compared = True
+            gate.is_compared, gate.deadline = True, now + self.hold_s
             self._open_compared(session_id, origin.boot_id)
 
     def _open_compared(self, session_id: str, boot: str, *, at_once: bool = False) -> None:
@@ -105,18 +110,17 @@ class Gates(HostRules):
         self.now = now
         for (session_id, boot), gate in list(self._gates.items()):
             if gate.deadline <= now and self._gates.get((session_id, boot)) is gate:
-                self.counts["not_compared"] += not gate.is_compared
                 self._open_compared(session_id, boot, at_once=True)
 
     def next_deadline(self) -> float | None:
         """When ``tick`` next has something to do; ``None`` while nothing waits."""
         return min((gate.deadline for gate in self._gates.values() if gate.deadline < inf), default=None)
 
-    def hold(self, session_id: str, origin: Origin, now: float | None) -> None:
-        """Wait for ``open`` without a limit; with ``now``, again for at most ``hold_s`` seconds."""
+    def put_behind(self, session_id: str, origin: Origin, *, is_behind: bool) -> None:
+        """Let what dead processes left be translated before the events of a session that wait."""
         gate = self._gates.get((session_id, origin.boot_id))
         if gate is not None:
-            gate.deadline = inf if now is None else now + self.hold_s
+            gate.is_behind = is_behind
 
     def lose_track(self, boot: str) -> None:
         for key in [key for key in self._met if key[1] == boot]:
@@ -132,6 +136,11 @@ class Gates(HostRules):
         gate = self._gates.get((session_id, origin.boot_id))
         return [event for _, event in _in_order(gate.entries)] if gate is not None else []
 
+    def is_whole(self, session_id: str, origin: Origin) -> bool:
+        """Whether the events that wait begin with the session, so that nothing precedes them."""
+        waiting = self.waiting(session_id, origin)
+        return bool(waiting) and waiting[0].seq is not None and waiting[0].seq <= 1
+
     def _gate_for(self, key: tuple[str, str], event: HostEvent) -> Gate | None:
         """The gate in which an event waits: the process's own, or that of another process which runs the session too,
         if what waits there is newer and precedes the event."""
@@ -140,8 +149,7 @@ class Gates(HostRules):
         if found is None and key not in self._met:
             return None
         for (waiting, other), gate in self._gates.items():
-            # What a dead process left does not wait for the gate that is held for it.
-            if waiting != session_id or other == boot or not gate.entries or gate.deadline == inf:
+            if waiting != session_id or other == boot or not gate.entries or gate.is_behind:
                 continue
             if event.seq is None or gate.first is None:
                 follows = gate.entries[-1][0].token.origin.boot_id == boot
@@ -164,13 +172,16 @@ class Gates(HostRules):
                 parent in self.state.sessions and (session_id in self._called or len(gate.entries) > 1)
             ):
                 self.open(session_id, origin, self.now)
-            elif parent not in self.state.sessions and not gate.is_asked:
-                gate.is_asked = True
-                self.ask(session_id, origin)
+            elif parent not in self.state.sessions:
+                self._ask_once(gate, session_id, origin)
         elif first.name == "deleted" and session_id not in self.state.sessions:
             self.open(session_id, origin, self.now)
-        elif not gate.is_asked:
-            gate.is_asked = True
+        else:
+            self._ask_once(gate, session_id, origin)
+
+    def _ask_once(self, gate: Gate, session_id: str, origin: Origin) -> None:
+        if not gate.is_asked:
+            gate.is_asked, gate.deadline = True, inf
             self.ask(session_id, origin)
 
     def _open_children(self, parent: str) -> None:

@@ -6,10 +6,11 @@ This memory is not in the log. After a restart of the sidecar, it is made anew f
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bridge.opencode.capture.shapes import mapping, model_of, present, text
+from bridge.opencode.capture.shapes import BRIEF, mapping, model_of, present, text
 from bridge.opencode.capture.v2.shapes import (
     HostEvent,
     call_id,
@@ -19,6 +20,8 @@ from bridge.opencode.capture.v2.shapes import (
     message_id,
     read_input,
 )
+from streams.event import StreamEvent
+from streams.lineage import STEP_STARTED
 
 _MOST = 2000
 
@@ -73,6 +76,23 @@ class Memory:
     calls: OrderedDict[tuple[str | None, str], Call] = field(default_factory=OrderedDict)
     begun: OrderedDict[tuple[str, str | None, Any], int] = field(default_factory=OrderedDict)
     steps: OrderedDict[str, Step] = field(default_factory=OrderedDict)
+
+    @classmethod
+    def of_calls(cls, begun: Iterable[StreamEvent], ended: Container[str]) -> Memory:
+        """The memory of the calls whose records are given; ``ended`` has the keys of their steps, as far as they are
+        recorded."""
+        memory = cls()
+        for event in begun:
+            payload = event.payload
+            key = text(payload.get("message")), text(payload.get("call")) or ""
+            if event.idempotency_key.replace(STEP_STARTED, "execution.step", 1) in ended:
+                memory.ended[key] += 1
+            else:
+                # A value that was cut to be brief is left out, because the step would show it as the whole.
+                values = mapping(payload.get("input")).items()
+                given = {name: each for name, each in values if isinstance(each, str) and len(each) < BRIEF}
+                memory.calls[key] = Call(key[1], key[0], text(payload.get("tool")), given or None, event.ts)
+        return memory
 
     def note(self, event: HostEvent, *, is_open: bool) -> None:
         """Update the memory with an event; ``is_open``: whether the session has an open turn."""

@@ -66,12 +66,13 @@ def before(events: Iterable[HostEvent], waiting: Sequence[HostEvent]) -> list[Ho
     if not waiting:
         return list(events)
     until, left = waiting[0].t, Counter(map(sign, waiting))
+    delivered = {input_id(event) for event in waiting if event.name == "inbox.delivered"}
     past: list[HostEvent] = []
     for event in reversed(list(events)):  # from the newest, because some events have no id of their own
         name = sign(event)
         if left[name]:
             left[name] -= 1
-        elif event.t <= until:
+        elif event.t <= until or (event.name == "inbox.enqueued" and input_id(event) in delivered):
             past.append(event)
     return past[::-1]
 
@@ -248,10 +249,11 @@ def _event_id(message: dict[str, Any]) -> str | None:
 
 
 def _enqueued_ms(message: dict[str, Any]) -> int:
-    """When an input was enqueued: its id tells, except for an id that Durable Stream made."""
-    delivered = _created(message)
+    """When an input was enqueued: its id tells, except for an id that Durable Stream made, and for a report, whose id
+    is made when the work begins that it reports."""
+    delivered, metadata = _created(message), mapping(message.get("metadata"))
     found = _ID_TIME.match(text(message.get("id")) or "")
-    if found is None or "durable_stream" in mapping(message.get("metadata")):
+    if found is None or "durable_stream" in metadata or "source" in metadata:
         return delivered
     waited = (delivered - (int(found[1], 16) >> 12)) % (1 << _TIME_BITS)
     return delivered - waited if waited <= _MOST_WAIT_MS else delivered

@@ -4,7 +4,7 @@ log. Pure, sans-I/O.
 ``feed`` takes the items in order. ``drain`` returns the resulting events, the items that are finished once those events
 are durable, and the sessions to ask about. A session is asked about when an event of it comes from a process for the
 first time: the caller then reads the session's messages, records what lacks (``place``, ``fill``) and calls ``open``.
-Until then, at most ``hold_s`` seconds, the events of the session wait.
+Until then the events of the session wait.
 
 Keys come from the service's own ids, so an event that comes twice is recorded once, also if it was first rebuilt from
 the messages (``history``). For the same activity, this translator makes the same events as OpenCode 1's translator.
@@ -194,6 +194,15 @@ class HostTranslator(Gates):
         known = [memory for (each, _), memory in self._memories.items() if each == session_id]
         if known and (session_id, boot) not in self._memories:
             self._memories[session_id, boot] = deepcopy(known[-1])
+
+    def recall(self, session_id: str, origin: Origin, begun: Iterable[StreamEvent]) -> None:
+        """Remember the calls that began in the open turn of a session, from their records, if nothing is remembered of
+        the session: no service could be asked."""
+        if all(known != session_id for known, _ in self._memories):
+            turn = self.state.sessions[session_id].turn
+            self._memories[session_id, origin.boot_id] = Memory.of_calls(
+                begun, turn.counted if turn is not None else ()
+            )
 
     def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
         """Note the call that created a session which is not placed yet."""
