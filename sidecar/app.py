@@ -268,6 +268,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         agents_may_answer=config.link.agents_may_answer,
     )
     translator.asked = ingest.host.asked = durable.asked
+    translator.answered = ingest.host.answered = durable.people.answered
     model_tools = ModelTools(store.manifest.log_id, config.worker.tools if config.nats.mode != "off" else {})
     durable.more_tools = model_tools.specs()
     worker = sidecar.worker = Worker(

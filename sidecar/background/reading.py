@@ -11,10 +11,10 @@ from sidecar.agents.letters import letters_of
 from sidecar.background.intents.intents import NAME
 from sidecar.background.intents.state import Intent, State, steps_of
 from sidecar.background.people import alerts, checkpoints
-from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent, checkpoint_id
+from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent
 from sidecar.background.people.consent import asked
 from sidecar.background.people.doubts import whole_text
-from sidecar.read.asked import CHECKPOINT
+from sidecar.read.asked import CHECKPOINT, checkpoint_id
 from sidecar.read.catalog import Catalog, OpenAsk
 from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of

@@ -5,12 +5,28 @@ Payloads come from other programs, so any field may be missing or have another t
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 from sidecar.read.fields import as_list, as_mapping, as_text, first_text
 from sidecar.read.wording import one_line, visible
 
 CHECKPOINT = "workflow.checkpoint"
+
+
+def checkpoint_id(session: str, request: str) -> str:
+    """The id of a checkpoint. The same request of the same session always has the same id."""
+    return f"chk_{sha256(f'{session}:{request}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def answered_with(payload: dict[str, Any]) -> str:
+    """The checkpoint whose answer answered this one, too; empty if this one has an answer of its own."""
+    first = as_text(payload.get("with"))
+    return checkpoint_id(as_text(payload.get("session")), first) if first else ""
+
+
+def withdrawn_text(first: str) -> str:
+    return f"withdrawn: rejected with {first}"
 
 
 def what_is_asked(payload: dict[str, Any]) -> str:

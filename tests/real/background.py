@@ -93,6 +93,13 @@ def only(durable: DurableStream, kind: str, *, background: bool = True) -> dict[
     return durable.lines("checkpoints")[0]
 
 
+def answers(durable: DurableStream, session: str) -> list[tuple[str, str, str | None]]:
+    """Of each answer in a session's records: the request, who answered, and the request that it was answered with."""
+    found = [record["event"] for record in durable.log(session)]
+    found = [each for each in found if each["type"] == "workflow.checkpoint" and each["payload"]["state"] != "asked"]
+    return [(each["payload"]["request"], each["actor"], each["payload"].get("with")) for each in found]
+
+
 def assert_typing_answers(screen: Terminal, durable: DurableStream, project: str) -> None:
     """What the session in front asks stays on screen, with its options, until the person types an answer."""
     ask = json.dumps({"question": "Ship it?", "options": ["now", "never"]})

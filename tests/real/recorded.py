@@ -354,7 +354,8 @@ def _expect_asks(plan: Expectation, told: Family, session: Told) -> None:
             cause = ("workflow.checkpoint", session.id, f"{request}:asked")
             content |= {"state": "replied", "reply": properties["reply"]}
             name = ("workflow.checkpoint", session.id, f"{request}:replied")
-            plan.add(name, "user", asked[request], cause, content)
+            who = None if properties["reply"] == "reject" else "user"  # a person needs time to reject
+            plan.add(name, who, asked[request], cause, content)
 
 
 # What is there

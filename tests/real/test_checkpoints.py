@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.real.background import intents, only, refused, spawn, with_plugin
+from tests.real.background import answers, intents, only, refused, spawn, with_plugin
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -90,6 +90,19 @@ def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
     assert (known["state"], known["by"], known["answer"]) == ("answered", "process", ["once"])
     assert known["via"]["channel"] == "command-line" and known["via"]["pid"] > 0
     assert refused(durable, "checkpoints", asked["id"], "--answer", "once") == "already-answered"
+    assert answers(durable, session) == [(asked["request"], "process", None)]
+
+    calls = [{"command": f"echo stacked {number}", "description": "x"} for number in range(3)]
+    client.prompt_async(session, " ".join(f"CALL:bash {json.dumps(each)}" for each in calls))
+    wait_until(lambda: len(waiting(durable)) == 3, "three asks at once")
+    first, second, third = waiting(durable)
+    durable.cli("checkpoints", second["id"], "--answer", "reject")
+    wait_until(lambda: len(answers(durable, session)) == 4, "the end of the others")
+    assert sorted(answers(durable, session)[1:]) == sorted(
+        [(second["request"], "process", None)]
+        + [(each["request"], "opencode", second["request"]) for each in (first, third)]
+    )
+    assert f"withdrawn: rejected with {second['id']}" in durable.cli("log", session)
 
 
 def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode, durable: DurableStream) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.real.background import answers
 from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
@@ -225,6 +226,16 @@ def test_an_open_ask_is_listed_after_the_sidecar_comes_back(client: RealOpenCode
     assert_recorded(durable, client, session)
     answered = [("permission", "asked"), ("permission", "replied")]
     wait_until(lambda: checkpoints(durable.log(session)) == answered, "the answer, which no fact waits for")
+
+    client.prompt(session, " ".join(call("shell", command=f"printf {number}") for number in (6, 7, 8)))
+    wait_until(lambda: len(durable.lines("checkpoints")) == 3, "three asks at once")
+    first, second, third = durable.lines("checkpoints")
+    durable.cli("checkpoints", second["id"], "--answer", "reject")
+    wait_until(lambda: len(answers(durable, session)) == 4, "the end of the others")
+    assert sorted(answers(durable, session)[1:]) == sorted(
+        [(second["request"], "process", None)]
+        + [(each["request"], "opencode", second["request"]) for each in (first, third)]
+    )
 
 
 def test_a_call_is_shown_while_it_runs_and_not_while_it_waits(client: RealOpenCode2, durable: DurableStream) -> None:

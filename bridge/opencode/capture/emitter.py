@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture import shapes
 from bridge.opencode.capture.history import HISTORY_INSTANCE
@@ -64,6 +64,15 @@ with which the sidecar began the session or sent the message."""
 
 def _nothing_asked(session: str, mark: str) -> Asked | None:
     return None
+
+
+Answered = Callable[[str, str, dict[str, Any]], str]
+"""Finds who gave an answer that the sidecar sent to OpenCode; empty for an answer that was given in OpenCode. The
+arguments are the session's id, the request's id, and the answer as it will be recorded."""
+
+LEAST_PERSON_MS: Final = 100
+"""A person needs at least this many ms to read and reject an ask. ``opencode run`` rejects one faster, and OpenCode
+reports both rejections in the same way."""
 
 
 class Token(NamedTuple):
@@ -135,6 +144,7 @@ class Emitter:
         self.counts: Counter[str] = Counter()
         self.now = 0.0
         self.asked: Asks = _nothing_asked
+        self.answered: Answered = lambda session, request, answer: ""
         self.identity, self.cleaned = identity, cleaned
         self._out = Drained()
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -358,10 +368,15 @@ class Emitter:
         content: dict[str, Any],
         call: str | None = None,
     ) -> None:
-        """Record that OpenCode asks a person, or how the ask ended."""
+        """Record that OpenCode asks a person, or how the ask ended. The actor of an answer is who gave it."""
         if session is not None and f"{request}:{state}" in session.asks:
             self.counts["duplicate:workflow.checkpoint"] += 1
             return
+        actor = None
+        if state != "asked":
+            content = {"state": state, **self.clean(content)}
+            actor, first = self._who_answered(entry, session, request, content)
+            content |= shapes.present(**{"with": first})
         user = turn.user if isinstance(turn, PartTurn) else turn.user_message if turn is not None else None
         self.put(
             entry,
@@ -370,9 +385,25 @@ class Emitter:
             f"{request}:{state}",
             {**shapes.present(kind=kind, state=state, request=request, call=call, turn=user), **content},
             cause=session.asks.get(f"{request}:asked") if state != "asked" and session is not None else None,
-            actor="user" if state != "asked" else None,
+            actor=actor,
             turn=turn,
         )
+
+    def _who_answered(
+        self, entry: Entry, session: SessionState | None, request: str, answer: dict[str, Any]
+    ) -> tuple[str, str | None]:
+        """Who gave an answer, and the request whose answer it follows from, if OpenCode answered it together with that
+        one: it rejects everything else that the session waits for, or allows what ``always`` allows, too."""
+        if session is None:
+            return "user", None
+        if by := self.answered(session.id, request, answer):
+            return by, None
+        since, first, reply = session.waiting.get(request, (0, "", ""))
+        is_prompt = 0 <= shapes.moment(entry.item.t) - since < LEAST_PERSON_MS
+        is_rejected = "reject" in (answer.get("reply"), answer["state"][:6])
+        if first and answer.get("reply") == reply and (is_rejected or is_prompt):
+            return "opencode", first
+        return "opencode" if is_rejected and is_prompt and not answer.get("message") else "user", None
 
     def link(self, session: SessionState, parent_id: str | None, entry: Entry | None) -> None:
         """Link a session of unknown lineage to its parent's root. A session without a parent becomes a root itself."""

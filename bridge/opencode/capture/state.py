@@ -138,6 +138,9 @@ class SessionState:
     """Digests of the inputs of finished tool calls, each with its turn's, by the provider's call id, which may be
     empty."""
     asks: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[str, tuple[int, str, str]] = field(default_factory=OrderedDict)
+    """The requests that wait for an answer, each with the time since which it could be answered. If another permission
+    was answered meanwhile so that OpenCode may answer this one, too: that permission and its answer."""
     errors: OrderedDict[str, str] = field(default_factory=OrderedDict)
     spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Ids of ``agent.spawned`` events, by the task part that named the child."""
@@ -275,6 +278,7 @@ class CaptureState:
         elif event.type == "turn.started":
             self._turn_started(session, event)
         elif event.type == "turn.ended":
+            session.waiting.clear()
             if session.turn is not None and session.turn.user_message == payload["message"]:
                 session.turn.counted.clear()  # the sums are final, so the keys of counted steps are no longer needed
                 newest = session.last_turn is None or session.last_turn.started_ms <= session.turn.started_ms
@@ -291,6 +295,7 @@ class CaptureState:
             self._spawned_child(session, event)
         elif event.type == "workflow.checkpoint":
             remember(session.asks, f"{payload['request']}:{payload['state']}", event.id)
+            self._asked(session, event)
         elif event.type == "lifecycle.session.compacted":
             session.compacted = event.id
         elif event.type == RENAMED:
@@ -308,6 +313,15 @@ class CaptureState:
         self._hosted(session, event)
         if session.turn is not None:
             session.turn.last_ms = max(session.turn.last_ms, event.ts)
+
+    def _asked(self, session: SessionState, event: StreamEvent) -> None:
+        request, reply = event.payload["request"], event.payload.get("reply")
+        if event.payload["state"] == "asked":
+            remember(session.waiting, request, (event.ts, "", ""))
+            return
+        session.waiting.pop(request, None)
+        if reply in ("reject", "always") and "with" not in event.payload:
+            session.waiting.update(dict.fromkeys(session.waiting, (event.ts, request, reply)))
 
     def _appeared(self, event: StreamEvent, session_id: str) -> None:
         payload = event.payload

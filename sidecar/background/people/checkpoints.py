@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import sha256
 from typing import Any, Final
 
 from sidecar.agents.agent import Output
@@ -27,6 +26,7 @@ from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import doubts
 from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
+from sidecar.read.asked import answered_with, checkpoint_id
 from sidecar.read.telling.describe import input_text
 from streams.event import StreamEvent
 
@@ -93,8 +93,9 @@ class Checkpoint:
     default: str = ""
     answer: list[str] = field(default_factory=list)
     by: str = ""
-    """Who answered: ``user`` (in OpenCode or in a terminal), ``link``, ``process`` (a process without a terminal) or
-    ``agent`` (a process that an OpenCode started)."""
+    """Who answered: ``user`` (in OpenCode or in a terminal), ``link``, ``process`` (a process without a terminal),
+    ``agent`` (a process that an OpenCode started) or ``opencode`` (by itself). The actor of the captured answer is the
+    same."""
     via: dict[str, Any] = field(default_factory=dict)
     """How the answer came: ``channel`` (``opencode``, ``list``, ``command-line`` or ``link``), and the ``pid`` and
     terminal (``tty``) of a command."""
@@ -167,7 +168,7 @@ class CheckpointAgent(OwnAgent[State]):
                 is_own, known = event.actor == NAME, self.data.checkpoints.values()
                 return self._effect_ended(event) if is_own else doubts.overtaken(event, known)
             case "workflow.checkpoint":
-                return self._captured(given, event.ts)
+                return self._captured(given, event.actor, event.ts)
             case "human.input":
                 return self._typed(event)
             case "execution.step" if keeps_result(event) or loses_result(event):
@@ -220,7 +221,7 @@ class CheckpointAgent(OwnAgent[State]):
             who = {"by": given["by"], "via": given.get("via") or {}}
             return [Output("checkpoint.late", {"checkpoint": known.id, **who, "state": known.state})]
         about = {"checkpoint": known.id, **{name: given.get(name) for name in ("answer", "by", "via", "key")}}
-        known = replace(known, said=str(given.get("said") or ""))
+        known = replace(known, said=str(given.get("said") or ""), by=given["by"])
         about |= {"said": known.said} if known.said else {}
         if known.kind == "ask":
             return [
@@ -283,7 +284,7 @@ class CheckpointAgent(OwnAgent[State]):
 
     # --- what capture saw ---
 
-    def _captured(self, given: dict[str, Any], ts: int) -> list[Output]:
+    def _captured(self, given: dict[str, Any], actor: str, ts: int) -> list[Output]:
         session, request = str(given.get("session")), str(given.get("request"))
         identifier = checkpoint_id(session, request)
         known = self.data.checkpoints.get(identifier)
@@ -295,12 +296,11 @@ class CheckpointAgent(OwnAgent[State]):
             return [Output("checkpoint.opened", {**asked(given), **about})]
         if known is None or (known.state in CLOSED and not (known.state == "withdrawn" and known.key)):
             return []
-        answer = answer_of(given)
-        # OpenCode reports that our own answer has arrived. We know who gave that answer, but OpenCode does not.
-        rejected = answer[:1] == known.answer[:1] == ["reject"]
-        ours = known.state in ("answering", "withdrawn") and (answer == known.answer or rejected)
-        who = _who(known) if ours else {"by": "user", "via": {"channel": "opencode"}, "key": ""}
-        return [Output("checkpoint.answered", {"checkpoint": identifier, "answer": answer, "ts": ts, **who})]
+        answer, about = answer_of(given), {"checkpoint": identifier, "ts": ts}
+        if answer[:1] == ["reject"] and (first := answered_with(given)):
+            return [Output("checkpoint.withdrawn", {**about, "why": f"rejected with {first}"})]
+        who = _who(known) if is_own(known, given) else {"by": actor, "via": {"channel": "opencode"}, "key": ""}
+        return [Output("checkpoint.answered", {**about, "answer": answer, **who})]
 
     def _over(self, given: dict[str, Any], ts: int, *, whole: bool = False) -> list[Output]:
         """Handle the end of a turn or of a session, with which OpenCode's asks end, too."""
@@ -401,19 +401,23 @@ class CheckpointAgent(OwnAgent[State]):
             del self.data.checkpoints[old]
 
 
-def checkpoint_id(session: str, request: str) -> str:
-    """The id of a checkpoint. The same request of the same session always has the same id."""
-    return f"chk_{sha256(f'{session}:{request}'.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+def is_own(known: Checkpoint, given: dict[str, Any]) -> bool:
+    """Whether a captured answer is the one that the sidecar sent. We know who gave it, but OpenCode does not."""
+    answer = answer_of(given)
+    return bool(known.key) and (answer == known.answer or answer[:1] == known.answer[:1] == ["reject"])
 
 
-def answer_text(answer: list[str], expired: bool) -> str:
+def answer_text(answer: list[str], expired: bool, by: str = "user") -> str:
     """The text that tells the model about an answer; with ``expired``, the answer is the default."""
     said = "\n".join(map(quoted, answer))
     if answer and not expired:
-        return f"The user answered:\n{said}"
+        return f"{_SPEAKERS.get(by, 'The user')} answered:\n{said}"
     if answer:
         return f"Nobody answered in time, so the default applies:\n{said}"
     return "Nobody answered in time. Decide yourself, or leave it."
+
+
+_SPEAKERS: Final = {"process": "A process of the user", "agent": "An agent"}
 
 
 def as_row(known: Checkpoint) -> dict[str, Any]:
@@ -436,7 +440,7 @@ def _who(known: Checkpoint) -> dict[str, Any]:
 
 
 def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = False) -> Output:
-    came = answer_text(answer, expired or known.state == "expired")
+    came = answer_text(answer, expired or known.state == "expired", known.by)
     text = message("checkpoint", {"id": known.id}, ["You asked:", quoted(known.text), came])
     payload = {"notice": f"ntc_{known.id[4:]}", "session": session, "text": text, "intent": None, "wake": True}
     payload |= {"said": known.said} if known.said else {}

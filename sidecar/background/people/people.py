@@ -33,7 +33,7 @@ from sidecar.background.people.checkpoints import (
     CheckpointAgent,
     answer_text,
     as_row,
-    checkpoint_id,
+    is_own,
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.background.people.doubts import DECISIONS, RESOLVE
@@ -46,6 +46,7 @@ from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.components import until
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.read.asked import checkpoint_id
 from sidecar.read.select import open_reader
 from sidecar.read.telling.agents import agent_troubles
 from sidecar.read.wording import cut_middle, visible
@@ -329,6 +330,11 @@ class People:
     async def waiting(self) -> list[Checkpoint]:
         return await waiting(open_reader(self._home.store_path))
 
+    def answered(self, session: str, request: str, answer: dict[str, Any]) -> str:
+        """Who gave an answer to OpenCode through the sidecar; empty if nobody did. See ``Answered``."""
+        known = self._known(checkpoint_id(session, request))
+        return known.by if known is not None and is_own(known, answer) else ""
+
     def _known(self, checkpoint: str) -> Checkpoint | None:
         return self.checkpoints.data.checkpoints.get(checkpoint)
 
@@ -421,7 +427,7 @@ def counted(counter: Counter[T], key: T) -> Iterator[None]:
 def _how_it_ended(known: Checkpoint) -> str:
     if known.state == "withdrawn":
         return "It was withdrawn before anybody answered."
-    return answer_text(known.answer, known.state == "expired")
+    return answer_text(known.answer, known.state == "expired", known.by)
 
 
 def _late(known: Checkpoint) -> RequestError:

@@ -22,7 +22,7 @@ BAR = ("│ ", "dim")
 PROMPT_BAR = ("▌ ", "bold cyan")
 
 WAITING, QUIET, BAD, GOOD = "bold yellow", "dim", "red", "green"
-_ANSWERS = {"waiting": WAITING, "rejected": BAD, "over": QUIET, "replied": "yellow"}
+_ANSWERS = {"waiting": WAITING, "rejected": BAD, "withdrawn": QUIET, "over": QUIET, "replied": "yellow"}
 _OUTCOMES = {"completed": QUIET, "failed": BAD, "": WAITING, "continued": QUIET, "stopped": QUIET}
 
 

@@ -257,8 +257,8 @@ const leaf = (each, isShown) =>
     status(each.status),
   );
 
-const REPLIES = { once: "Allowed once", always: "Always allowed", reject: "Rejected", answered: "Answered" };
-const replied = (each) => `${REPLIES[each.reply] ?? "Not answered"}${each.by ? ` by ${each.by}` : ""}${each.waited_ms ? ` after ${span(each.waited_ms)}` : ""}`;
+const REPLIES = { once: "Allowed once", always: "Always allowed", reject: "Rejected", withdrawn: "Withdrawn: rejected", answered: "Answered" };
+const replied = (each) => `${REPLIES[each.reply] ?? "Not answered"}${each.by ? ` by ${each.by}` : ""}${each.with ? ` with ${each.with}` : ""}${each.waited_ms ? ` after ${span(each.waited_ms)}` : ""}`;
 
 const historyOf = (found) => [
   h("h3", {}, found.file),

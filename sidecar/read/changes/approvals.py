@@ -10,18 +10,15 @@ from dataclasses import dataclass, field
 from os.path import normpath
 from typing import Any, Literal
 
-from sidecar.read.asked import CHECKPOINT, what_is_asked
+from sidecar.read.asked import CHECKPOINT, answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_list, as_mapping, as_strings, as_text, first_text
 from sidecar.read.past.journal import Items, Kept, Map
 from sidecar.read.wording import lasted, one_line
 from streams.store import Record
 
-LEAST_PERSON_MS = 100
-"""A person needs at least this many ms to read and reject an ask. An ask that was rejected faster was rejected by
-``opencode run``; OpenCode reports both rejections in the same way."""
-
-AskState = Literal["waiting", "replied", "rejected", "over"]
-"""``over``: the turn or the process ended before anybody answered."""
+AskState = Literal["waiting", "replied", "rejected", "withdrawn", "over"]
+"""``withdrawn``: OpenCode rejected it together with another. ``over``: the turn or the process ended before anybody
+answered."""
 
 
 @dataclass(slots=True)
@@ -37,7 +34,8 @@ class Ask(Kept):
     """A permission or a question: exactly what was asked, who answered, what the answer was, and how long it took.
 
     ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``. ``by`` is
-    empty if there is no answer or a program rejected the ask.
+    empty if there is no answer or a program rejected the ask. ``joined`` is the checkpoint whose answer answered this
+    one, too.
     """
 
     event: str
@@ -55,6 +53,7 @@ class Ask(Kept):
     message: str = ""
     answers: list[str] = field(default_factory=list)
     by: str = ""
+    joined: str = ""
     waited_ms: int | None = None
     kind: Literal["ask"] = "ask"
 
@@ -88,9 +87,11 @@ class Approval(Kept):
 
     @property
     def reply(self) -> str | None:
-        """``once``, ``always``, ``reject`` or ``answered``; ``None`` while nobody has answered."""
+        """``once``, ``always``, ``reject``, ``withdrawn`` or ``answered``; ``None`` while nobody has answered."""
         if self.answer is None:
             return None
+        if self.ask.state == "withdrawn":
+            return "withdrawn"
         if self.ask.state == "rejected":
             return "reject"
         return self.ask.reply if self.ask.reply in ("once", "always") else "answered"
@@ -101,6 +102,8 @@ class Approval(Kept):
         reply = self.reply
         if reply is None:
             return "not answered"
+        if reply == "withdrawn":
+            return withdrawn_text(self.ask.joined)
         did = {"once": "approved once", "always": "approved always", "reject": "rejected"}.get(reply, reply)
         said = f": {message}" if (message := one_line(self.ask.message)) else ""
         return f"{did} {who_text(self.ask)}{said}"
@@ -131,6 +134,7 @@ class Approval(Kept):
             "asked": self.what,
             "reply": self.reply,
             "by": self.ask.by or None,
+            "with": self.ask.joined or None,
             "message": one_line(self.ask.message) or None,
             "waited_ms": self.ask.waited_ms,
             "asked_event": self.asked.event.id,
@@ -216,16 +220,18 @@ def add_answer(ask: Ask, record: Record) -> None:
     ask.answers = [
         ", ".join(as_strings(one)) if isinstance(one, list) else as_text(one) for one in as_list(payload.get("answers"))
     ]
-    ask.by = record.event.actor
+    ask.by, ask.joined = record.event.actor, answered_with(payload)
+    if ask.by == "opencode":
+        ask.by = ""
+    if ask.joined and ask.state == "rejected":
+        ask.state = "withdrawn"
     if record.event.id != ask.event:
         ask.waited_ms = max(record.event.ts - ask.ts, 0)
-        if ask.state == "rejected" and ask.waited_ms < LEAST_PERSON_MS:
-            ask.by = ""
 
 
 def who_text(ask: Ask) -> str:
     """Who answered, and after how long: ``by user after 12.0s``, ``automatically after 7ms``."""
-    by = f"by {one_line(ask.by)}" if ask.by else "automatically"
+    by = f"by {one_line(ask.by)}" if ask.by else f"with {ask.joined}" if ask.joined else "automatically"
     return by if ask.waited_ms is None else f"{by} after {lasted(ask.waited_ms)}"
 
 

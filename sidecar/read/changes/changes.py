@@ -227,7 +227,7 @@ def totals(turns: Sequence[TurnChanges]) -> dict[str, int]:
         "added": sum(edit.added or 0 for _, edit in edits),
         "removed": sum(edit.removed or 0 for _, edit in edits),
         "rewritten": len({(stream, edit.change.file) for stream, edit in edits if edit.added is None}),
-        "approved": sum(reply != "reject" for reply in replies),
+        "approved": sum(reply not in ("reject", "withdrawn") for reply in replies),
         "rejected": sum(reply == "reject" for reply in replies),
         "turns": len(turns),
         "undone": len(undone),

@@ -16,7 +16,7 @@ from sys import intern
 from typing import Any, Final, Literal, NamedTuple
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.read.asked import CHECKPOINT, what_is_asked
+from sidecar.read.asked import CHECKPOINT, answered_with, what_is_asked, withdrawn_text
 from sidecar.read.catalog import add_cost
 from sidecar.read.fields import as_int, as_mapping, as_text, exit_of, has_failed, is_forgotten, model_name
 from sidecar.read.past.journal import Items, Kept, Lazy, Map
@@ -322,4 +322,6 @@ class Spans:
             lane.busy = min(lane.busy or event.ts, event.ts)
         elif (known := lane.waits.pop(request, None)) is not None:
             self._answered(known, event.ts, "completed")
-            known.facts |= {"reply": as_text(payload.get("reply")) or as_text(payload.get("state")), "by": event.actor}
+            reply, first = as_text(payload.get("reply")) or as_text(payload.get("state")), answered_with(payload)
+            reply = withdrawn_text(first) if first and reply == "reject" else reply
+            known.facts |= {"reply": reply, "by": event.actor}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sidecar.read.asked import CHECKPOINT, asked_text
+from sidecar.read.asked import CHECKPOINT, answered_with, asked_text, withdrawn_text
 from sidecar.read.fields import (
     as_list,
     as_mapping,
@@ -214,13 +214,16 @@ def _checkpoint(payload: dict[str, Any]) -> Line:
     state = _text(payload.get("state"))
     if state == "asked":
         return Line("asks", _text(asked_text(payload)), "asks")
+    first = answered_with(payload)
     if state == "rejected" or payload.get("reply") == "reject":
+        if first:
+            return Line("answer", withdrawn_text(first), "quiet")
         return Line("answer", _joined("rejected", _text(payload.get("message")), ": "), "bad")
     answers = payload.get("answers")
     if isinstance(answers, list):
         said = "; ".join(", ".join(map(_text, a)) if isinstance(a, list) else _text(a) for a in answers)
         return Line("answer", said, "input")
-    return Line("answer", _text(payload.get("reply")) or state, "input")
+    return Line("answer", _joined(_text(payload.get("reply")) or state, first, " with "), "input")
 
 
 def _retried(payload: dict[str, Any]) -> Line:
@@ -390,7 +393,7 @@ KINDS: dict[str, Kind] = {
     "notice.observed": Kind(_said("delivered", "good", "notice"), is_news=True),
     "checkpoint.opened": Kind(_said("asks", "asks", "checkpoint", "text"), is_news=True),
     "checkpoint.answering": Kind(_said("answering", "quiet", "checkpoint")),
-    "checkpoint.answered": Kind(_said("answered", "good", "checkpoint", "answer"), is_news=True),
+    "checkpoint.answered": Kind(_said("answered", "good", "checkpoint", "answer", "by"), is_news=True),
     "checkpoint.unanswered": Kind(_said("failed", "bad", "checkpoint", "why")),
     "checkpoint.expired": Kind(_said("expired", "bad", "checkpoint"), is_news=True),
     "checkpoint.withdrawn": Kind(_said("withdrawn", "quiet", "checkpoint", "why")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
+from sidecar.read.asked import withdrawn_text
 from sidecar.read.changes.approvals import Ask, who_text
 from sidecar.read.changes.edits import Diff, short_path
 from sidecar.read.fields import as_list, as_mapping
@@ -183,6 +184,8 @@ def answer_text(ask: Ask, now_ms: int = 0) -> str:
         return "waiting for you" + (f", {rough_span(now_ms - ask.ts)}" if now_ms else "")
     if ask.state == "over":
         return "not answered before the turn ended"
+    if ask.state == "withdrawn":
+        return withdrawn_text(ask.joined)
     after = who_text(ask)
     if ask.state == "rejected":
         return f"rejected {after}" + (f": {ask.message}" if ask.message else "")

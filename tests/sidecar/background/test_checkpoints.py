@@ -15,12 +15,13 @@ from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.intents.works import Asker, user
 from sidecar.background.people.alerts import NAME as ALERTS
 from sidecar.background.people.alerts import SEND, AlertAgent
-from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent, checkpoint_id
+from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent
 from sidecar.background.people.people import People
 from sidecar.background.people.teller import heading
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
+from sidecar.read.asked import checkpoint_id
 from sidecar.read.telling.agents import agent_troubles
 from streams.bus.command import Command
 from streams.identity import seeded_identity
@@ -81,6 +82,28 @@ async def test_an_ask_below_background_work_is_opened_and_answered_once() -> Non
         await permission(run, state="replied", reply="once")
         assert (known.answer, known.key) == (["once"], "key-('once',)")
         assert len(kind.runs) == 1
+
+
+async def test_what_opencode_rejected_together_with_another_is_withdrawn() -> None:
+    async with asking() as (run, agent, _):
+        for request in ("per_1", "per_2", "per_3"):
+            await permission(run, request=request)
+        await answer(run, ASKED, "reject")
+        for request in ("per_2", "per_3"):
+            await permission(run, state="replied", reply="reject", request=request, **{"with": "per_1"})
+        second = agent.data.checkpoints[checkpoint_id(CHILD, "per_2")]
+        assert (second.state, second.why, second.by) == ("withdrawn", f"rejected with {ASKED}", "")
+        assert await answer(run, second.id, "once") == ["checkpoint.late"]
+
+
+async def test_the_model_is_told_who_answered() -> None:
+    async with asking() as (run, _, intents):
+        for by, said in (("user", "The user answered"), ("process", "A process"), ("agent", "An agent answered")):
+            await ask(run, PARENT, f"chk_{by}")
+            await run.command(NAME, "checkpoint.later", checkpoints=[f"chk_{by}"])
+            given = {"checkpoint": f"chk_{by}", "answer": ["yes"], "by": by, "key": by, "ask": {}}
+            await run.command(NAME, "checkpoint.answer", **given)
+            assert said in intents.data.notices[f"ntc_{by}"].text
 
 
 async def test_an_ask_of_the_user_is_not_opened_by_itself() -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.read.changes.approvals import LEAST_PERSON_MS, Ask
+from sidecar.read.asked import checkpoint_id
+from sidecar.read.changes.approvals import Approvals, Ask
+from sidecar.read.telling.describe import describe
 from sidecar.read.transcript.conversation import MOST_DEPTH
 from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
 from sidecar.read.transcript.wording import answer_text, asked_text, call_facts, turn_end
 from streams.event import StreamEvent
+from tests.sidecar.cli.test_changes import records
 from tests.sidecar.read.conversations import (
     DEMO,
     NAMES,
@@ -24,6 +27,8 @@ from tests.sidecar.read.conversations import (
     recorded,
     written,
 )
+
+WITH = checkpoint_id("ses_root", "q")
 
 FORMS = ("text", "markdown", "html", "json")
 
@@ -124,18 +129,33 @@ def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> No
     assert call.call == ask.call
 
 
-def test_only_a_person_needs_time_to_reject() -> None:
-    def by(after_ms: int) -> tuple[str, str]:
-        told = {"kind": "permission", "request": "p", "call": "c", "turn": "m", "permission": "bash"}
-        made = [
-            happened("workflow.checkpoint", 1000, state="asked", **told),
-            happened("workflow.checkpoint", 1000 + after_ms, "user", state="replied", reply="reject", **told),
-        ]
-        (ask,) = everything(folded(made))
-        return ask.by, answer_text(ask)
-
-    assert by(LEAST_PERSON_MS) == ("user", "rejected by user after 100ms")
-    assert by(LEAST_PERSON_MS - 1) == ("", "rejected automatically after 99ms")
+@pytest.mark.parametrize(
+    ("actor", "about", "state", "told"),
+    [
+        ("user", {"reply": "reject"}, "rejected", "rejected by user after 5ms"),
+        ("process", {"reply": "once"}, "replied", "approved once by process after 5ms"),
+        ("opencode", {"reply": "reject"}, "rejected", "rejected automatically after 5ms"),
+        ("opencode", {"reply": "reject", "with": "q"}, "withdrawn", f"withdrawn: rejected with {WITH}"),
+        ("opencode", {"reply": "always", "with": "q"}, "replied", f"approved always with {WITH} after 5ms"),
+    ],
+)
+def test_every_view_tells_who_answered_as_the_answer_does(
+    actor: str, about: dict[str, str], state: str, told: str
+) -> None:
+    given = {"kind": "permission", "request": "p", "call": "c", "turn": "m", "permission": "bash"}
+    made = [
+        happened("workflow.checkpoint", 1000, state="asked", **given),
+        happened("workflow.checkpoint", 1005, actor, state="replied", **given, **about),
+    ]
+    (ask,) = everything(folded(made))
+    assert (ask.state, answer_text(ask)) == (state, told)
+    approvals = Approvals()
+    for record in records(made):
+        approvals.apply(record)
+    (approval,) = approvals
+    assert approval.text == told and approval.as_json()["with"] == (WITH if "with" in about else None)
+    line = describe(made[1]).text
+    assert (WITH in line) == ("with" in about) and line.startswith("withdrawn") == (state == "withdrawn")
 
 
 def test_work_that_no_call_started_stands_after_the_turn_before_it() -> None:
