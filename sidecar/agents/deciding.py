@@ -11,7 +11,17 @@ from typing import ClassVar, Literal, NamedTuple
 
 from sidecar.agents.agent import Agent, BadOutput, Output, decisions
 from sidecar.agents.effects.policy import Effect
-from sidecar.agents.inputs import EXCEEDED, REFUSED, Input, InputRefused, Outbox, request_key, state_hash, with_metadata
+from sidecar.agents.inputs import (
+    EXCEEDED,
+    REFUSED,
+    Input,
+    InputRefused,
+    Outbox,
+    is_applied,
+    request_key,
+    state_hash,
+    with_metadata,
+)
 from sidecar.agents.stops import Stop
 from sidecar.agents.turns import Turns
 from streams.bus.command import Refusal
@@ -103,8 +113,8 @@ class Decider:
                 return "nothing", []  # the end of this chain is recorded
             reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
             refusal = Refusal(EXCEEDED, reason, given.depth)
-        if refusal is None and self._turns.is_stopped(given.event.correlation_id):
-            refusal = Refusal("stopped", "the turn was stopped", given.depth)
+        if refusal is None and self._turns.has_cut(given.event):
+            refusal = Refusal("stopped", "the turn has ended", given.depth)
         if refusal is not None:
             return "refused", self._turns.mark(given, given.group([self._outbox.refused(given, refusal)]))
         events: list[StreamEvent] = []
@@ -121,7 +131,7 @@ class Decider:
                     await self._restore(batch)
                     return "duplicate", []
                 what = "apply"
-                for event in events[before:]:
+                for event in filter(is_applied, events[before:]):
                     self._agent.apply(event)
                 what = "follow"
             hash_ = state_hash(self._agent.state())

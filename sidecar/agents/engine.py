@@ -188,8 +188,8 @@ class Engine:
                 await self._restore()
             turns = self.turns
             if epoch != turns.epoch or not turns.is_open(turn):
-                return epoch == turns.epoch and turns.is_stopped(turn)
-            turns.apply((await self.add(stopped(self.name, turn, command, self._identity))).event)
+                return epoch == turns.epoch and turns.was_stopped(turn)
+            turns.apply((await self.add(stopped(self.name, turn, command, self._history.next, self._identity))).event)
             return True
 
     async def own(self, epoch: int, previous: str | None, has_inherited: bool) -> Record:
@@ -264,7 +264,7 @@ class Engine:
         Most events that an agent lists concern sessions that it does not know, and ``receive`` costs much less than
         the queue.
         """
-        if self.turns.awaits(event) or self.turns.is_stopped(event.correlation_id):
+        if self.turns.awaits(event) or self.turns.has_cut(event):
             return False
         if self._waiting or not self._is_at_rest or self.is_broken or self._history.next < 0:
             return False

@@ -18,7 +18,7 @@ from streams.store import NOTHING, Record, Snapshot, StreamStore
 
 log = logging.getLogger("sidecar.agents")
 
-SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
 
 
 @contextmanager

@@ -7,7 +7,8 @@ cause. The last event of a group has, in ``metadata.state``, the hash of the age
 
 ``metadata`` of these events: ``role`` (``installed``, ``owned``, ``stopped``, ``input``, ``output``, ``command``,
 ``effect``, ``refused`` or ``dead``), ``depth``, what the chain keeps (``chains.INHERITED``), for a command ``to``,
-``project``, ``workspace`` and ``route``, and where a turn changes ``turn`` and ``epoch`` (``turns.py``).
+``project``, ``workspace`` and ``route``, for a result ``request`` (its id), and where a turn changes ``turn`` and
+``epoch`` (``turns.py``).
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ OWNED: Final = "agent.owned"
 STOPPED: Final = "agent.turn_stopped"
 REFUSED: Final = "agent.refused"
 DEAD_LETTER: Final = "agent.dead_letter"
+
+RESULTS: Final = ("effect.completed", "effect.failed")
+"""The types of events that end an effect; the payload's ``request`` is the id of its request."""
 
 EXCEEDED: Final = "recursion_depth_exceeded"
 """The code of a chain that is too deep."""
@@ -165,9 +169,15 @@ def log_input(
         payload = {"event": event.id, "type": event.type, "stream": event.stream_id, "position": position}
         about = {"causation_id": event.id, "correlation_id": event.correlation_id}
         about["traceparent"] = passed_on["traceparent"]
-        return _stamped(agent, RECEIVED, key, payload, {"role": "input", **passed_on["metadata"]}, identity, about)
+        metadata = {"role": "input", **passed_on["metadata"], **_answered(event)}
+        return _stamped(agent, RECEIVED, key, payload, metadata, identity, about)
 
     return Input(key, event, record if has_record else lambda: event, depth_of(event), position, has_record=has_record)
+
+
+def _answered(event: StreamEvent) -> dict[str, str]:
+    """What the metadata of an input says of an event that is the result of an effect: the id of its request."""
+    return {"request": event.payload["request"]} if event.type in RESULTS and "request" in event.payload else {}
 
 
 def installed(agent: str, position: int, identity: Identity) -> StreamEvent:
@@ -182,8 +192,9 @@ def owned(agent: str, epoch: int, previous: str | None, has_inherited: bool, ide
     return _stamped(agent, OWNED, f"owned:{agent}:{epoch}", payload, {"role": "owned"}, identity)
 
 
-def stopped(agent: str, turn: str, command: Command, identity: Identity) -> StreamEvent:
-    """The event that ends a turn before its time, as ``command`` asks; its payload may have a ``reason``."""
+def stopped(agent: str, turn: str, command: Command, offset: int, identity: Identity) -> StreamEvent:
+    """The event that ends a turn before its time, as ``command`` asks; its payload may have a ``reason``. ``offset`` is
+    its place in the agent's stream, as the turn may begin anew and be stopped again."""
     about = {
         "causation_id": command.causation_id,
         "correlation_id": turn,
@@ -192,7 +203,7 @@ def stopped(agent: str, turn: str, command: Command, identity: Identity) -> Stre
     }
     payload = {"turn": turn, "reason": command.payload.get("reason") or ""}
     metadata = {**command.metadata, "role": "stopped", "depth": command.depth}
-    return _stamped(agent, STOPPED, scoped("stopped", agent, turn), payload, metadata, identity, about)
+    return _stamped(agent, STOPPED, scoped("stopped", agent, f"{offset}:{turn}"), payload, metadata, identity, about)
 
 
 def _stamped(
@@ -301,7 +312,7 @@ class Outbox:
             payload |= {"event": event.id, "position": cause.position, "stream": event.stream_id}
         elif "body" not in about:
             payload |= {"payload": event.payload, "key": event.metadata.get("key"), "depth": cause.depth}
-        stamped = self._stamp(cause, -1, DEAD_LETTER, payload, "dead")
+        stamped = self._stamp(cause, -1, DEAD_LETTER, payload, "dead", about=_answered(event))
         return StreamEvent.parse({**stamped.fields(), "idempotency_key": f"dead:{key or cause.key}"})
 
     def unhandled(self, command: Command, reason: str, about: dict[str, Any], key: str) -> StreamEvent:

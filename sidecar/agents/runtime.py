@@ -31,9 +31,9 @@ from sidecar.agents.view import (
     FAILED,
     IN_DOUBT,
     REDRIVEN,
-    REQUESTED,
     VIEW,
     VIEW_VERSION,
+    DeadLetter,
     RuntimeView,
 )
 from streams.bus.command import Command
@@ -159,7 +159,7 @@ class Runtime:
             command = replace(command, depth=known.depth, traceparent=str(trace.child(command.key)))
         if not await engine.stop(turn, epoch, command):
             return False
-        await self.effects.end_turn(agent, turn)
+        await self.effects.end_turn(agent, turn, self._store.head)
         return True
 
     def epoch(self, agent: str) -> int:
@@ -361,14 +361,14 @@ class Runtime:
                     metadata=inherited(event.metadata),
                 )
             )
-        await self._settle(REDRIVEN, letter_id)
+        await self._settle(REDRIVEN, letter)
         return handled.outcome
 
     async def drop(self, letter_id: str) -> None:
         """Mark a dead letter as dropped; its record stays. Raises ``InputRefused`` if it is not open."""
-        if letter_id not in self.view.dead:
+        if (letter := self.view.dead.get(letter_id)) is None:
             raise _no_letter(letter_id)
-        await self._settle(DROPPED, letter_id)
+        await self._settle(DROPPED, letter)
 
     async def _in(self, stream: str, offset: int) -> Record | None:
         async for record in self._store.read(stream, from_offset=offset):
@@ -384,21 +384,20 @@ class Runtime:
         for engine in self.engines.values():
             engine.reload()
 
-    async def _settle(self, type_: str, letter_id: str) -> None:
-        letter = self.view.dead[letter_id]
+    async def _settle(self, type_: str, letter: DeadLetter) -> None:
         event = self._identity.stamp(
             {
                 "type": type_,
                 "stream_id": f"{agent_stream(letter.agent)}/dead",
-                "idempotency_key": f"{type_}:{letter_id}",
-                "causation_id": letter_id,
+                "idempotency_key": f"{type_}:{letter.id}",
+                "causation_id": letter.id,
                 "actor": "user",
                 "source": {"agent": letter.agent, "adapter": ADAPTER},
-                "payload": {"letter": letter_id},
+                "payload": {"letter": letter.id},
             }
         )
         await self._store.append([event], on_known="keep_first")
-        self.view.dead.pop(letter_id, None)
+        self.view.dead.pop(letter.id, None)
         if (engine := self.engines.get(letter.agent)) is not None:
             engine.settled(letter.reason)
 
@@ -426,8 +425,8 @@ class Runtime:
         event = record.event
         is_new = record.position > self.view.position
         self.view.apply(record)
-        if is_new and event.type == REQUESTED and event.metadata.get("role") == "effect":
-            self.effects.offer(record)
+        if is_new:
+            await self.effects.see(record)
         receivers: Sequence[Engine] = () if event is self._unwanted else self._receivers(event)
         for engine in self.engines.values():
             if record.position <= engine.position or not engine.is_owned:

@@ -1,34 +1,39 @@
 """The turns of an agent: each goes from a command to the last result of what the command led to. Pure.
 
-A turn has the correlation id of its command. It ends when none of its effects is open, or when it is stopped. An event
-of the log that an agent lists begins no turn. The records say in ``metadata.turn`` what they mean for their turn:
-``started``, ``step`` (the result of an effect), ``completed``, ``failed``, or ``ended`` (another record says that it
-failed); so a turn costs no records of its own.
+A turn has the correlation id of its command. It ends when no result of an effect is awaited any more, or before that:
+when it is stopped, when a result says so, or when a chain is too deep. It is then *cut*: the results that were awaited
+are refused when they come. A later command with the same correlation id begins the turn anew. An event of the log that
+an agent lists begins no turn.
 
-======================= ============= ===========================
+The records say in ``metadata.turn`` what they mean for their turn: ``started``, ``step`` (the result of an effect),
+``completed``, ``failed``, ``cut``; so a turn costs no records of its own. A command for another agent belongs to a turn
+of that agent.
+
+======================= ============= =================================
 a record                of a turn     then the turn
-======================= ============= ===========================
+======================= ============= =================================
 a command               not open      starts
-a request of an effect  open          waits for one more result
-a result                open          waits for one less
-any                     waits for 0   ends
-``agent.turn_stopped``  open          ends, and takes nothing more
-======================= ============= ===========================
+a request of an effect  open          awaits its result
+a result                awaited       awaits it no more
+any                     awaits none   ends
+a refused output        open          ends as failed
+``agent.turn_stopped``  open          ends
+======================= ============= =================================
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
-from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED, STOPPED, Input, with_metadata
+from sidecar.agents.inputs import OWNED, RESULTS, STOPPED, Input, with_metadata
 from sidecar.agents.view import MAX_STOPPED
 from streams.event import StreamEvent
 
-Edge = Literal["started", "step", "completed", "failed", "ended"]
+Edge = Literal["started", "step", "completed", "failed", "cut"]
 
-_ENDS: Final = frozenset({"completed", "failed", "ended"})
-_RESULTS: Final = ("effect.completed", "effect.failed")
+_ENDS: Final = frozenset({"completed", "failed"})
 
 
 class Turns:
@@ -41,37 +46,50 @@ class Turns:
     def __init__(self, is_told: bool = True) -> None:
         self._is_told = is_told
         self.epoch = 0
-        self._open: dict[str, int] = {}
+        self._open: dict[str, set[str]] = {}
+        """Maps an open turn to the requests whose results it awaits."""
         self._stopped: OrderedDict[str, None] = OrderedDict()
+        self._cut: OrderedDict[str, None] = OrderedDict()
+        """The requests whose results are refused."""
 
     def is_open(self, turn: str | None) -> bool:
         return turn in self._open
 
-    def is_stopped(self, turn: str | None) -> bool:
+    def was_stopped(self, turn: str) -> bool:
         return turn in self._stopped
 
     def awaits(self, event: StreamEvent) -> bool:
         """Whether an event of the log is a result that an open turn waits for."""
-        return event.type in _RESULTS and event.correlation_id in self._open
+        return event.type in RESULTS and event.payload.get("request") in self._open.get(event.correlation_id or "", ())
+
+    def has_cut(self, event: StreamEvent) -> bool:
+        """Whether an event of the log is a result of a turn that ended before it came."""
+        return bool(self._cut) and event.type in RESULTS and event.payload.get("request") in self._cut
 
     def mark(self, given: Input, events: list[StreamEvent]) -> list[StreamEvent]:
         """The events of one input, with what they mean for its turn; the turn goes on accordingly."""
         turn, type_ = given.record.correlation_id, given.event.type
         is_command = given.event.metadata.get("role") in ("input", "command")
-        if not self._is_told or turn is None or not events or not (is_command or turn in self._open):
+        is_its = is_command or (turn in self._open and not self.has_cut(given.event))
+        if not self._is_told or turn is None or not events or not is_its:
             return events
-        first: list[Edge] = ["started"] if turn not in self._open else ["step"] if type_ in _RESULTS else []
-        left = self._open.get(turn, 0) + sum(_change(event) for event in events)
-        last: list[Edge] = []
-        if left <= 0 or given.event.payload.get("ends_turn") is True:
-            roles = [event.metadata.get("role") for event in events]
-            if "refused" in roles[:-1]:
-                last = ["ended"]
-            else:
-                has_failed = type_ == "effect.failed" or roles[-1] in ("refused", "dead")
-                last = ["failed" if has_failed else "completed"]
-        edges = {0: first, len(events) - 1: last} if len(events) > 1 else {0: [*first, *last]}
-        marked = [_with(event, edges.get(place, []), self.epoch) for place, event in enumerate(events)]
+        own = [place for place, event in enumerate(events) if event.correlation_id == turn]
+        refused = [place for place in own if events[place].metadata.get("role") == "refused"]
+        marks: dict[int, list[Edge]] = {place: [] for place in (0, *refused)}
+        if turn not in self._open:
+            marks[0].append("started")
+        elif self.awaits(given.event):
+            marks[0].append("step")
+        awaited = set(self._open.get(turn, ()))
+        for event in events:
+            _follow(awaited, event)
+        ends_early = bool(refused) or (type_ in RESULTS and given.event.payload.get("ends_turn") is True)
+        if ends_early or not awaited:
+            last = refused[-1] if refused else own[-1]
+            has_failed = bool(refused) or type_ == "effect.failed" or events[last].metadata.get("role") == "dead"
+            marks.setdefault(last, []).append("failed" if has_failed else "completed")
+            marks[last] += ["cut"] if awaited else []
+        marked = [_with(event, marks.get(place), self.epoch) for place, event in enumerate(events)]
         for event in marked:
             self.apply(event)
         return marked
@@ -80,37 +98,43 @@ class Turns:
         turn, edges = event.correlation_id, event.metadata.get("turn") or ()
         if event.type == OWNED and event.metadata.get("role") == "owned":
             self.epoch = max(self.epoch, int(event.payload.get("epoch") or 0))
-        elif event.type == STOPPED and event.metadata.get("role") == "stopped" and turn is not None:
-            self._open.pop(turn, None)
-            self._stopped[turn] = None
-            if len(self._stopped) > MAX_STOPPED:
-                self._stopped.popitem(last=False)
         if turn is None:
             return
         if "started" in edges:
-            self._open.setdefault(turn, 0)
+            self._open.setdefault(turn, set())
         if turn in self._open:
-            self._open[turn] += _change(event)
-            if _ENDS & set(edges):
-                del self._open[turn]
+            _follow(self._open[turn], event)
+        if event.type == STOPPED and event.metadata.get("role") == "stopped":
+            _remember(self._stopped, [turn])
+            _remember(self._cut, self._open.pop(turn, ()))
+        elif _ENDS & set(edges):
+            _remember(self._cut, self._open.pop(turn, ()))
 
     def dump(self) -> dict[str, Any]:
-        return {"open": self._open, "stopped": list(self._stopped), "epoch": self.epoch}
+        waiting = {turn: sorted(requests) for turn, requests in self._open.items()}
+        return {"open": waiting, "stopped": list(self._stopped), "cut": list(self._cut), "epoch": self.epoch}
 
     def load(self, dumped: dict[str, Any] | None) -> None:
         """Restore what ``dump`` returned; ``None`` means an agent without turns."""
-        found = dumped or {"open": {}, "stopped": [], "epoch": 0}
-        self._open, self._stopped = dict(found["open"]), OrderedDict.fromkeys(found["stopped"])
+        found = dumped or {"open": {}, "stopped": [], "cut": [], "epoch": 0}
+        self._open = {turn: set(requests) for turn, requests in found["open"].items()}
+        self._stopped, self._cut = OrderedDict.fromkeys(found["stopped"]), OrderedDict.fromkeys(found["cut"])
         self.epoch = max(self.epoch, found["epoch"])
 
 
-def _change(event: StreamEvent) -> int:
-    """By how many a record changes the number of results that its turn waits for."""
+def _follow(awaited: set[str], event: StreamEvent) -> None:
+    """Add the request that a record makes to those whose results are awaited, or remove the one that it answers."""
     if event.metadata.get("role") == "effect":
-        return 1
-    is_result = event.type in (RECEIVED, DEAD_LETTER) and event.payload.get("type") in _RESULTS
-    return -1 if is_result and "redriven" not in event.metadata else 0
+        awaited.add(event.id)
+    elif (request := event.metadata.get("request")) is not None:
+        awaited.discard(request)
 
 
-def _with(event: StreamEvent, edges: list[Edge], epoch: int) -> StreamEvent:
-    return with_metadata(event, turn=edges, epoch=epoch) if edges else event
+def _remember(some: OrderedDict[str, None], names: Iterable[str]) -> None:
+    some.update(dict.fromkeys(names))
+    while len(some) > MAX_STOPPED:
+        some.popitem(last=False)
+
+
+def _with(event: StreamEvent, edges: list[Edge] | None, epoch: int) -> StreamEvent:
+    return with_metadata(event, turn=edges, epoch=epoch) if edges is not None else event

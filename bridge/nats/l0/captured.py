@@ -75,7 +75,7 @@ def l0_messages(event: StreamEvent, context: RecordContext) -> list[L0Message]:
     if "turn" in event.metadata and event.stream_id.startswith("agent/"):
         return _agents_turn(event)
     if event.type == STOPPED:
-        return _agents_end(event, "canceled", None)
+        return _agents_end(event, "canceled")
     if event.type == REFUSED:
         return _refused(event)
     build = _BUILDERS.get(event.type)
@@ -167,8 +167,6 @@ def _agents_turn(event: StreamEvent) -> list[L0Message]:
     edges = event.metadata["turn"]
     found: list[L0Message] = []
     target, turn = _agent(event), _id(event.correlation_id, event, "turn")
-    if event.type == REFUSED and event.payload.get("error_code") in (EXCEEDED, VIOLATION):
-        return [*_refused(event), L0Message("state", _agents_state(event, turn, "idle"), "state", target)]
     if "started" in edges:
         found.append(L0Message("state", _agents_state(event, turn, "running"), "started", target))
     if "step" in edges:
@@ -177,12 +175,13 @@ def _agents_turn(event: StreamEvent) -> list[L0Message]:
         step = Step(agent_turn_id=turn, step_id=step_id, phase=phase, metadata={"event": event.id})
         found.append(L0Message("step", step, "step", target))
     if "completed" in edges:
-        found += _agents_end(event, "success", None)
+        found += _agents_end(event, "success")
+    elif "failed" in edges and event.type == REFUSED:
+        found += _agents_end(event, "failed", _name(event.payload.get("error_code")), event.payload.get("reason"))
     elif "failed" in edges:
-        code = "dead_letter" if event.metadata.get("role") == "dead" else "effect_failed"
-        found += _agents_end(event, "failed", code)
-    elif "ended" in edges:
-        found += _agents_end(event, "failed", None)[1:]
+        found += _agents_end(
+            event, "failed", "dead_letter" if event.metadata.get("role") == "dead" else "effect_failed"
+        )
     return found
 
 
@@ -191,9 +190,10 @@ def _agent(event: StreamEvent) -> str:
     return _id(event.stream_id.split("/")[1], event, "agent")
 
 
-def _agents_end(event: StreamEvent, status: str, code: str | None) -> list[L0Message]:
+def _agents_end(event: StreamEvent, status: str, code: str | None = None, error: Any = None) -> list[L0Message]:
     target, turn = _agent(event), _id(event.correlation_id, event, "turn")
-    task = Task(**_present(agent_turn_id=turn, status=status, error_code=code, stats={"event": event.id}))
+    said = error[:MAX_TEXT] if isinstance(error, str) and error else None
+    task = Task(**_present(agent_turn_id=turn, status=status, error_code=code, error=said, stats={"event": event.id}))
     return [
         L0Message("task", task, "task", target),
         L0Message("state", _agents_state(event, turn, "idle"), "state", target),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from bridge.nats.l0.captured import l0_messages
 from bridge.nats.l0.context import RecordContext
 from sidecar.agents.checks.replay import replay
+from sidecar.agents.effects.runner import EndsTurn
 from sidecar.agents.runtime import Runtime
 from tests.memory import MemoryStore
 from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.kinds import Policy, Work, never_ends
 from tests.sidecar.agents.support import agents, command, records, running, state
+
+ALONE = [("state", "running"), ("task", "success"), ("state", "idle")]
 
 
 async def edges(store: MemoryStore, name: str = "counter") -> list[tuple[str, list[str]]]:
@@ -207,3 +211,92 @@ async def test_an_attempt_that_began_as_its_turn_was_stopped_does_nothing() -> N
         await at_rest(runtime)
     (failed,) = [one.event for one in await records(store, "agent/counter/effects") if "error" in one.event.payload]
     assert not kind.keys and failed.payload["error_code"] == "stopped"
+
+
+class Caller:
+    """Does several things at once, as its commands say."""
+
+    name = "counter"
+
+    def __init__(self) -> None:
+        self.results: list[str] = []
+
+    def receive(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        if event["type"].startswith("effect."):
+            more = [{"to": "other", "type": "add", "payload": {"by": 1}}] * bool(event["payload"]["node"] == "then")
+            return [{"type": "counter.result", "payload": {"kind": event["payload"]["kind"]}}, *more]
+        return [{"effect": kind, "payload": {}, "node": node} for kind, node in event["payload"]["calls"]]
+
+    def apply(self, event: dict[str, Any]) -> None:
+        self.results += [event["payload"]["kind"]] * (event["type"] == "counter.result")
+
+
+async def test_a_turn_that_ends_with_a_command_for_another_agent_closes_under_its_own_id() -> None:
+    store = MemoryStore()
+    async with running(store, Counter, Other) as runtime:
+        given = await runtime.command("counter", command("one", "tell", to="other"))
+        await at_rest(runtime)
+        turn = str(given.records[0].event.correlation_id)
+        assert not await runtime.stop("counter", turn, 0, command("stop", "inbox.stop"))
+        again = replace(command("two"), correlation_id=turn)
+        assert (await runtime.command("counter", again)).outcome == "done"
+    marked = [one.event for one in await records(store, "agent/counter") if "turn" in one.event.metadata]
+    assert {event.correlation_id for event in marked} == {turn}
+    assert [each[:2] for each in await told(store)] == [*ALONE, *ALONE]
+
+
+async def test_a_result_that_ends_the_turn_cancels_what_else_is_open() -> None:
+    store, going = MemoryStore(), asyncio.Event()
+    slow = Work(going.wait)
+    async with running(store, Caller, kinds={"last": Work(EndsTurn("enough")), "slow": slow}) as runtime:
+        calls = [("slow", "first"), ("last", "first")]
+        given = await runtime.command("counter", command("one", "go", calls=calls))
+        assert await results(runtime) == ["last"]
+        going.set()
+        await at_rest(runtime)
+        assert await results(runtime) == ["last"]
+        turn = str(given.records[0].event.correlation_id)
+        again = replace(command("two", "go", calls=[("slow", "first")]), correlation_id=turn)
+        await runtime.command("counter", again)
+        assert await results(runtime, 2) == ["last", "slow"]
+    types = [one.event.type for one in await records(store, "agent/counter")]
+    assert types.count("agent.refused") == 1
+    one = [("state", "running"), ("step", "completed"), ("task", "success"), ("state", "idle")]
+    assert [each[:2] for each in await told(store)] == [*one, *one]
+    (agent,) = agents(Caller)
+    assert (await replay(store, agent)).difference is None
+
+
+async def test_a_command_after_a_stop_begins_the_turn_anew_and_it_can_be_stopped_again() -> None:
+    store, going = MemoryStore(), asyncio.Event()
+    async with running(store, Caller, kinds={"slow": Work(going.wait), "last": Work()}) as runtime:
+        for n in range(2):
+            each = replace(command(f"c-{n}", "go", calls=[("slow", "first")]), correlation_id="chain")
+            await runtime.command("counter", each)
+            assert await runtime.stop("counter", "chain", 0, command("stop", "inbox.stop"))
+        await runtime.command("counter", replace(command("c", "go", calls=[("last", "first")]), correlation_id="chain"))
+        going.set()
+        await at_rest(runtime)
+        assert await results(runtime) == ["last"]
+    async with running(store, Caller, kinds={"last": Work()}) as runtime:  # and so it is after a restart
+        assert await results(runtime) == ["last"] and not runtime.engines["counter"].turns.is_open("chain")
+    canceled = [("state", "running"), ("task", "canceled"), ("state", "idle")]
+    done = [("state", "running"), ("step", "completed"), ("task", "success"), ("state", "idle")]
+    assert [each[:2] for each in await told(store)] == [*canceled, *canceled, *done]
+
+
+async def test_a_chain_that_becomes_too_deep_has_one_end() -> None:
+    store, going = MemoryStore(), asyncio.Event()
+    async with running(store, Caller, kinds={"slow": Work(going.wait), "last": Work()}, max_depth=3) as runtime:
+        deep = replace(command("one", "go", calls=[("slow", "first"), ("last", "then")]), depth=1)
+        await runtime.command("counter", deep)
+        await results(runtime)
+        going.set()
+        await at_rest(runtime)
+    found = await told(store)
+    assert [each[:2] for each in found] == [
+        ("state", "running"),
+        ("step", "completed"),
+        ("task", "failed"),
+        ("state", "idle"),
+    ]

@@ -13,6 +13,7 @@ import pytest
 from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.opencode.link.protocol import RequestError
+from sidecar.agents.effects.policy import Effect
 from sidecar.agents.runtime import Runtime
 from sidecar.background.people.signals import SignalAgent
 from sidecar.mirror.actions import Deeds, InternalTools, UiActions
@@ -22,7 +23,6 @@ from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity
 from tests.memory import MemoryStore
 from tests.memory_bus import MemoryEventBus
-from tests.sidecar.agents.kinds import Effect
 from tests.sidecar.mirror.test_commands import QUICK
 from tools.l0_messages import decode
 
@@ -139,11 +139,11 @@ async def test_six_at_once_on_a_real_server_raise_one_signal_also_over_a_restart
     store, bus = MemoryStore(), JetStreamEventBus(sessions, QUICK)
     runtime = Runtime(store, seeded_identity(7), [SignalAgent()])
     await runtime.start()
-    signals, about = Signals(runtime), {"tool": "signal", "args": {"name": "noon", "payload": 1}}
+    signals, noon = Signals(runtime), {"name": "noon", "payload": 1}
     heard = bus.subscribe("ear", ["cg.v1.*.*.evt.sys.ui.action_ack"], (ear := Ear()).hear)
     listening = asyncio.create_task(heard.run())
     async with taking(bus, store, signals, "signal"):
-        await asyncio.gather(*(act(bus, "a-1", **about) for _ in range(6)))
+        await asyncio.gather(*(act(bus, "a-1", "signal", args=noon) for _ in range(6)))
         await asyncio.wait_for(signals.cut_off.wait(), 20)
     async with taking(bus, store, signals, "signal"):
         await ear.until(6)
