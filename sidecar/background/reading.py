@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.agents.letters import letters_of
+from sidecar.background.gate import of_person
 from sidecar.background.intents.intents import NAME
 from sidecar.background.intents.state import Intent, State, steps_of
 from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent
-from sidecar.background.people.consent import asked
+from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.people.doubts import whole_text
 from sidecar.read.asked import CHECKPOINT, checkpoint_id
 from sidecar.read.catalog import Catalog, OpenAsk
+from sidecar.read.changes.approvals import Approval, Approvals
 from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of
 from streams.errors import CorruptLog
@@ -57,9 +61,9 @@ async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
     return state.intents.get(intent)
 
 
-async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
-    """Every checkpoint, oldest first: the checkpoints that the agent ``checkpoints`` knows, and the asks of all other
-    sessions."""
+async def read_checkpoints(reader: LogReader, *, with_closed: bool = False) -> list[Checkpoint]:
+    """Every checkpoint, oldest first: the checkpoints that the agent ``checkpoints`` knows, and the open asks of all
+    other sessions; ``with_closed`` adds their asks that have ended, for which it reads the whole log."""
     # Read the agent's stream last, or an ask that it takes meanwhile would look like an ask of the user's own session.
     catalog, _ = await catalog_of(reader)
     agent = CheckpointAgent()
@@ -71,7 +75,36 @@ async def read_checkpoints(reader: LogReader) -> list[Checkpoint]:
         record = await reader.find_event(ask.event) if identifier not in found else None
         if record is not None:
             found[identifier] = of_ask(catalog, ask, record.event.payload)
+    if with_closed:
+        approvals = Approvals()
+        async for record in reader.query(Filter(types=(CHECKPOINT,))):
+            approvals.apply(record)
+        ended = [_ended(catalog, one) for one in approvals if one.session in catalog.sessions]
+        found = {each.id: each for each in ended} | found
     return sorted(found.values(), key=lambda each: each.opened)
+
+
+async def find_checkpoint(reader: LogReader, given: str) -> Checkpoint:
+    """The checkpoint that a person names, also if it has ended.
+
+    Raises:
+        RequestError: none has such an id, or several have.
+    """
+    with suppress(RequestError):
+        return of_person(await read_checkpoints(reader), given, "checkpoint")
+    return of_person(await read_checkpoints(reader, with_closed=True), given, "checkpoint")
+
+
+def _ended(catalog: Catalog, one: Approval) -> Checkpoint:
+    """The checkpoint of an ask that was answered in OpenCode, or whose turn ended first."""
+    ask, asked_by = one.ask, one.asked.event
+    known = of_ask(catalog, OpenAsk(ask.request, one.session, asked_by.id, asked_by.ts, ""), asked_by.payload)
+    if one.answer is None or ask.state == "withdrawn":
+        known.state, known.why = "withdrawn", f"rejected with {ask.joined}" if ask.joined else "its turn ended"
+    else:
+        known.state, known.answer, known.by = "answered", answer_of(one.answer.event.payload), one.answer.event.actor
+        known.via, known.closed = {"channel": "opencode"}, one.answer.event.ts
+    return known
 
 
 def of_ask(catalog: Catalog, ask: OpenAsk, payload: dict[str, Any]) -> Checkpoint:

@@ -102,6 +102,8 @@ def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
         [(second["request"], "process", None)]
         + [(each["request"], "opencode", second["request"]) for each in (first, third)]
     )
+    ended = {each["id"]: (each["state"], each["why"]) for each in durable.lines("checkpoints", "--all")}
+    assert ended[first["id"]] == ended[third["id"]] == ("withdrawn", f"rejected with {second['id']}")
     assert f"withdrawn: rejected with {second['id']}" in durable.cli("log", session)
 
 

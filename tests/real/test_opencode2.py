@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.background import answers
+from tests.real.background import answers, refused
 from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
@@ -226,6 +226,7 @@ def test_an_open_ask_is_listed_after_the_sidecar_comes_back(client: RealOpenCode
     assert_recorded(durable, client, session)
     answered = [("permission", "asked"), ("permission", "replied")]
     wait_until(lambda: checkpoints(durable.log(session)) == answered, "the answer, which no fact waits for")
+    assert refused(durable, "checkpoints", request, "--answer", "once") == "already-answered"
 
     client.prompt(session, " ".join(call("shell", command=f"printf {number}") for number in (6, 7, 8)))
     wait_until(lambda: len(durable.lines("checkpoints")) == 3, "three asks at once")

@@ -420,6 +420,13 @@ def answer_text(answer: list[str], expired: bool, by: str = "user") -> str:
 _SPEAKERS: Final = {"process": "A process of the user", "agent": "An agent"}
 
 
+def how_it_stands(known: Checkpoint) -> str:
+    """The state in words: ``answered, in OpenCode``, ``withdrawn: its turn ended``."""
+    if known.state == "answered" and known.via.get("channel") == "opencode":
+        return "answered, in OpenCode"
+    return f"{known.state}: {known.why}" if known.state == "withdrawn" and known.why else known.state
+
+
 def as_row(known: Checkpoint) -> dict[str, Any]:
     """A checkpoint in the form that ``checkpoints --json`` prints."""
     return asdict(known)

@@ -19,7 +19,6 @@ from sidecar.agents.deciding import Handled
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
-from sidecar.background.gate import of_person
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
 from sidecar.background.people import alerts, checkpoints, signals
@@ -33,13 +32,14 @@ from sidecar.background.people.checkpoints import (
     CheckpointAgent,
     answer_text,
     as_row,
+    how_it_stands,
     is_own,
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.background.people.doubts import DECISIONS, RESOLVE
 from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
-from sidecar.background.reading import read_checkpoints, waiting
+from sidecar.background.reading import find_checkpoint, read_checkpoints, waiting
 from sidecar.background.said import Said
 from sidecar.background.stream_read import read_lines
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
@@ -351,8 +351,7 @@ class People:
             RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable or not
                 allowed, or OpenCode cannot be reached.
         """
-        listed = await read_checkpoints(open_reader(self._home.store_path))
-        known = of_person(listed, args.checkpoint, "checkpoint")
+        known = await find_checkpoint(open_reader(self._home.store_path), args.checkpoint)
         if known.state in CLOSED:
             raise _late(known)
         _check_answer(known, args.answer)
@@ -431,9 +430,9 @@ def _how_it_ended(known: Checkpoint) -> str:
 
 
 def _late(known: Checkpoint) -> RequestError:
-    how = f"{known.state} ({known.why})" if known.why else known.state
+    how = how_it_stands(known)
     if known.state == "answered":
-        how = f"answered by {known.by or 'user'}: {'; '.join(known.answer)}"
+        how = f"{how} by {known.by or 'user'}: {'; '.join(known.answer)}"
     return RequestError("already-answered", f"{known.id} no longer accepts an answer: {how}"[:500])
 
 

@@ -13,11 +13,10 @@ from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
-    from sidecar.background.gate import of_person
     from sidecar.background.people import teller
-    from sidecar.background.people.checkpoints import Checkpoint, as_row
+    from sidecar.background.people.checkpoints import Checkpoint, as_row, how_it_stands
     from sidecar.background.people.consent import always_text
-    from sidecar.background.reading import read_checkpoints, whole
+    from sidecar.background.reading import find_checkpoint, read_checkpoints, whole
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.identity import own_identity
@@ -68,10 +67,10 @@ async def checkpoints(
         out.told(found, f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
     reader = open_reader(home.store_path)
-    listed = await read_checkpoints(reader)
     if checkpoint is not None:
-        _show(out, await whole(reader, of_person(listed, checkpoint, "checkpoint")))
+        _show(out, await whole(reader, await find_checkpoint(reader, checkpoint)))
         return
+    listed = await read_checkpoints(reader, with_closed=all_)
     shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
     if out.json:
         for each in shown:
@@ -95,7 +94,14 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
     out.table(
         (*(Column(name) for name in names), Column("what", sentence=True)),
         [
-            (each.id, each.kind, each.state, ago(now - each.opened), each.session[-10:], on_one_line(teller.asks(each)))
+            (
+                each.id,
+                each.kind,
+                how_it_stands(each),
+                ago(now - each.opened),
+                each.session[-10:],
+                on_one_line(teller.asks(each)),
+            )
             for each in listed
         ],
     )
@@ -105,7 +111,7 @@ def _show(out: Output, each: Checkpoint) -> None:
     if out.json:
         out.object(as_row(each))
         return
-    out.text(f"{each.id}  {each.kind}  {each.state}")
+    out.text(f"{each.id}  {each.kind}  {how_it_stands(each)}")
     for name, value in (
         ("agent", each.effect.get("agent")),
         ("session", each.session),

@@ -25,6 +25,7 @@ from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.home import Home
 from sidecar.link.caller import PEER, Caller, Peer
 from sidecar.notify_config import NotifyConfig
+from sidecar.read.asked import checkpoint_id
 from sidecar.requests import RequestError
 from streams.identity import seeded_identity
 from streams.log.log import Log
@@ -91,6 +92,15 @@ async def test_an_ask_that_only_the_log_knows_is_answered(tmp_path: Path) -> Non
         assert await code(made, "once") == "already-answered"
         assert await code(made, "once", of="chk_nothing") == "no-checkpoint"
         assert len(host.answers) == 1
+
+
+async def test_a_late_answer_to_what_was_answered_in_opencode_is_refused(tmp_path: Path) -> None:
+    async with people(tmp_path) as (made, host, run):
+        await asks(run)
+        await asks(run, state="replied", reply="once")
+        for given in (checkpoint_id("ses_1", "per_1"), "per_1"):
+            assert await code(made, "reject", of=given) == "already-answered"
+        assert await code(made, "reject", of="chk_nothing") == "no-checkpoint" and host.answers == []
 
 
 async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path) -> None:
