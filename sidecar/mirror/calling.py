@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -83,6 +84,7 @@ class RemoteCalls:
         self._waiting: dict[str, asyncio.Future[Record]] = {}
         self._sent: dict[str, tuple[Effect, str]] = {}
         self._trusted: frozenset[str] = frozenset()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def kinds(self, tools: dict[str, RemoteTool]) -> dict[str, RemoteKind]:
         """An effect kind for each tool of ``[worker.tools]``."""
@@ -147,7 +149,13 @@ class RemoteCalls:
             "error": error,
         }
         cause = _Cause(request.traceparent, request.id, hop(request, depth_of(request))["metadata"])
-        return await self._record(cause, _report_key(effect.agent, effect.run, key), fields, effect.agent)
+        place = _report_key(effect.agent, effect.run, key)
+        async with self._lock(place):
+            return await self._record(cause, place, fields, effect.agent)
+
+    def _lock(self, place: str) -> asyncio.Lock:
+        """What decides about a call holds this, in the order of arrival, so the first of its reports wins."""
+        return self._locks.setdefault(place, asyncio.Lock())
 
     async def reported(self, effect: Effect, key: str) -> Record | None:
         """The report that ended a call, if one did."""
@@ -202,10 +210,14 @@ class RemoteCalls:
 
         Raises:
             PayloadError: the message is no report.
-            NatsError: the result's card could not be read.
+            NatsError: the server did not answer.
             StreamError: the log cannot be written.
         """
         report = ToolResult.parse(arrived.payload)
+        async with self._lock(_report_key(agent, report.agent_turn_id, report.tool_call_id)):
+            return await self._take(agent, arrived, report, headers)
+
+    async def _take(self, agent: str, arrived: Command, report: ToolResult, headers: Mapping[str, str]) -> Worth:
         step = await self._ledger.get_last_by_key(report.agent_turn_id, report.tool_call_id)
         place = _report_key(agent, report.agent_turn_id, report.tool_call_id)
         ended = await self._store.find(place)
@@ -222,10 +234,15 @@ class RemoteCalls:
             return "accepted"  # delivered again
         given = arrived.depth if arrived.refusal is None else arrived.refusal.depth
         cause = _Cause(arrived.traceparent, arrived.causation_id, {**arrived.metadata, "depth": given})
+        content = None
+        if worth == "accepted":
+            try:
+                content = await self._content(report.tool_result_card_id)
+            except LookupError:
+                worth = "no-card"
         if worth != "accepted":
             await self._record(cause, f"{REFUSED}:{agent}:{digest(arrived.key.encode())}", fields, agent, worth)
             return worth
-        content = await self._content(report.tool_result_card_id)
         name = str(request.event.payload["kind"]) if request is not None else None
         after = effective_after_execution(report, content, name, self._trusted)
         fields |= {"after_execution": after, "result": bounded(self._clean(result_of(content)))}
@@ -248,13 +265,14 @@ class RemoteCalls:
         return None
 
     async def _content(self, card: str) -> Any:
+        """What a card holds. Raises ``LookupError`` if there is no such card, or it is not JSON."""
         sequence, bus = card_sequence(card), self._bus()
         if sequence is None or bus is None:
-            return None
+            raise LookupError(card)
         try:
             return orjson.loads((await message_at(await bus.sessions.get(), EVENTS, sequence)).body)
         except (NotFound, orjson.JSONDecodeError):
-            return None
+            raise LookupError(card) from None
 
     async def _record(
         self, cause: _Cause, key: str, fields: dict[str, Any], agent: str, refused: Worth | None = None

@@ -12,6 +12,7 @@ a call that has ended      refused: ``late``; the same report again is a duplica
 no call of this agent      refused: ``unknown-call``
 a call of an earlier epoch refused: ``old-epoch``
 another depth, or none     refused: ``protocol_violation``
+a card that is not there   refused: ``no-card``; the call waits on
 ========================== ==========================================================
 """
 
@@ -29,7 +30,7 @@ REPORT: Final = "inbox.tool_result"
 STOP: Final = "inbox.stop"
 """The types of commands that are messages of an agent's inbox (5.2 and 5.3)."""
 
-Worth = Literal["accepted", "late", "unknown-call", "old-epoch", "protocol_violation"]
+Worth = Literal["accepted", "late", "unknown-call", "old-epoch", "protocol_violation", "no-card"]
 
 
 class Call(NamedTuple):
