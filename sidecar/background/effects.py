@@ -19,6 +19,7 @@ from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT, WAKE
+from sidecar.background.intents.texts import result_of
 from sidecar.background.intents.watch import CHECKED
 from sidecar.background.messages import for_person
 from sidecar.background.people import teller
@@ -182,8 +183,10 @@ class HostActs:
         return {"status": "sent", "kept": await is_kept(host, session, keys, about.get("directory", ""))}
 
     async def check(self, args: dict[str, Any], key: str) -> dict[str, Any]:
-        """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``."""
+        """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``, whose
+        text is cut as a result, because the log keeps no effect's result that is much longer."""
         look = await self.hosts.of(args["session"]).look(args["session"], directory=args["directory"])
+        look = look._replace(text=result_of(self._said.clean(look.text), args["session"]))
         return {**look._asdict(), **{name: args[name] for name in CHECKED if name in args}}
 
     async def answer(self, args: dict[str, Any], key: str) -> dict[str, Any]:

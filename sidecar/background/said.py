@@ -21,11 +21,11 @@ class Said:
     """The words of one sidecar. ``clean`` redacts a value; ``key`` returns the secret for the digests."""
 
     def __init__(self, clean: Callable[[Any], Any], key: Callable[[], str]) -> None:
-        self._clean, self._key = clean, key
+        self.clean, self._key = clean, key
         self._words: dict[str, dict[str, str]] = {}
 
     def redacts(self, values: Any) -> bool:
-        return bool(self._clean(values) != values)
+        return bool(self.clean(values) != values)
 
     def keep(self, name: str, words: Sequence[str]) -> tuple[list[str], str]:
         """Remember the ``words`` of the field ``name``.
@@ -33,7 +33,7 @@ class Said:
         Returns the redacted words, and a keyed digest of the words that tells them from others that are redacted to
         the same text. The digest is empty if nothing was redacted.
         """
-        stored = [str(self._clean({name: each})[name]) for each in words]
+        stored = [str(self.clean({name: each})[name]) for each in words]
         if stored == list(words):
             return stored, ""
         text = "\0".join(words).encode("utf-8", "surrogatepass")

@@ -20,18 +20,15 @@ from sidecar.background.intents.budgets import Doom, doomed, refusal
 from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, WAKE
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, State, intent_of
-from sidecar.background.intents.texts import cause_text, told
+from sidecar.background.intents.texts import cause_text, result_of, told
 from sidecar.background.own_agent import OwnAgent
+from sidecar.read.asked import on_one_line
 from streams.event import StreamEvent
 
 if TYPE_CHECKING:
     from sidecar.config import PhantomConfig
 
 NAME: Final = "intents"
-
-MAX_RESULT: Final = 16 * 1024
-"""Maximum length of a result that an intent keeps and sends to its parent, in characters. The phantom's session has the
-whole result."""
 
 MAX_GIST: Final = 300
 """Length, in characters, of the beginning of a result that the sentence for a person may use."""
@@ -266,8 +263,7 @@ class IntentAgent(OwnAgent[State]):
             case "busy" if intent.state == "resuming":  # OpenCode continued the session by itself
                 return [Output("intent.resumed", {"intent": intent.id, "ts": ts})]
             case "answered":
-                said = str(found.get("text") or "")[:MAX_RESULT]
-                return self._end(intent, "intent.completed", ts, result=said)
+                return self._end(intent, "intent.completed", ts, result=result_of(found.get("text"), intent.session))
             case "failed":
                 return self._erred(intent, intent.session, intent.fault or found.get("text"), ts)
             case "aborted" | "stopped" as outcome:
@@ -417,12 +413,12 @@ class IntentAgent(OwnAgent[State]):
 
     def _output(self, event: StreamEvent) -> list[Output]:
         intent = self.data.intents.get(self.data.sessions.get(str(event.payload.get("session")), ""))
-        said = event.payload.get("text")
-        if intent is None or event.payload.get("kind") != "text" or not isinstance(said, str) or not said:
+        if intent is None or intent.session is None or event.payload.get("kind") != "text":
             return []
         if intent.state in ENDED or intent.state == "finishing":
             return []
-        return [Output("intent.output", {"intent": intent.id, "text": said[:MAX_RESULT]})]
+        said = result_of(event.payload.get("text"), intent.session)
+        return [Output("intent.output", {"intent": intent.id, "text": said})] if said else []
 
     def _session_ended(self, event: StreamEvent) -> list[Output]:
         session = str(event.payload.get("session"))
@@ -449,7 +445,7 @@ class IntentAgent(OwnAgent[State]):
 
     def _ended(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
         known = {"title": intent.title, "parent": intent.parent, "created": intent.created}
-        known |= {"directory": intent.directory, "gist": str(about.get("result") or intent.result)[:MAX_GIST]}
+        known |= {"directory": intent.directory, "gist": on_one_line(about.get("result") or intent.result)[:MAX_GIST]}
         child = intent.parent in self.data.sessions
         ended = Output(type_, {"intent": intent.id, "ts": ts, **known, "child": child, **about})
         outputs = [ended]

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sidecar.background.intents.state import Intent
 from sidecar.background.messages import inline, message, quoted
+from sidecar.read.fields import as_text
 from sidecar.read.telling.markup import QUOTES
 
 SHOWN_DIFF: Final = 4000
@@ -17,6 +18,15 @@ SHOWN_FILES: Final = 20
 KINDS: Final = {"120000": "link", "160000": "repository"}
 """By git's mode, what is no ordinary file."""
 MAX_REASON: Final = 1000
+
+MAX_RESULT: Final = 16 * 1024
+"""Maximum length of a result that an intent keeps, in characters."""
+
+
+def result_of(said: Any, session: str) -> str:
+    """What background work answered, as it is kept and shown everywhere. A long answer is cut, and says so itself."""
+    text, mark = as_text(said), f"\n[cut here; `durable-stream read {session}` prints all that was recorded]"
+    return text if len(text) <= MAX_RESULT else text[: MAX_RESULT - len(mark)] + mark
 
 
 def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:

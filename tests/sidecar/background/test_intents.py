@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.opencode.redact import Redactor
+from sidecar.agents.effects.ledger import bounded
+from sidecar.background.effects import HostActs
+from sidecar.background.hosts.host import Look
 from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CREATE, ISOLATE, PROMPT, WAKE
 from sidecar.background.intents.intents import MAX_STOPS
 from sidecar.background.intents.lifecycle import ACTIVE, ENDED
 from sidecar.background.intents.state import Intent
+from sidecar.background.intents.texts import MAX_RESULT
+from sidecar.background.said import Said
+from tests.sidecar.background.support import Only
 from tests.sidecar.background.world import World
 
 
@@ -327,6 +334,44 @@ def found(world: World, state: str, text: str = "") -> list[str]:
     kind, node, args = world.effects.pop(at)
     result = {"state": state, "text": text, "quiet_ms": 0, **{name: args[name] for name in ("resumes", "models")}}
     return world.happens("effect.completed", kind=kind, node=node, result=result)
+
+
+LONG = pytest.mark.parametrize("size", [MAX_RESULT + 1, 300_000, 9_000_000])
+"""Longer than a result, than what the log keeps of an effect, and than the log keeps of any string."""
+
+
+def cut(intent: Intent, session: str) -> str:
+    """The end of a result, which says that it is cut and what prints all of it."""
+    assert (intent.state, len(intent.result)) == ("completed", MAX_RESULT) and "xxx" in intent.result
+    end = intent.result.rpartition("\n")[2]
+    assert "cut" in end and f"durable-stream read {session}`" in end
+    return end
+
+
+@LONG
+def test_a_long_result_says_where_it_is_cut(size: int) -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    text = Redactor().clean("x" * size)
+    world.happens("execution.output", session="ses_int_a", kind="text", text=text)
+    world.ends(world.intent("a"))
+    assert cut(world.intent("a"), "ses_int_a") in world.agent.data.notices["ntc_a"].text
+
+
+@LONG
+async def test_a_long_result_that_the_host_tells_says_where_it_is_cut(size: int) -> None:
+    world, intent = running()
+    world.ends(intent)
+    ((kind, node, args),) = world.effects
+
+    class Host:
+        async def look(self, session: str, *, directory: str) -> Look:
+            return Look("answered", "x" * size)
+
+    acts = HostActs(Only(Host()), Said(Redactor().clean, str), print)
+    world.happens("effect.completed", kind=kind, node=node, result=bounded(await acts.check(args, "key")))
+    cut(world.intent("a"), "ses_ds2int_a")
 
 
 @pytest.mark.parametrize("outcome", ["completed", "failed", "aborted", "stopped"])
