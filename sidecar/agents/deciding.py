@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from sidecar.agents.agent import Agent, BadOutput, Output, decisions
 from sidecar.agents.effects.policy import Effect
@@ -34,6 +34,12 @@ log = logging.getLogger("sidecar.agents")
 
 _RUNTIME = Path(__file__).parent
 
+MAX_TEXT: Final = 500
+"""How many characters of an error's text are kept."""
+
+MAX_TRACE: Final = 20
+"""How many of the places that led to an error are kept."""
+
 Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
 """The outcome of an input.
 
@@ -51,21 +57,24 @@ class Handled(NamedTuple):
 
 
 class AgentFailed(CodedError):
+    """``trace`` is where an error was raised, from the agent's method inwards; empty if none was."""
+
     code: ClassVar[str] = "agent-failed"
 
-    def __init__(self, agent: str, reason: str) -> None:
+    def __init__(self, agent: str, reason: str, trace: Sequence[str] = ()) -> None:
         super().__init__(f"agent {agent}: {reason}")
-        self.agent, self.reason = agent, reason
+        self.agent, self.reason, self.trace = agent, reason, tuple(trace)
 
 
-def raised(error: Exception) -> str:
-    """The type of an agent's error and its place in the agent's file, such as ``KeyError at watch.py:31``.
-
-    Leaves out the error's text, because the text may quote the user's.
+def raised(error: Exception) -> tuple[str, list[str]]:
+    """The type of an agent's error and its place in the agent's file, such as ``KeyError at watch.py:31``, and the
+    places that led there. Without the error's text, which may quote the user's.
     """
     frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).parent != _RUNTIME]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f"{type(error).__name__} at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else type(error).__name__
+    trace = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[-MAX_TRACE:]]
+    at = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return f"{type(error).__name__}{at}", trace
 
 
 class Decider:
@@ -142,8 +151,13 @@ class Decider:
                 raise AgentFailed(self._agent.name, str(error)) from None
             if isinstance(error, StreamError):
                 raise
-            log.warning("agent %s failed on %s in %s: %s", self._agent.name, given.event.type, what, raised(error))
-            raise AgentFailed(self._agent.name, f"{what} raised {raised(error)}") from error
+            said, trace = raised(error)
+            places = " < ".join(reversed(trace))
+            log.warning("agent %s failed on %s in %s: %s (%s)", self._agent.name, given.event.type, what, said, places)
+            text = self._outbox.clean(str(error))[:MAX_TEXT]
+            raise AgentFailed(
+                self._agent.name, ": ".join(filter(None, (f"{what} raised {said}", text))), trace
+            ) from error
         events = self._turns.mark(given, given.group(events))
         events[-1] = with_metadata(events[-1], state=hash_)
         return "done", events

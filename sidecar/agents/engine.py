@@ -416,7 +416,7 @@ class Engine:
             except AgentFailed as error:
                 result = error
                 if waiting.input.position is not None:
-                    letter = self._outbox.dead(waiting.input, error.reason, {})
+                    letter = self._outbox.dead(waiting.input, error.reason, {"traceback": list(error.trace)})
                     is_known = await self._decider.is_known(letter.idempotency_key)
                     batch += [] if is_known else self.turns.mark(waiting.input, [letter])
                     self.last_error = str(error)[:300]

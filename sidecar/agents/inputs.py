@@ -233,7 +233,7 @@ class Outbox:
         is_local: Callable[[str], bool],
         max_depth: int = MAX_DEPTH,
     ) -> None:
-        self._agent, self._identity, self._clean = agent, identity, clean
+        self._agent, self._identity, self.clean = agent, identity, clean
         self._policy, self._is_local, self._max_depth = policy, is_local, max_depth
 
     def too_deep(self, cause: Input, number: int, output: Output) -> StreamEvent | None:
@@ -254,7 +254,7 @@ class Outbox:
         Raises:
             InvalidEvent: the output does not match the envelope.
         """
-        payload = self._clean(output.payload)
+        payload = self.clean(output.payload)
         if output.to is None:
             return self._stamp(cause, number, output.type, payload, "output", earlier=output.cause)
         route: Route = "log" if self._is_local(output.to) else "bus"
@@ -275,7 +275,7 @@ class Outbox:
 
     def effect(self, cause: Input, number: int, output: Output) -> Effect:
         assert output.effect is not None
-        args, run = self._clean(output.payload), cause.record.correlation_id or cause.record.id
+        args, run = self.clean(output.payload), cause.record.correlation_id or cause.record.id
         return Effect(output.effect, args, run, output.node, agent=self._agent)
 
     def requested(self, cause: Input, number: int, effect: Effect, earlier: Cause | None = None) -> StreamEvent:
@@ -321,8 +321,8 @@ class Outbox:
         Raises:
             InputRefused: the command does not match the envelope.
         """
-        given = command_input(self._agent, command, self._identity, self._clean)
-        return self.dead(given, reason, self._clean(about), scoped("message", self._agent, key))
+        given = command_input(self._agent, command, self._identity, self.clean)
+        return self.dead(given, reason, self.clean(about), scoped("message", self._agent, key))
 
     def _stamp(
         self,

@@ -61,8 +61,8 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """The message can never be handled: make it a dead letter. ``reason`` contains no payload, and ``headers`` are
-    added to the dead letter's.
+    """The message can never be handled: make it a dead letter. ``reason`` is redacted, and ``headers`` are added
+    to the dead letter's.
 
     ``is_known`` says that the dead letter may be stored already, from before a crash.
     """

