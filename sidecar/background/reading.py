@@ -182,11 +182,11 @@ async def read_agents(reader: LogReader) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-async def read_failing(reader: StreamReader) -> dict[str, str]:
-    """The channels that did not accept the newest message sent on them, each with the error."""
+async def read_failing(reader: StreamReader, since: int = 0) -> dict[str, str]:
+    """The channels that did not accept the newest message sent on them since a time, each with the error."""
     newest: dict[str, str | None] = {}
     async for event in _outputs(reader, alerts.NAME):
-        if event.type in ("alert.sent_to", "alert.failed_to"):
+        if event.ts >= since and event.type in ("alert.sent_to", "alert.failed_to"):
             error = event.payload.get("error") or "it gave no reason"
             newest[event.payload["channel"]] = error if event.type == "alert.failed_to" else None
     return {channel: error for channel, error in newest.items() if error is not None}

@@ -100,7 +100,14 @@ def link(pid: int, directory: str, *, delivers: bool = True, service: str = "") 
 
 def linked(capsys: pytest.CaptureFixture[str], *links: dict[str, Any], **more: Any) -> list[str]:
     """The lines of ``status`` about these links."""
-    found = {"sidecar": SIDECAR, "links": list(links), "log": LOG, "spool": {"files": 0}, "held": 0, "gaps": 0}
+    found = {
+        "sidecar": SIDECAR,
+        "links": list(links),
+        "log": LOG,
+        "spool": {"files": 0, "marks": 0},
+        "held": 0,
+        "gaps": 0,
+    }
     print_status(Output(), {**NONE, **found, **more})
     lines = capsys.readouterr().out.splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("linked"))

@@ -42,8 +42,10 @@ from streams.query import describe_span
 WORKING: Final = "agent/intents"
 """The stream of the agent that knows the background work."""
 
+RINGING: Final = "agent/alerts"
+
 RECENT_MS: Final = 86_400_000
-"""How long failed work is shown."""
+"""How long something that failed is shown."""
 
 MOST_FAILED: Final = 3
 
@@ -132,11 +134,17 @@ async def gather_status(home: Home) -> dict[str, Any]:
         files = counted(found["spool"]["files"], "spool file")
         notes.append(f"{files} to be recorded at the next start of the sidecar")
     found["asks"] = await waiting_lines(reader) if reader is not None and catalog is not None else []
-    found["work"] = (
-        await _work(reader) if reader is not None and catalog is not None and WORKING in catalog.streams else []
-    )
+    found["work"] = []
+    if reader is not None and catalog is not None and WORKING in catalog.streams:
+        found["work"], failed_work = await _work(reader)
+        notes += failed_work
+    if reader is not None and catalog is not None and RINGING in catalog.streams:
+        notes += await _failing(reader)
+    if apart := found.get("not_compared"):
+        text = f"{counted(apart, 'session')} of OpenCode 2 not compared with its service yet, and may lack something"
+        notes.append(f"{text}; `durable-stream doctor` says why")
     found["cut"] = catalog.cut if catalog is not None else 0
-    verdict = "Recording works, but:" if notes else "All is well."
+    verdict = "Recording works, but:" if notes or found["asks"] else "All is well."
     if problems:
         verdict = "Something is wrong:" if is_installed or len(problems) > 1 else "Not installed:"
     found |= {"verdict": verdict, "problems": problems, "notes": notes}
@@ -148,8 +156,8 @@ def _agent_notes(status: Mapping[str, Any]) -> list[str]:
     return [f"{each.text}; {each.hint}" for each in agent_notes(status) if not each.is_asked]
 
 
-async def _work(reader: LogReader) -> list[str]:
-    """What background work runs and waits, what failed in the last day, and what nobody has seen, in words."""
+async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
+    """What background work runs and waits and what nobody has seen; and what failed in the last day, in words."""
     from sidecar.background.people import teller
     from sidecar.background.reading import read_intents
 
@@ -158,10 +166,21 @@ async def _work(reader: LogReader) -> list[str]:
     counts = Counter(teller.state_of(each) for each in data.unfinished())
     lines = [", ".join(f"{count} {state}" for state, count in counts.items())] if counts else []
     failed = [i for i in data.intents.values() if i.state in ("failed", "refused") and (i.ended or 0) >= since]
-    lines += [teller.failure(each) for each in failed[-MOST_FAILED:]]
+    told = [teller.failure(each) for each in failed[-MOST_FAILED:]]
+    if more := len(failed[:-MOST_FAILED]):
+        told.append(f"{more} more of the background work failed; `durable-stream intents` lists it")
     unseen = sum(each.state != "observed" for each in data.notices.values())
     lines += [f"{counted(unseen, 'message')} not seen yet; `durable-stream notices` lists them"] if unseen else []
-    return lines
+    return lines, told
+
+
+async def _failing(reader: LogReader) -> list[str]:
+    """The channels that did not accept their newest message in the last day, in words."""
+    from sidecar.background.reading import read_failing
+
+    failing = await read_failing(reader, own_identity().now_ms() - RECENT_MS)
+    told = "did not accept the newest message: {}; `durable-stream notify test` tries it again"
+    return [f"{name} {told.format(why)}" for name, why in failing.items()]
 
 
 async def _look(home: Home, reader: LogReader | None, problems: list[str]) -> tuple[int, Catalog | None]:

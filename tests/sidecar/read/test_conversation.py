@@ -140,9 +140,9 @@ def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> No
     ],
 )
 def test_every_view_tells_who_answered_as_the_answer_does(
-    actor: str, about: dict[str, str], state: str, told: str
+    actor: str, about: dict[str, Any], state: str, told: str
 ) -> None:
-    given = {"kind": "permission", "request": "p", "call": "c", "turn": "m", "permission": "bash"}
+    given: dict[str, Any] = {"kind": "permission", "request": "p", "call": "c", "turn": "m", "permission": "bash"}
     made = [
         happened("workflow.checkpoint", 1000, state="asked", **given),
         happened("workflow.checkpoint", 1005, actor, state="replied", **given, **about),
