@@ -77,7 +77,6 @@ COMMANDS = (
     Row("migrate", RUN, ("migrate --to sqlite", "migrate --rollback", "migrate --discard-old")),
     Row("prune", RUN, ("prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes")),
     Row("forget", RUN, ("forget ses_1a2b", "forget ses_1a2b --yes")),
-    Row("listen", LOOK, ("listen", "listen 'evt.agent.*.step'", "listen 'str.>' --json")),
     Row("spawn", RUN, ("spawn 'Update the changelog' --minutes 10", "spawn 'Run the tests' --parent ses_1a2b")),
     Row("fork", RUN, ("fork ses_1a2b --at 5F3Q", "fork ses_1a2b --at 5F3Q --prompt 'Use a queue instead' --yes")),
     Row("signal", RUN, ("signal deployed", "signal deployed '{\"version\": 7}'")),

@@ -26,7 +26,6 @@ LOOKED_AT = {
     ("sidecar/record/opencode2/http.py", "S501"): "plain HTTP on loopback: there is no certificate to check",
     ("sidecar/processes.py", "S603"): "asks ps about a pid, where there is no /proc: a list, no shell",
     ("sidecar/cli/shared/command.py", "S606"): "starts this command again, with its own arguments: no shell",
-    ("sidecar/cli/setup/install.py", "S603"): "asks git about the project that the user named: a list, no shell",
     (
         "sidecar/mirror/server/child.py",
         "S606",

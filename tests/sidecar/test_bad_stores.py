@@ -56,7 +56,7 @@ TELLING = ("status", "doctor")
 LOOKING = ("prune --older-than 1s", f"forget {STREAM}")
 """Without --yes they only read."""
 
-ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "listen", "metrics", "agents", "send", "spawn"}
+ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "metrics", "agents", "send", "spawn"}
 ELSEWHERE |= {"fork", "signal", "notify", "import", "replay", "inspect", "dlq show", "dlq redrive", "dlq drop"}
 ELSEWHERE |= {"mirror status", "mirror verify", "mirror rebuild"}
 """They do not open the log, or need more than a log and have tests of their own."""

@@ -107,7 +107,6 @@ ARGUMENTS = {
     "migrate": ["--to", "sqlite"],
     "prune": ["--older-than", "1s", "--yes"],
     "forget": ["ses_a", "--yes"],
-    "listen": [">"],
     "send": ["counter", "add"],
     "spawn": ["do it"],
     "signal": ["deployed"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,6 +96,8 @@ def _tell(
 def _committable(target: Target) -> list[str]:
     """The files that ``install`` wrote into the project and that git would commit, relative to the project; empty
     without git."""
+    import asyncio
+
     from sidecar.background.worktrees.git import Git, WorktreeError, find
 
     async def untracked() -> list[str]:

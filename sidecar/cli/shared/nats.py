@@ -31,8 +31,8 @@ TURN_ON = 'set `mode` to "embedded" or "external" in [nats] in config.toml'
 
 
 @asynccontextmanager
-async def connection(home: Home, *, waits: bool = False) -> AsyncIterator[Sessions]:
-    """A connection to the home's server, which opens when it is used. ``waits``: also wait for an embedded server.
+async def connection(home: Home) -> AsyncIterator[Sessions]:
+    """A connection to the home's server, which opens when it is used.
 
     Raises:
         Failure: NATS is off, or the embedded server is not running.
@@ -43,7 +43,7 @@ async def connection(home: Home, *, waits: bool = False) -> AsyncIterator[Sessio
     config = load_config(home.config_path).nats
     if config.mode == "off":
         raise Failure("nats-off", f"NATS is off in {home.path}, so nothing is mirrored; {TURN_ON}")
-    if config.mode == "embedded" and home.running() is None and not waits:
+    if config.mode == "embedded" and home.running() is None:
         raise Failure(
             "nats-not-running",
             f"the embedded NATS server of {home.path} runs with the sidecar, which is not running; start a "
