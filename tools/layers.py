@@ -99,7 +99,6 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     ),
     "sidecar/cli": (
         *_STREAMS,
-        "bridge/nats",
         _JETSTREAM,
         _LINK,
         "sidecar",
