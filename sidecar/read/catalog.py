@@ -23,8 +23,11 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 115
+CATALOG_VERSION: Final = 116
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
+
+WORK, WORK_STARTED = "agent/intents", "intent.started"
+"""Where it is recorded which session is background work, and for which directory."""
 
 
 def is_agents(stream_id: str) -> bool:
@@ -118,8 +121,8 @@ class SessionView(Session):
 class StreamView(msgspec.Struct):
     """One stream's figures. Times are the times of its events, in ms since 1970.
 
-    ``directory`` is the directory in which OpenCode ran, and ``project`` is OpenCode's id of the project; both are
-    empty if unknown.
+    ``directory`` is the directory that the session works for: where OpenCode ran, or what background work was given.
+    ``project`` is OpenCode's id of the project. Both are empty if unknown.
     """
 
     id: str
@@ -134,6 +137,8 @@ class StreamView(msgspec.Struct):
     sessions: list[str] = []
     boot: str = ""
     """The plugin's boot id of the OpenCode process that recorded last."""
+    ran_in: str = ""
+    """The directory in which background work ran, to which its paths are relative; empty for other sessions."""
 
 
 class Place(NamedTuple):
@@ -152,6 +157,7 @@ class Rest(msgspec.Struct):
 
     losses: list[Loss]
     launched: list[str]
+    works: dict[str, str]
     records: int
     cut: int
     position: int
@@ -168,6 +174,8 @@ class Catalog(Lineage[SessionView]):
         self.losses: list[Loss] = []
         self.launched: set[str] = set()
         """The background sessions of which nothing is recorded yet."""
+        self.works: dict[str, str] = {}
+        """The same for the work of ``spawn`` and ``agent_spawn``, and the directory that each works for."""
         self.records = 0
         self.cut = 0
         """How many records have a text that was too long to keep whole."""
@@ -186,11 +194,12 @@ class Catalog(Lineage[SessionView]):
     def rest(self) -> Rest:
         """The catalog without its streams and sessions."""
         launched = sorted(self.launched)
-        return Rest(self.losses, launched, self.records, self.cut, self.position, self.last_ts, self.agents)
+        return Rest(self.losses, launched, self.works, self.records, self.cut, self.position, self.last_ts, self.agents)
 
     def fill(self, rest: Rest) -> None:
         """Take over what ``rest`` returned."""
         self.losses, self.launched, self.records = rest.losses, set(rest.launched), rest.records
+        self.works = rest.works
         self.cut, self.position, self.last_ts, self.agents = rest.cut, rest.position, rest.last_ts, rest.agents
 
     @classmethod
@@ -227,6 +236,8 @@ class Catalog(Lineage[SessionView]):
         self.cut += has_cut(payload)
         session_id = payload.get("session")
         if not isinstance(session_id, str) or is_agents(event.stream_id):
+            if event.stream_id == WORK and event.type == WORK_STARTED and (given := as_text(payload.get("directory"))):
+                self._work(as_text(session_id), given)
             return
         session = self.sessions.get(session_id)
         if session is None:
@@ -242,6 +253,14 @@ class Catalog(Lineage[SessionView]):
             self.streams[first_stream].sessions.remove(session_id)
             stream.sessions.append(session_id)
         self._session(record, stream, session)
+
+    def _work(self, session: str, directory: str) -> None:
+        """A session is background work for a directory. It may run in another one, and may not be recorded yet."""
+        stream = self.streams[self.sessions[session].stream] if session in self.sessions else None
+        if stream is None or not stream.directory:
+            self.works[session] = directory
+        elif stream.id == session:
+            stream.ran_in, stream.directory = stream.ran_in or stream.directory, directory
 
     def _gap(self, record: Record) -> None:
         event, payload = record.event, record.event.payload
@@ -285,6 +304,8 @@ class Catalog(Lineage[SessionView]):
         elif event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
             stream.directory = stream.directory or as_text(payload.get("directory"))
+            if stream.directory and (given := self.works.pop(session.id, "")):
+                self._work(session.id, given)
             stream.project = stream.project or as_text(payload.get("project"))
         elif event.type == CHECKPOINT:
             self._checkpoint(record, session)
@@ -403,6 +424,11 @@ class Catalog(Lineage[SessionView]):
         if stream is not None and not stream.directory:
             stream = self.streams.get(self.root_stream(stream_id))
         return stream.directory if stream is not None else ""
+
+    def ran_in(self, stream_id: str) -> str:
+        """The directory to which the paths in a stream are relative: where its session ran, also in a worktree."""
+        stream = self.streams.get(stream_id)
+        return (stream.ran_in if stream is not None else "") or self.directory(stream_id)
 
     def own_session(self, stream_id: str) -> SessionView | None:
         """The session after which the stream is named; ``None`` for ``system`` and similar streams."""

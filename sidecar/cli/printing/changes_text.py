@@ -61,7 +61,7 @@ def print_on_terminal(out: Output, catalog: Catalog, turns: Sequence[TurnChanges
         undone = [("undone  ", "yellow")] if turn.undone else []
         prompt = (turn.prompt or "(prompt unknown)", "bold cyan" if turn.prompt else "dim")
         out.line([(f"{when}  ", "dim"), *undone, prompt])
-        _print_turn(out, turn, catalog.directory(turn.stream), with_diffs=with_diffs)
+        _print_turn(out, turn, catalog.ran_in(turn.stream), with_diffs=with_diffs)
     if turns:
         out.text()
         out.prose("", _totals_text(turns), "bold")

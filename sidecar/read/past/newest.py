@@ -44,7 +44,7 @@ async def newest_part(reader: LogReader, whole: Past) -> Part | None:
         part.add(record)
     own = {record.event.type: number for number, record in reversed([*enumerate(records)]) if _is_of(record, known.id)}
     begin = min((own[name] for name in INPUTS if name in own), default=own.get(TURN_STARTED, 0))
-    session = Session(known.id, known.stream, known.title, known.agent, catalog.directory(known.stream))
+    session = Session(known.id, known.stream, known.title, known.agent, catalog.ran_in(known.stream))
     session.first_ms = session.last_ms = records[0].event.ts
     part.begin_at(begin, session)
     return part

@@ -16,6 +16,7 @@ from streams.identity import seeded_identity
 from streams.log.reader import LogReader
 from streams.query import Filter
 from tests.sidecar.cli.helpers import append, run
+from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.sidecar.cli.test_top import intent
 from tests.streams.builders import event
 
@@ -117,6 +118,27 @@ def test_tokens_of_both_opencodes_add_up(tmp_path: Path) -> None:
     assert run(home, "costs").rows()[1][1] == "17"
     (found,) = run(home, "costs", "--json").objects()
     assert found["tokens"] == {"total": 17, "input": 15, "cache_read": 2}
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["recorded-first", "recorded-last"])
+def test_background_work_belongs_to_the_project_that_it_was_done_for(tmp_path: Path, is_early: bool) -> None:
+    home, worktree = tmp_path / "home", "/home/ada/worktrees/int_0123456789ab"
+    home.mkdir(mode=0o700)
+    started = ("intent.started", {"session": "ses_work", "parent": None, "directory": "/home/ada/shop", "ts": DAY})
+    known, made = begun("ses_work", worktree), intent("int_1", started, directory="/home/ada/shop")
+    step_ = {"kind": "tool", "tool": "write", "input": {"filePath": f"{worktree}/a.txt", "content": "x\n"}}
+    turn = {"message": "m1", "turn": "m1"}
+    edit = happened("execution.step", "ses_work", DAY, status="completed", part="p1", **step_, **turn)
+    events = [*([known] if is_early else []), *made, *([] if is_early else [known]), step("ses_work", 1, 0.5, 9)]
+    events += [happened("turn.started", "ses_work", DAY, **turn), edit]
+    asyncio.run(append(home / "store", [[event] for event in events]))
+    assert [each["key"] for each in run(home, "costs", "--by", "project", "--json").objects()] == ["/home/ada/shop"]
+    (stream,) = [each for each in run(home, "streams", "--json").objects() if each["stream_id"] == "ses_work"]
+    assert stream["directory"] == "/home/ada/shop"
+    log = run(home, "log", "--project", "/home/ada/shop", "--json").objects()
+    assert {each["event"]["stream_id"] for each in log} == {"ses_work"}
+    changes = ANSI.sub("", on_terminal(home, "changes", "ses_work", width=120))
+    assert "/home/ada/shop" in changes and " a.txt" in changes and worktree not in changes
 
 
 def test_since_leaves_earlier_steps_out(spent_home: Path) -> None:
