@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+_OF_TOOLS: Final = frozenset({b"OPENCODE=1", b"OPENCODE_TERMINAL=1"})
+"""What OpenCode 1 and OpenCode 2 put into the environment of what their tools start."""
+
+_END_SECONDS: Final = 5.0
 
 _SLACK_MS: Final = 2000
 """By how many ms a process's start may seem to be later than the time that the process reported."""
@@ -77,3 +83,29 @@ def kill(pid: int, mark: str) -> None:
     if mark and mark_of(pid) == mark:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def end_left(root: Path) -> list[str]:
+    """Kill what the tools of OpenCode left running in a directory, except in a terminal, where a person may sit.
+    Returns the commands. Only Linux says which processes these are.
+    """
+    ended, deadline = dict[str, None](), time.monotonic() + _END_SECONDS
+    while (found := _left(root)) and time.monotonic() < deadline:
+        ended |= dict.fromkeys(found.values())
+        for pid in found:
+            kill(pid, mark_of(pid))
+        time.sleep(0.02)
+    return list(ended)
+
+
+def _left(root: Path) -> dict[int, str]:
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):  # it has ended, or is another user's
+            has_terminal = (process / "stat").read_text().rpartition(")")[2].split()[4] != "0"
+            if has_terminal or not (process / "cwd").readlink().is_relative_to(root):
+                continue
+            if not _OF_TOOLS.isdisjoint((process / "environ").read_bytes().split(b"\0")):
+                words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+                found[int(process.name)] = " ".join(words).strip()
+    return found

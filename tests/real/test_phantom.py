@@ -66,13 +66,19 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: Mod
     assert_few_records(durable, intent)
 
 
-def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(client: RealOpenCode, durable: DurableStream) -> None:
-    shell = {"command": "echo two > made.txt && pwd", "description": "make a file"}
+def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(
+    client: RealOpenCode, durable: DurableStream, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    detached = f"setsid nohup sh -c 'echo $$ > {pid}; exec sleep 600' > /dev/null 2>&1 &"
+    shell = {"command": f"echo two > made.txt && pwd; {detached}", "description": "make a file"}
     parent = client.create_session("parent")
     client.prompt(parent, spawn(f"CALL:bash {json.dumps(shell)}THEN: SAY:made it"))
     done = one(durable, "completed", parent)
     assert done["place"].startswith(str(durable.home / "worktrees")) and done["changes"]["count"] == 1
     wait_until(lambda: "+two" in json.dumps(client.messages(parent)), "the diff in the parent's message")
+    assert "sleep 600" in json.dumps(client.messages(parent)[-2:]), "what it left running was stopped, and is told"
+    assert not Path("/proc", pid.read_text().strip(), "cwd").exists()
     made = client.project / "made.txt"
     assert not made.exists() and not list((durable.home / "worktrees").iterdir())
     assert "made.txt" in durable.cli("intents", done["id"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,3 +285,63 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode2
     assert [each["id"] for each in durable.lines("checkpoints")] == [asked["id"]], "it still waits"
     durable.cli("checkpoints", asked["id"], "--answer", "reject")
     client.wait(asking)
+
+
+def commanded(command: str, then: str = "SAY:it runs") -> str:
+    """A script whose shell command goes on in the background."""
+    return f"CALL:shell {json.dumps({'command': command, 'background': True})} THEN: {then}"
+
+
+def until_ended(pid: Path) -> None:
+    """Wait until no process has the id in this file."""
+    wait_until(lambda: not Path("/proc", pid.read_text().strip(), "cwd").exists(), "the end of a process")
+
+
+def test_work_is_over_when_its_commands_have_reported_and_its_directory_is_forgotten(
+    client: RealOpenCode2, durable: DurableStream
+) -> None:
+    parent = client.new_session()
+    waits = commanded("until [ -e go ]; do sleep 0.1; done; echo late > late.txt")
+    client.prompt(parent, spawn(waits, isolation="worktree"))
+    running = one(durable, "running", parent)
+    session, place = str(running["session"]), Path(running["place"])
+    client.until(lambda: messages(client, session, "idle"), "the end of its first turn")
+    before = len(looks(durable))
+    wait_until(lambda: looks(durable)[before:] or looks(durable)[-1:] == ["busy"], "a look at the session")
+    assert one(durable, "running", parent)["result"] == "it runs" and told(client, parent) == []
+    (place / "go").touch()
+    done = one(durable, "completed", parent)
+    assert "late.txt" in [each["file"] for each in done["changes"]["files"]] and not place.exists()
+    assert "until [ -e go ]" in done["result"], "the answer to the report"
+    settled(client, durable, parent, session)
+    # Of all jobs before, too.
+    loaded = [each["directory"] for each in client.api("GET", "/api/debug/location")]
+    assert str(client.project) in loaded and [each for each in loaded if str(durable.home) in each] == []
+    reload = [str(client.binary), "reload"]
+    assert subprocess.run(reload, cwd=client.project, env=client.environment(), check=False).returncode == 0
+
+
+@pytest.mark.parametrize("isolation", ["worktree", "shared"])
+def test_nothing_of_cancelled_work_runs_on_and_what_it_left_wakes_nobody(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer, tmp_path: Path, isolation: str
+) -> None:
+    command, own, child, loose = (tmp_path / name for name in ("command", "own", "child", "loose"))
+    held = f"HOLD:woken-{isolation}"  # in the reports, so a turn that one of them begins does not end by itself
+    detached = f"setsid nohup sh -c 'echo $$ > {loose}; exec sleep 600' > /dev/null 2>&1 &"
+    below = f"CALL:shell {json.dumps({'command': f'echo $$ > {child}; sleep 600; echo'})}"
+    given = {"agent": "general", "description": held, "prompt": below, "background": True}
+    blocks = {"command": f"{detached if isolation == 'worktree' else ''} echo $$ > {own}; sleep 600"}
+    calls = f"CALL:subagent {json.dumps(given)} CALL:shell {json.dumps(blocks)}"
+    parent = client.new_session()
+    client.prompt(parent, spawn(commanded(f"echo $$ > {command}; sleep 600; : {held}", calls), isolation=isolation))
+    session = str(one(durable, "running", parent)["session"])
+    pids = [command, own, child, *([loose] if isolation == "worktree" else [])]
+    client.until(lambda: all(each.exists() and each.read_text() for each in pids), "all that it runs")
+    durable.cli("intents", one(durable, "running", parent)["id"], "--cancel")
+    one(durable, "cancelled", parent)
+    for each in pids:
+        until_ended(each)
+    wait_until(lambda: client.api("GET", "/api/session/active")["data"] == {}, "rest")
+    outcomes = [each["outcome"] for each in messages(client, session, "idle")]
+    assert outcomes and set(outcomes) == {"interrupted"}, "no turn went to its end"
+    assert client.api("GET", f"/api/shell?location[directory]={client.project}")["data"] == []

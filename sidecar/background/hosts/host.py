@@ -53,6 +53,8 @@ class Look(NamedTuple):
     text: str = ""
     quiet_ms: int = 0
     """How long a busy session has shown no activity; 0 while a tool is running or a provider is being retried."""
+    left: tuple[str, ...] = ()
+    """The shell commands that the work left running, though it is over."""
 
 
 class Host(Protocol):
@@ -109,6 +111,15 @@ class Host(Protocol):
 
         The call fails if a phantom's process is running but cannot be reached, so that the caller tries again.
         """
+
+    async def leave(self, session: str, *, directory: str, is_last: bool) -> bool:
+        """End the shell commands that a session, or one below it, left running. OpenCode may tell the session that they
+        ended, and so begin a turn: returns whether it may.
+
+        ``is_last``: nobody works in the directory any more, so OpenCode also ends what it started there by itself, and
+        forgets the directory. Nothing may be running in the session.
+        """
+        return False
 
     async def status(self, session: str) -> Status:
         """What a session is doing in the process that hosts it.

@@ -36,6 +36,9 @@ SETTLE_LOOKS: Final = 5
 """How many times to look, ``SETTLE_SECONDS`` apart, whether a prompt, or a turn that the service continues by itself,
 has begun."""
 
+LEFT_MS: Final = 300_000
+"""For how many ms work whose last turn is over waits for the shell commands that it left running."""
+
 _OVER: Final[tuple[State, ...]] = ("answered", "failed", "aborted", "stopped")
 _SETTLED: Final[dict[str, State]] = {"waiting": "answered", "cut": "stopped", "open": "unanswered"}
 """What a turn's state means if it does not change: its subagents ended without a report, a person refused what the turn
@@ -153,12 +156,14 @@ class V2Host(Host):
         return message_id(key) in await self._inbox(client, session) or await self._is_saved(client, session, key)
 
     async def abort(self, session: str, *, directory: str) -> None:
-        """See ``Host``. Also closes a turn that ended because a person refused something: otherwise the service would
-        continue this turn after its next restart.
+        """See ``Host``. Also stops the subagents, which the service lets go on. Also closes a turn that ended because a
+        person refused something: otherwise the service would continue this turn after its next restart.
         """
         client = await self._client(session)
         try:
-            await requests.change(client, "POST", f"{path_of(session)}/interrupt")
+            below = [each for each in await self._active(client) if each != session and self._is_of(each, session)]
+            for each in (*below, session):  # in this order, because a subagent reports to the session that it ended
+                await requests.change(client, "POST", f"{path_of(each)}/interrupt")
             messages = await requests.messages(client, session) if is_phantom(session) else []
             turn = turn_of(messages)
             if turn is not None and turn.state == "cut" and session not in await self._active(client):
@@ -170,6 +175,32 @@ class V2Host(Host):
             if not error.permanent:
                 raise
 
+    async def leave(self, session: str, *, directory: str, is_last: bool) -> bool:
+        client = await self._client(session)
+        if is_last:  # this also ends all commands there, and tells no session
+            await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
+            return False
+        shells = await self._shells(client, session, directory)
+        for shell in shells:
+            await requests.change(client, "DELETE", f"/api/shell/{shell}?{_at(directory)}")
+        return bool(shells)
+
+    async def _shells(self, client: ServiceClient, session: str, directory: str) -> dict[str, str]:
+        """The shell commands that a session, and those below it, have running in a directory, by id."""
+        if not await asyncio.to_thread(Path(directory).is_dir):
+            return {}  # the service cannot say
+        listed = mapping(await requests.find(client, f"/api/shell?{_at(directory)}"))
+        found = [mapping(each) for each in as_list(listed.get("data"))]
+        mine = [each for each in found if self._is_of(mapping(each.get("metadata")).get("sessionID"), session)]
+        return {str(each.get("id")): str(each.get("command")) for each in mine}
+
+    def _is_of(self, session: str | None, above: str) -> bool:
+        """Whether a session is, or is below, another one."""
+        while session is not None and session != above:
+            known = self._state.sessions.get(session)
+            session = known.parent if known is not None else None
+        return session is not None
+
     async def look(self, session: str, *, directory: str) -> Look:
         """See ``Host``. Looks again while the service may be ending, or may be about to begin or continue a turn."""
         left = SETTLE_LOOKS
@@ -178,9 +209,10 @@ class V2Host(Host):
             if (info := await requests.info(client, session)) is None:
                 return Look("gone")
             turn = turn_of(messages := await requests.messages(client, session))
+            shells = await self._shells(client, session, directory) if turn is not None else {}
             if turn is not None and turn.state in _OVER:
-                return Look(turn.state, turn.said)
-            quiet, left = await self._quiet_ms(client, session, messages, turn), left - 1
+                return Look(turn.state, turn.said, left=tuple(shells.values()))
+            quiet, left = await self._quiet_ms(client, session, messages, turn, shells), left - 1
             # The session of a turn that was cut is still active for a moment.
             if left == 0 or (quiet is not None and (turn is None or turn.state != "cut")):
                 break
@@ -188,20 +220,29 @@ class V2Host(Host):
         if quiet is not None:
             return Look("busy", quiet_ms=quiet)
         if turn is not None:
-            return Look(_SETTLED[turn.state], turn.said)
+            return Look(_SETTLED[turn.state], turn.said, left=tuple(shells.values()))
         if info.get("outcome"):
             return Look("stopped")  # a person has undone the turn, and with it the prompt
         return Look("unanswered" if await self._inbox(client, session) else "unprompted")
 
     async def _quiet_ms(
-        self, client: ServiceClient, session: str, messages: list[dict[str, Any]], turn: Turn | None
+        self,
+        client: ServiceClient,
+        session: str,
+        messages: list[dict[str, Any]],
+        turn: Turn | None,
+        shells: Collection[str],
     ) -> int | None:
-        """For how long a session at work, or else its subagents, have shown no activity; ``None`` if nothing runs."""
+        """For how long a session at work, or else what it left running, has shown no activity; ``None`` if nothing
+        runs, or only commands for which it has waited long enough."""
         active, known, now = await self._active(client), self._state.sessions.get(session), self._now_ms()
         if session in active:
             recorded = known.turn.last_ms if known is not None and known.turn is not None else 0
             return quiet_ms(messages[-1] if messages else {}, recorded, now)
-        children = [each for each in (turn.running if turn is not None else ()) if each in active]
+        waits_for = turn.running if turn is not None else ()
+        if any(each in shells for each in waits_for) and quiet_ms(messages[-1], 0, now) < LEFT_MS:
+            return 0
+        children = [each for each in waits_for if each in active]
         newest = [await requests.messages(client, child, count=1) for child in children]
         return min((quiet_ms(found[-1] if found else {}, 0, now) for found in newest), default=None)
 
@@ -336,6 +377,10 @@ def _filled(form: dict[str, Any], answers: Sequence[str]) -> dict[str, Any]:
         value = next((each.get("value") for each in options if each.get("label") == answer), answer)
         filled[str(field.get("key"))] = [value] if field.get("type") == "multiselect" else value
     return filled
+
+
+def _at(directory: str) -> str:
+    return f"location[directory]={quote(directory, safe='')}"
 
 
 def _model(name: str | None) -> dict[str, str] | None:

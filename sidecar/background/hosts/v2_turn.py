@@ -5,9 +5,9 @@ first such message after the prompt belongs to other turns: those of a person, o
 kinds of turns end without it: a turn in which a person refused a permission or dismissed a question, and a turn that
 was cut off by the end of its service. The service continues both as soon as it has started again.
 
-A turn may leave behind subagents that run in the background. Each of them reports to the session when it ends, also
-after a restart and when it was deleted, and its report starts another turn. The work is over at the end of the first
-turn that leaves no subagent running: an earlier answer may only say that a subagent was started.
+A turn may leave behind subagents and shell commands that run in the background. Each of them reports to the session
+when it ends, and its report starts another turn; a subagent does so also after a restart and when it was deleted. The
+work is over at the end of the first turn that leaves nothing running: an earlier answer may only say what was started.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Turn(NamedTuple):
     """The state of the work for a prompt.
 
     ``answered``, ``failed``, ``aborted`` and ``stopped`` are the ends of the work; ``said`` is the answer or the error.
-    ``waiting``: the last turn succeeded, but its subagents ``running`` have not reported. ``cut``: the last answer was
-    broken off by a person's refusal or by the end of the service. ``open``: the last answer is unfinished.
+    ``waiting``: the last turn succeeded, but the subagents and commands ``running`` have not reported. ``cut``: the
+    last answer was broken off by a person's refusal or by the end of the service. ``open``: the last answer is
+    unfinished.
     """
 
     state: str
@@ -57,8 +58,7 @@ def turn_of(messages: Sequence[dict[str, Any]]) -> Turn | None:
                 return Turn("stopped")  # somebody's prompt after a refusal
             case "synthetic":
                 about = mapping(message.get("metadata"))
-                if about.get("source") == "subagent":
-                    running.pop(str(about.get("childID")), None)
+                running.pop(str(about.get("childID") or about.get("shellID")), None)
                 if state == "cut" and about.get("source"):
                     return Turn("stopped")  # a report after a refusal
                 state = "open"  # a service that was back has continued the turn
@@ -92,11 +92,12 @@ def quiet_ms(last: dict[str, Any], recorded_ms: int, now: int) -> int:
 
 
 def _launched(message: dict[str, Any]) -> Iterable[str]:
-    """The subagents that a step started and did not wait for."""
+    """The subagents and shell commands that a step started and did not wait for."""
     for part in _parts(message):
         about = mapping(mapping(part.get("state")).get("metadata"))
-        if about.get("status") == "running" and isinstance(child := about.get("sessionID"), str):
-            yield child
+        left = about.get("sessionID") or about.get("shellID")
+        if about.get("status") == "running" and isinstance(left, str):
+            yield left
 
 
 def _error(message: dict[str, Any]) -> str:

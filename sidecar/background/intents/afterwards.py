@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -10,11 +10,15 @@ from bridge.opencode.capture.shapes import is_human
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
-from sidecar.background.intents.intent_effects import how_to_continue
+from sidecar.background.intents import intent_effects as asked
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent, State
 from sidecar.registry import Args
 from streams.event import StreamEvent
+
+REPORTS_MS: Final = 60_000
+"""For how many ms after the end of work its session is told what was stopped. Later reports belong to a person's
+turns."""
 
 
 class IntentArgs(Args):
@@ -51,17 +55,20 @@ def worktree_of(state: State, intent: Intent) -> str:
 
 
 def prompted(state: State, event: StreamEvent) -> list[Output]:
-    """Handle a person's prompt for the session of work that has ended. If its worktree is gone, OpenCode 1 aborts the
-    turn at once and OpenCode 2 lets each tool fail, so tell the person how the work can go on."""
+    """Handle a prompt for the session of work that has ended. What a stopped command or subagent reports to it begins
+    no turn. If a person prompts it and its worktree is gone, OpenCode can do nothing there, so tell the person how the
+    work can go on."""
     session = str(event.payload.get("session"))
     intent = state.intents.get(state.sessions.get(session, ""))
-    if intent is None or intent.state not in ENDED or event.metadata.get("history"):
+    if intent is None or event.metadata.get("history") or not (intent.state in ENDED or intent.is_stopped):
         return []
+    if event.type == "agent.input" and v2_ids.is_phantom(session):
+        is_report = event.payload.get("synthetic") and event.ts < (intent.ended or event.ts) + REPORTS_MS
+        return [asked.abort(intent)] if is_report else []
     # In OpenCode 1 the session is a child, where a person's prompt is recorded as an agent's.
-    is_agents = v2_ids.is_phantom(session) or not is_human(event.payload.get("parts") or [])
-    if event.type == "agent.input" and is_agents:
+    if event.type == "agent.input" and not is_human(event.payload.get("parts") or []):
         return []
-    return [how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
+    return [asked.how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
 
 
 def continues(before: Intent) -> dict[str, Any]:

@@ -71,7 +71,8 @@ def check(intent: Intent, ts: int) -> Output:
 def abort(intent: Intent, *, is_late: bool = False) -> Output:
     """The effect that stops the session of an intent. ``is_late``: OpenCode has just accepted a prompt and is about to
     begin a turn."""
-    args = {"session": intent.session, "directory": intent.place}
+    args: dict[str, Any] = {"session": intent.session, "directory": intent.place}
+    args |= {"isolated": True} if intent.worktree else {}
     return effect(ABORT, intent.id, args | ({"late": True} if is_late else {}))
 
 

@@ -263,7 +263,10 @@ class IntentAgent(OwnAgent[State]):
             case "busy" if intent.state == "resuming":  # OpenCode continued the session by itself
                 return [Output("intent.resumed", {"intent": intent.id, "ts": ts})]
             case "answered":
-                return self._end(intent, "intent.completed", ts, result=result_of(found.get("text"), intent.session))
+                about = {"result": result_of(found.get("text"), intent.session)}
+                about |= {"left": left} if (left := found.get("left")) else {}
+                ended = self._end(intent, "intent.completed", ts, **about)
+                return [*ended, asked.abort(intent)] if left and not intent.worktree else ended
             case "failed":
                 return self._erred(intent, intent.session, intent.fault or found.get("text"), ts)
             case "aborted" | "stopped" as outcome:
@@ -434,7 +437,7 @@ class IntentAgent(OwnAgent[State]):
         if not intent.worktree:
             return self._ended(intent, type_, ts, **about)
         ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
-        stop = type_ != "intent.completed"
+        stop = type_ != "intent.completed" or "left" in about
         finishing = ["intent.finishing", ending]
         return [asked.collect(intent.id, intent.worktree, finishing, session=intent.session, stop=stop)]
 

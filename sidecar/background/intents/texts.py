@@ -18,6 +18,7 @@ SHOWN_FILES: Final = 20
 KINDS: Final = {"120000": "link", "160000": "repository"}
 """By git's mode, what is no ordinary file."""
 MAX_REASON: Final = 1000
+MAX_LEFT: Final = 200
 
 MAX_RESULT: Final = 16 * 1024
 """Maximum length of a result that an intent keeps, in characters."""
@@ -37,7 +38,10 @@ def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
         lines += [QUOTES, quoted(result)]
     elif state == "completed":
         lines.append("It gave no answer.")
-    lines += changes_text(intent, about.get("changes") or {})
+    changes = about.get("changes") or {}
+    lines += changes_text(intent, changes)
+    left = dict.fromkeys([*about.get("left", ()), *changes.get("ended", ())])
+    lines += [f"Note: it left this running, which was stopped: {inline(each, MAX_LEFT)}" for each in left]
     lines += [f"Note: {inline(note)}" for note in notes_text(intent)]
     lines += [inline(line) for line in overlap_text(intent)]
     return message("background-agent", {"id": intent.id, "state": state, "title": intent.title}, lines)

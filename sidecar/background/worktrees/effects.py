@@ -16,11 +16,14 @@ from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
 from sidecar.background.worktrees.setup import Setup, end
 from sidecar.background.worktrees.worktrees import WorktreeError, Worktrees
+from sidecar.processes import end_left
 
 log = logging.getLogger("sidecar.background")
 
 REST_LOOKS: Final = 50
 """How many times a stopped session is checked until it is idle."""
+
+MAX_ENDED: Final = 10
 
 MAKE_SECONDS: Final = 300.0
 """How long git may need for a large worktree, and for what the commands changed in it."""
@@ -83,29 +86,42 @@ class WorktreeActs:
 
     async def collect(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``worktree.collect``: saves the changes. Result: see ``Worktrees.collect``, or ``{"error": text,
-        "code": code}`` if the worktree was left in place."""
-        if args["session"] is not None and args["stop"]:
-            await self._rest(args["session"], args["work"])
+        "code": code}`` if the worktree was left in place. Both with ``ended``: the processes that a tool left running
+        in the worktree, and that were ended before."""
+        if args["session"] is not None:
+            await self._rest(args["session"], args["work"], stop=args["stop"])
+        name = args.get("name") or args["intent"]
+        ended = await asyncio.to_thread(end_left, self._worktrees.root(name).resolve())
+        about = {"ended": ended[:MAX_ENDED]} if ended else {}
         try:
-            return await self._worktrees.collect(
-                args["intent"], args["repository"], args["base"], args.get("folder"), args.get("name") or ""
+            found = await self._worktrees.collect(
+                args["intent"], args["repository"], args["base"], args.get("folder"), name
             )
         except WorktreeError as error:
-            return {"error": str(error), "code": error.code}
+            return {"error": str(error), "code": error.code, **about}
+        return {**found, **about}
 
-    async def _rest(self, session: str, directory: str) -> None:
-        """Stop the session, so that it makes no more changes.
+    async def _rest(self, session: str, directory: str, *, stop: bool) -> None:
+        """See that nothing in the worktree makes more changes: ``stop`` the session, and end what it left running.
 
         Raises:
-            HostError: the session may still be working.
+            HostError: the session, or what it left running, may still be working.
         """
         host = self._hosts.of(session)
-        try:
-            await host.abort(session, directory=directory)
-        except HostError as error:
-            log.info("session %s was not stopped (%s)", session, error)
-        for _ in range(REST_LOOKS):
+        for _ in range(REST_LOOKS if stop else 0):
+            try:
+                await host.abort(session, directory=directory)
+            except HostError as error:
+                log.info("session %s was not stopped (%s)", session, error)
             if await host.status(session) != "busy":
-                return
+                break
             await asyncio.sleep(_POLL_SECONDS)
-        raise HostError("the session did not stop, so its worktree was left in place")
+        else:
+            if stop:
+                raise HostError("the session did not stop, so its worktree was left in place")
+        try:
+            await host.leave(session, directory=directory, is_last=True)
+        except HostError as error:
+            if not error.permanent and await host.status(session) != "absent":
+                raise
+            log.info("OpenCode keeps the directory of session %s in memory (%s)", session, error)

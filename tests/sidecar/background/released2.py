@@ -38,6 +38,9 @@ _ROUTES: Final = {
     "GET /api/session/([^/]+)/form": "list_forms",
     "POST /api/session/([^/]+)/form/([^/]+)/reply": "fill",
     "DELETE /api/session/([^/]+)/form/([^/]+)": "cancel",
+    "GET /api/shell": "list_shells",
+    "DELETE /api/shell/([^/]+)": "end_shell",
+    "DELETE /api/debug/location": "evict",
 }
 """Method and path → what answers it. The first match counts."""
 
@@ -59,6 +62,8 @@ class FakeReleased:
         self.forms: dict[str, Json] = {}
         self.settled: dict[str, Json | None] = {}
         self.active: set[str] = set()
+        self.shells: list[Json] = []
+        """The commands that run, each with the ``directory`` of its session."""
         self.unknown = ""
         """Requests that match this expression are unknown to the service."""
         self.page: bytes | None = None
@@ -171,6 +176,19 @@ class FakeReleased:
 
     def cancel(self, session: str, form: str, _: Json) -> None:
         self._settle(form, None)
+
+    def list_shells(self, _: Json) -> Json:
+        return {"data": [each for each in self.shells if each["directory"] == self._query["location[directory]"]]}
+
+    def end_shell(self, shell: str, _: Json) -> None:
+        """Its session is told, and so a turn begins."""
+        (ended,) = [each for each in self.shells if each["id"] == shell]
+        self.shells.remove(ended)
+        self.active.add(ended["metadata"]["sessionID"])
+
+    def evict(self, _: Json) -> None:
+        """Ends the commands of a directory, and tells nobody."""
+        self.shells = [each for each in self.shells if each["directory"] != self._query["location[directory]"]]
 
     def _settle(self, form: str, answer: Json | None) -> None:
         if form in self.settled:

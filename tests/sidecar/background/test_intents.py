@@ -13,6 +13,7 @@ from bridge.opencode.redact import Redactor
 from sidecar.agents.effects.ledger import bounded
 from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import Look
+from sidecar.background.intents import afterwards
 from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CREATE, ISOLATE, PROMPT, WAKE
 from sidecar.background.intents.intents import MAX_STOPS
 from sidecar.background.intents.lifecycle import ACTIVE, ENDED
@@ -328,11 +329,12 @@ def running(**more: Any) -> tuple[World, Intent]:
     return world, world.intent("a")
 
 
-def found(world: World, state: str, text: str = "") -> list[str]:
+def found(world: World, state: str, text: str = "", **more: Any) -> list[str]:
     """Answer the look that the agent has asked for."""
     (at,) = [number for number, (kind, _, _) in enumerate(world.effects) if kind == CHECK]
     kind, node, args = world.effects.pop(at)
     result = {"state": state, "text": text, "quiet_ms": 0, **{name: args[name] for name in ("resumes", "models")}}
+    result |= more
     return world.happens("effect.completed", kind=kind, node=node, result=result)
 
 
@@ -386,6 +388,34 @@ def test_the_end_of_a_turn_is_only_a_reason_to_look(outcome: str) -> None:
         "notice.sending",
     ]
     assert world.intent("a").result == "forty two"
+
+
+@pytest.mark.parametrize("isolation", ["worktree", "shared"])
+def test_what_finished_work_left_running_is_stopped_and_told(isolation: str) -> None:
+    world, intent = running(isolation=isolation)
+    world.ends(intent)
+    found(world, "answered", "started a server", left=["npm start"])
+    stops = [kind for kind, _, args in world.effects if kind == ABORT or args.get("stop")]
+    assert stops == [COLLECT if isolation == "worktree" else ABORT]
+    world.settle()
+    (notice,) = world.agent.data.notices.values()
+    assert world.intent("a").state == "completed" and "npm start" in notice.text
+
+
+def test_a_report_of_what_was_stopped_begins_no_turn_and_a_person_s_own_later_does() -> None:
+    world, intent = running()
+    report = {"session": "ses_ds2int_a", "message": "msg_1", "parts": [], "synthetic": True}
+    assert world.happens("agent.input", **report) == [] and not world.effects, "it works"
+    world.ends(intent)
+    found(world, "answered", "done")
+    world.settle()
+    stopped = world.done[ABORT, "int_a"]
+    world.happens("agent.input", **report)
+    world.settle()
+    assert world.done[ABORT, "int_a"] == stopped + 1
+    world.clock.now_ms += afterwards.REPORTS_MS
+    world.happens("agent.input", **report)
+    assert not world.effects
 
 
 def test_an_error_lets_the_next_model_take_over_once() -> None:

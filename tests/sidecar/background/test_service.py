@@ -86,6 +86,9 @@ class Host:
     async def abort(self, session: str, *, directory: str) -> None:
         return None
 
+    async def leave(self, session: str, **about: Any) -> bool:
+        return False
+
     async def status(self, session: str) -> Status:
         return "idle" if self.idle else "busy"
 

@@ -80,6 +80,8 @@ def report(child: str) -> Json:
     return {"type": "synthetic", "text": "<subagent…>", "metadata": about}
 
 
+RUNS = call("shell", shellID="sh_1", status="running")
+SHELL_REPORT = {"type": "synthetic", "text": "<shell…>", "metadata": {"source": "shell", "shellID": "sh_1"}}
 ABORTED = {"type": "aborted", "message": "Step interrupted"}
 PROMPT = user("key", prompt=True)
 WAKE = user("ntc_1")
@@ -139,7 +141,9 @@ TAILS: dict[str, tuple[list[Json], Turn]] = {
         DONE,
     ),
     "aborted while a subagent runs": ([launch("c"), BROKEN_OFF, idle("interrupted")], Turn("aborted")),
-    "a background command": ([call("shell", shellID="sh", status="running"), SAID, idle()], DONE),
+    "a background command": ([RUNS, answer("started"), idle()], Turn("waiting", "started", ("sh_1",))),
+    "a background command that has reported": ([RUNS, answer("started"), idle(), SHELL_REPORT, SAID, idle()], DONE),
+    "aborted while a background command runs": ([RUNS, BROKEN_OFF, idle("interrupted")], Turn("aborted")),
 }
 LATER: dict[str, list[Json]] = {
     "nothing": [],
@@ -287,6 +291,51 @@ async def test_it_is_busy_while_a_subagent_that_it_started_runs(host: V2Host, fa
     assert await look(host, session) == Look("busy", quiet_ms=4_000)
     fake.active = set()
     assert await look(host, session) == Look("answered", "started")
+
+
+@pytest.mark.parametrize("of", ["ses_child", ""])
+async def test_it_waits_for_a_command_that_it_left_running_but_not_for_ever_and_names_it(
+    host: V2Host, fake: FakeReleased, tmp_path: Path, of: str
+) -> None:
+    ended = idle() | {"time": {"created": 1_000}}
+    session = await phantom(host, fake, SENT, RUNS, answer("started"), ended)
+    host._state.sessions["ses_child"] = SessionState("ses_child", "s", "s", session, True, "e")
+    place = str(tmp_path)
+    fake.shells = [ran(of or session, place), ran("ses_other", place, "sh_2")]
+    host._now_ms = lambda: 1_000 + v2.LEFT_MS - 1
+    assert await host.look(session, directory=place) == Look("busy")
+    host._now_ms = lambda: 1_000 + v2.LEFT_MS
+    assert await host.look(session, directory=place) == Look("answered", "started", left=("sleep 9",))
+    fake.shells.clear()
+    assert await host.look(session, directory=place) == Look("answered", "started"), "it ended without a report"
+
+
+def ran(session: str, directory: str, shell: str = "sh_1") -> Json:
+    return {"id": shell, "command": "sleep 9", "metadata": {"sessionID": session}, "directory": directory}
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_what_a_session_left_running_is_ended(
+    host: V2Host, fake: FakeReleased, tmp_path: Path, is_last: bool
+) -> None:
+    session = await phantom(host, fake, SENT, RUNS, answer("started"), idle())
+    place, other = str(tmp_path), ran("ses_other", "/elsewhere", "sh_2")
+    fake.shells = [ran(session, place), other]
+    assert await host.leave(session, directory=place, is_last=is_last) is not is_last
+    assert fake.shells == [other]
+    assert not await host.leave(session, directory=place, is_last=is_last)
+    assert not await host.leave(session, directory=str(tmp_path / "gone"), is_last=is_last)
+
+
+async def test_a_session_is_stopped_with_its_subagents(host: V2Host, fake: FakeReleased) -> None:
+    session = await phantom(host, fake, SENT, launch("ses_child"), answer("started"), idle())
+    host._state.sessions["ses_child"] = SessionState("ses_child", "s", "s", session, True, "e")
+    for each in ("ses_child", "ses_other"):
+        fake.add(each, PROJECT)
+    fake.active = {"ses_child", "ses_other"}
+    await host.abort(session, directory=PROJECT)
+    stopped = [each.split("/")[3] for each in fake.requests if each.endswith("/interrupt")]
+    assert stopped == ["ses_child", session], "the session last, because its subagent reports to it"
 
 
 async def test_a_prompt_whose_turn_never_began_is_not_lost(host: V2Host, fake: FakeReleased) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -16,7 +19,7 @@ from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Status
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.state import intent_of
-from sidecar.background.intents.texts import changes_text
+from sidecar.background.intents.texts import changes_text, told
 from sidecar.background.worktrees import effects as worktree_effects
 from sidecar.background.worktrees.effects import WorktreeActs
 from sidecar.background.worktrees.setup import Setup
@@ -208,8 +211,15 @@ ARGS = {"intent": "int_1", "session": "ses_1", "stop": True, "work": "/work", "r
 class FakeHost:
     """A session that says these things about itself, the last one for ever."""
 
-    def __init__(self, *statuses: Status | HostError, abort: HostError | None = None) -> None:
-        self.statuses, self.error, self.aborts = list(statuses), abort, 0
+    def __init__(
+        self, *statuses: Status | HostError, abort: HostError | None = None, leave: HostError | bool = False
+    ) -> None:
+        self.statuses, self.error, self.aborts, self.left = list(statuses), abort, 0, leave
+
+    async def leave(self, session: str, *, directory: str, is_last: bool) -> bool:
+        if isinstance(self.left, HostError):
+            raise self.left
+        return self.left and not is_last
 
     async def abort(self, session: str, *, directory: str) -> None:
         self.aborts += 1
@@ -224,20 +234,23 @@ class FakeHost:
 
 
 class FakeWorktrees:
-    def __init__(self) -> None:
-        self.removed = False
+    def __init__(self, root: Path = Path("/work")) -> None:
+        self.removed, self._root = False, root
+
+    def root(self, name: str) -> Path:
+        return self._root
 
     async def collect(self, *_: Any) -> dict[str, Any]:
         self.removed = True
         return {"ref": ""}
 
 
-async def collected(host: FakeHost) -> bool:
+async def collected(host: FakeHost, *, stop: bool = True) -> bool:
     """Whether the worktree was removed; if not, the effect failed, and is tried again."""
     worktrees = FakeWorktrees()
     acts = WorktreeActs(cast(Worktrees, worktrees), cast(Hosts, Only(host)), cast(Any, None), bool, Setup())
     try:
-        await acts.collect(dict(ARGS), "key")
+        await acts.collect({**ARGS, "stop": stop}, "key")
     except HostError:
         assert not worktrees.removed
     return worktrees.removed
@@ -255,7 +268,50 @@ async def test_a_session_that_rests_or_has_no_process_is_collected(status: Statu
 
 
 async def test_the_worktree_of_a_session_that_does_not_stop_is_left() -> None:
-    assert not await collected(FakeHost("busy"))
+    host = FakeHost("busy")
+    assert not await collected(host)
+    assert host.aborts > 1, "what begins meanwhile is stopped, too"
+
+
+@pytest.mark.parametrize("stop", [True, False])
+async def test_a_worktree_goes_only_after_what_runs_there_was_ended(stop: bool) -> None:
+    assert not await collected(FakeHost("idle", leave=HostError("it did not answer in time")), stop=stop)
+    assert await collected(FakeHost("absent", leave=HostError("no service")), stop=stop)
+    assert await collected(FakeHost("idle", leave=HostError("unknown to this version", permanent=True)), stop=stop)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processes a tool started")
+@pytest.mark.parametrize("mark", ["OPENCODE=1", "OPENCODE_TERMINAL=1"])
+async def test_what_a_tool_left_running_in_a_worktree_is_ended_and_named_and_nothing_else(
+    tmp_path: Path, mark: str
+) -> None:
+    root, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    (root / "sub").mkdir(parents=True)
+    elsewhere.mkdir()
+    name, _, value = mark.partition("=")
+    ours = os.environ | {name: value}
+    runs = [sys.executable, "-c", "print(flush=True); input()"]
+
+    def start(directory: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(runs, cwd=directory, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
+        assert process.stdout is not None and process.stdout.readline()
+        return cast("subprocess.Popen[bytes]", process)
+
+    others = [start(elsewhere, ours), start(root, {**os.environ, name: "0"})]
+    left = start(root / "sub", ours)
+    try:
+        acts = WorktreeActs(
+            cast(Worktrees, FakeWorktrees(root)), cast(Hosts, Only(FakeHost("idle"))), cast(Any, None), bool, Setup()
+        )
+        found = await acts.collect(dict(ARGS), "key")
+        assert found["ended"] == [" ".join(runs)] and left.wait(10) == -signal.SIGKILL
+        assert [each.poll() for each in others] == [None, None]
+        intent = intent_of({"intent": "int_1", "prompt": "p", "title": "t", "directory": "/p", "ts": 1})
+        assert "input()" in told(intent, "completed", {"result": "done", "changes": found})
+    finally:
+        for process in (*others, left):
+            process.communicate(b"\n")
 
 
 def test_what_is_only_in_a_kept_worktree_is_told() -> None:
@@ -269,12 +325,15 @@ def test_what_is_only_in_a_kept_worktree_is_told() -> None:
     assert "b.txt" in said and "out/report.txt" in said
 
 
-@pytest.mark.parametrize(("args", "aborts"), [({}, 1), ({"late": True}, 3)])
-async def test_a_turn_that_begins_after_a_late_abort_is_aborted(
-    args: dict[str, Any], aborts: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("args", "leaves", "aborts"),
+    [({}, False, 1), ({"late": True}, False, 3), ({}, True, 3), ({"isolated": True}, True, 1)],
+)
+async def test_a_turn_that_begins_after_a_late_abort_or_because_of_what_was_ended_is_aborted(
+    args: dict[str, Any], leaves: bool, aborts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "LATE_SECONDS", 0.0)
-    host = FakeHost("idle", "busy", "busy", "idle")
+    host = FakeHost("idle", "busy", "busy", "idle", leave=leaves)
     acts = HostActs(cast(Hosts, Only(host)), PLAIN, print)
     assert await acts.abort({"session": "ses_1", "directory": "/p", **args}, "key") == {}
     assert host.aborts == aborts
