@@ -404,7 +404,7 @@ def test_what_finished_work_left_running_is_stopped_and_told(isolation: str) -> 
 
 def test_a_report_of_what_was_stopped_begins_no_turn_and_a_person_s_own_later_does() -> None:
     world, intent = running()
-    report = {"session": "ses_ds2int_a", "message": "msg_1", "parts": [], "synthetic": True}
+    report: dict[str, Any] = {"session": "ses_ds2int_a", "message": "msg_1", "parts": [], "synthetic": True}
     assert world.happens("agent.input", **report) == [] and not world.effects, "it works"
     world.ends(intent)
     found(world, "answered", "done")
