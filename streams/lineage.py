@@ -28,11 +28,12 @@ LINKED = "lineage.linked"
 FORKED = "lineage.forked"
 TURN_STARTED = "turn.started"
 RETRIED = "opencode.session.retry.scheduled"
+MOVED = "opencode.session.moved"
 """A call of a model failed, and OpenCode 2 will repeat it at ``at_ms``."""
 STEP_STARTED = "execution.step.started"
 """A tool call began to run. Whatever it did is in its ``execution.step``, so this event counts as no step."""
 
-_TYPES: Final = frozenset({CREATED, RESUMED, ENDED, LINKED, FORKED, TURN_STARTED})
+_TYPES: Final = frozenset({CREATED, RESUMED, ENDED, LINKED, FORKED, MOVED, TURN_STARTED})
 
 
 def trace_id(root: str) -> str:
@@ -68,7 +69,7 @@ class Session(msgspec.Struct):
     ended: str | None = None
     title: str = ""
     project: str = ""
-    """OpenCode's id of the project that was named first; empty if unknown."""
+    """OpenCode's id of the project that was named first, or to which the session was moved; empty if unknown."""
     turns: int = 0
     fork: str | None = None
 
@@ -115,6 +116,8 @@ class Lineage(Generic[S]):
             session.parent, session.known = _text(payload.get("parent")) or None, True
         elif event.type == ENDED:
             session.ended = _text(payload.get("reason")) or "ended"
+        elif event.type == MOVED:
+            session.project = _text(payload.get("project")) or session.project
         elif event.type == TURN_STARTED:
             session.turns += 1
         if isinstance(fork := payload.get("fork"), dict):

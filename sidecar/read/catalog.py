@@ -17,7 +17,7 @@ from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgott
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.read.wording import cut_middle
 from streams.event import StreamEvent
-from streams.lineage import CREATED, ENDED, RESUMED, STEP_STARTED, TURN_STARTED, Lineage, Session
+from streams.lineage import CREATED, ENDED, MOVED, RESUMED, STEP_STARTED, TURN_STARTED, Lineage, Session
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
@@ -121,8 +121,8 @@ class SessionView(Session):
 class StreamView(msgspec.Struct):
     """One stream's figures. Times are the times of its events, in ms since 1970.
 
-    ``directory`` is the directory that the session works for: where OpenCode ran, or what background work was given.
-    ``project`` is OpenCode's id of the project. Both are empty if unknown.
+    ``directory`` is the directory that the session works for: where OpenCode ran, what background work was given, or to
+    which the session was moved last. ``project`` is OpenCode's id of the project. Both are empty if unknown.
     """
 
     id: str
@@ -139,6 +139,8 @@ class StreamView(msgspec.Struct):
     """The plugin's boot id of the OpenCode process that recorded last."""
     ran_in: str = ""
     """The directory in which background work ran, to which its paths are relative; empty for other sessions."""
+    moves: list[tuple[int, str]] = []
+    """The position of each move of the session, and the directory until then."""
 
 
 class Place(NamedTuple):
@@ -307,6 +309,10 @@ class Catalog(Lineage[SessionView]):
             if stream.directory and (given := self.works.pop(session.id, "")):
                 self._work(session.id, given)
             stream.project = stream.project or as_text(payload.get("project"))
+        elif event.type == MOVED and session.parent is None:
+            stream.moves.append((record.position, stream.directory))
+            stream.directory = as_text(payload.get("directory")) or stream.directory
+            stream.project = as_text(payload.get("project")) or stream.project
         elif event.type == CHECKPOINT:
             self._checkpoint(record, session)
         elif event.type == TURN_STARTED:
@@ -417,13 +423,15 @@ class Catalog(Lineage[SessionView]):
         """The sessions of some streams."""
         return [name for stream in streams if stream in self.streams for name in self.streams[stream].sessions]
 
-    def directory(self, stream_id: str) -> str:
-        """The directory in which the stream's session ran. For a joined stream without a directory, the directory of
-        its root session."""
+    def directory(self, stream_id: str, at: int | None = None) -> str:
+        """The directory in which the stream's session ran, until it was moved for the first time after the position
+        ``at``. For a joined stream without a directory, the directory of its root session."""
         stream = self.streams.get(stream_id)
         if stream is not None and not stream.directory:
             stream = self.streams.get(self.root_stream(stream_id))
-        return stream.directory if stream is not None else ""
+        if stream is None:
+            return ""
+        return next((until for moved, until in stream.moves if at is not None and at < moved), stream.directory)
 
     def ran_in(self, stream_id: str) -> str:
         """The directory to which the paths in a stream are relative: where its session ran, also in a worktree."""

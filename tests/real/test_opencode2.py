@@ -124,6 +124,12 @@ def test_the_first_session_of_a_new_repository_is_whole(client: RealOpenCode2, d
     another.mkdir()
     subprocess.run(["git", "init", "-q"], cwd=another, check=True)
     assert_recorded(durable, client, turn(client, "SAY:the second", client.new_session(another)))
+    client.api("POST", f"/api/session/{session}/move", {"directory": str(another)})
+
+    def places() -> list[str]:
+        return [each["directory"] for each in durable.lines("streams") if each["stream_id"] == session]
+
+    wait_until(lambda: places() == [str(another)], "the session's new place")
     worktree = [record["event"] for record in durable.log("system")]
     assert "opencode.worktree.resolved" in {event["type"] for event in worktree}, "of no session, so it is kept whole"
 

@@ -20,7 +20,7 @@ from bridge.opencode.capture.shapes import beginning, is_aborted_shell, mapping
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
-from streams.lineage import CREATED, ENDED, FORKED, LINKED, RESUMED
+from streams.lineage import CREATED, ENDED, FORKED, LINKED, MOVED, RESUMED
 from streams.rows import Changes, LazyMap, Rows
 
 K = TypeVar("K")
@@ -300,6 +300,9 @@ class CaptureState:
             session.compacted = event.id
         elif event.type == RENAMED:
             session.title = payload.get("title") or session.title
+        elif event.type == MOVED:
+            session.directory = payload.get("directory") or session.directory
+            session.project = payload.get("project") or session.project
         elif event.type == FORKED:
             session.fork = payload["fork"]["session"]
         elif event.type == REVERTED:

@@ -49,10 +49,11 @@ class Sum:
 class Costs:
     """A fold over records in position order.
 
-    ``root_of`` returns the root session of a session, and ``project_of`` the directory of a root session.
+    ``root_of`` returns the root session of a session, and ``project_of`` the directory of a root session
+    at a position.
     """
 
-    def __init__(self, by: By, root_of: Callable[[str], str], project_of: Callable[[str], str]) -> None:
+    def __init__(self, by: By, root_of: Callable[[str], str], project_of: Callable[[str, int], str]) -> None:
         self._by, self._root_of, self._project_of = by, root_of, project_of
         self._sums: dict[str, Sum] = {}
 
@@ -78,7 +79,7 @@ class Costs:
             case "day":
                 return local_time(record.event.ts, "%Y-%m-%d")
             case "project":
-                return self._project_of(root)
+                return self._project_of(root, record.position)
             case "model":
                 return model_name(payload.get("model"))
             case "agent":

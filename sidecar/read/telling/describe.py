@@ -31,7 +31,7 @@ from sidecar.read.telling.markup import inside, unwrapped
 from sidecar.read.telling.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
-from streams.lineage import RETRIED, STEP_STARTED
+from streams.lineage import MOVED, RETRIED, STEP_STARTED
 from streams.store import Record
 
 LONGEST = 2000
@@ -344,6 +344,7 @@ KINDS: dict[str, Kind] = {
     "opencode.message.removed": Kind(_undone),
     "opencode.command.executed": Kind(_command),
     "opencode.session.reverted": Kind(_reverted),
+    MOVED: Kind(_said("moved", "quiet", "directory")),
     "lineage.forked": Kind(lambda payload: Line("session", _origin(payload), "quiet")),
     "lineage.linked": Kind(_linked),
     "agent.installed": Kind(_said("agent", "quiet", "=first start")),

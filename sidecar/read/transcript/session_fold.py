@@ -32,7 +32,7 @@ from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Branch, Call, Item, Notice, NoticeKind, Prompt, Said, Session, Turn
 from sidecar.read.transcript.turns import TurnFold
-from streams.lineage import CREATED, ENDED, RESUMED, STEP_STARTED, TURN_STARTED
+from streams.lineage import CREATED, ENDED, MOVED, RESUMED, STEP_STARTED, TURN_STARTED
 from streams.store import Record
 
 _BESIDE = ("intent.", "checkpoint.", "notice.", "alert.")
@@ -124,6 +124,9 @@ class SessionFold(TurnFold):
             self._end_asks()
             if self.turns:
                 self.notice(record, "resumed", "OpenCode was started again")
+
+    def _moved(self, record: Record, payload: dict[str, Any]) -> None:
+        self.session.directory = as_text(payload.get("directory")) or self.session.directory
 
     def _ended(self, record: Record, payload: dict[str, Any]) -> None:
         self._title(record, payload)
@@ -339,4 +342,5 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     "opencode.session.reverted": SessionFold._reverted,
     "opencode.command.executed": SessionFold._command,
     "opencode.session.renamed": SessionFold._title,
+    MOVED: SessionFold._moved,
 }

@@ -326,6 +326,33 @@ def test_a_refused_turn_that_the_service_goes_on_with_after_a_restart_is_another
     assert player.of("turn.started")[-1].payload["message"] == restarted["id"]
 
 
+def test_a_session_is_where_it_was_moved_to_last_whoever_tells_it() -> None:
+    recording = Recording("chat")
+    session, told = next(iter(recording.told.items()))
+    moves = [{"location": {"directory": f"/home/ada/{name}"}, "projectID": name} for name in ("one", "two")]
+    rows = [_row(session, "session.moved", {"sessionID": session, **each}, 29 + n, n) for n, each in enumerate(moves)]
+    asks = {"item": {"type": "move", "payload": moves[0]}, "inboxID": "msg_move", "sessionID": session}
+    rows.insert(0, _row(session, "session.inbox.enqueued", asks, 28, 9))
+    switched = [
+        {"id": f"msg_new{number}", "type": "location-switched", "time": {"created": 5}, **each}
+        for number, each in enumerate(moves)
+    ]
+    recording.told = {session: {**told, "messages": [*told["messages"], *switched]}}
+    live, later = Player2(recording.told), Player2(recording.told)
+    live.feed([*recording.items, *rows])
+    assert live.compare(session, rows[0][0].origin, is_import=True) == 0
+    later.compare(session, rows[0][0].origin, is_import=True)
+    for player in (live, later):
+        moved = [event.payload for event in player.of("opencode.session.moved")]
+        assert [(each["directory"], each["project"]) for each in moved] == [
+            ("/home/ada/one", "one"),
+            ("/home/ada/two", "two"),
+        ]
+        for state in (player.translator.state, player.log.state()):
+            assert (state.sessions[session].directory, state.sessions[session].project) == ("/home/ada/two", "two")
+    assert live.of("opencode.session.inbox.enqueued") == []
+
+
 # --- events of unknown types, aggregates and shapes ---
 
 

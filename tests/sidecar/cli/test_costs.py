@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridge.nats.l0.context import ContextProjection
 from sidecar.background.intents.state import KEPT_ENDED
 from sidecar.background.reading import costs_of
 from sidecar.read.past.costs import TYPES, WAYS, By
@@ -15,6 +16,7 @@ from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
 from streams.query import Filter
+from streams.store import Record
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.sidecar.cli.test_top import intent
@@ -139,6 +141,32 @@ def test_background_work_belongs_to_the_project_that_it_was_done_for(tmp_path: P
     assert {each["event"]["stream_id"] for each in log} == {"ses_work"}
     changes = ANSI.sub("", on_terminal(home, "changes", "ses_work", width=120))
     assert "/home/ada/shop" in changes and " a.txt" in changes and worktree not in changes
+
+
+def test_a_moved_session_is_in_its_new_project_and_what_it_had_cost_stays_in_the_old_one(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    moved = [
+        happened("opencode.session.moved", "ses_one", DAY, directory=f"/home/ada/{name}", project=name)
+        for name in ("site", "docs")
+    ]
+    steps = [step("ses_one", 1, cost, 1) for cost in (0.1, 0.2, 0.4, 0.8)]
+    child = [begun("ses_child", parent="ses_one", stream="ses_one"), step("ses_child", 1, 1.6, 1, stream="ses_one")]
+    events = [begun("ses_one", project="shop"), *steps[:2], moved[0], steps[2], moved[1], steps[3], *child]
+    asyncio.run(append(home / "store", [[event] for event in events]))
+    costs = run(home, "costs", "--by", "project", "--json").objects()
+    assert {found["key"]: found["cost"] for found in costs} == {
+        "/home/ada/shop": 0.3,
+        "/home/ada/site": 0.4,
+        "/home/ada/docs": 2.4,
+    }
+    (stream,) = run(home, "streams", "--json").objects()
+    assert (stream["directory"], stream["project"]) == ("/home/ada/docs", "docs")
+    contexts, projects = ContextProjection(), []
+    for position, each in enumerate(events):
+        contexts.apply(Record(each, position, position, ""))
+        projects.append(contexts.of(each).project)
+    assert projects[:7] == ["shop"] * 3 + ["site"] * 2 + ["docs"] * 2
 
 
 def test_since_leaves_earlier_steps_out(spent_home: Path) -> None:

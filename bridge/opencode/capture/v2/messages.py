@@ -104,6 +104,9 @@ class _Rebuilding:
                     name = str(message["type"]).replace("switched", "selected").replace("-", ".")
                     chosen = _named(message, "agent", "model", "previous")
                     yield self._event(name, _created(message), chosen, _event_id(message))
+                case "location-switched":
+                    place = _named(message, "location", "projectID")
+                    yield self._event("moved", _created(message), place, _event_id(message))
             self._last = max(self._last, _created(message), _completed(message) or 0)
         if self._is_running and not is_active and (is_over or self._is_declined) and not self._goes_on:
             yield self._interrupted()

@@ -65,8 +65,8 @@ class HostRules(Emitter):
 
     def enqueued(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         message, given = shapes.input_id(event), shapes.read_input(event)
-        if given.kind == "compaction":
-            return  # the compaction itself is recorded when it begins
+        if given.kind in ("compaction", "move"):
+            return  # the compaction itself is recorded when it begins, and the move when it is done
         if message is None or given.kind not in ("user", "synthetic"):
             self.unknown(entry, session, event, memory)
             return

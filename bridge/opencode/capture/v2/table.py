@@ -7,7 +7,7 @@ disagree. Measured on OpenCode 2.0.15.
 from __future__ import annotations
 
 from bridge.opencode.capture.table import Rule
-from streams.lineage import STEP_STARTED
+from streams.lineage import MOVED, STEP_STARTED
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -144,6 +144,14 @@ RULES: tuple[Rule, ...] = (
         ("opencode.session.retry.scheduled",),
         "event",
         "Says which attempt comes next, when, and why, but omits the provider's response.",
+    ),
+    Rule(
+        "moved",
+        "event",
+        "moved",
+        (MOVED,),
+        "event",
+        "`directory` and `project` are the session's from now on, in every view.",
     ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "Contains the session's new title."),
     Rule(

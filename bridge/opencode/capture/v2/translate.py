@@ -31,7 +31,7 @@ from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent
 from streams.identity import Identity
-from streams.lineage import CREATED, ENDED, RESUMED
+from streams.lineage import CREATED, ENDED, MOVED, RESUMED
 
 HOOK = "service"
 """The hook name of an item that is an event of a service."""
@@ -380,6 +380,11 @@ class HostTranslator(Gates):
 
     def renamed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self.put(entry, session, RENAMED, event.key, {"title": event.data["title"]}, cause=session.event_id)
+
+    def moved(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
+        directory = shapes.session_info(event.data)["directory"]
+        payload = present(directory=directory, project=text(event.data.get("projectID")))
+        self.put(entry, session, MOVED, event.key, payload, cause=session.event_id)
 
     def text_cut(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record that the service has an answer of which it kept no word. Only the messages tell this."""
