@@ -6,13 +6,14 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.stream_plan import DAY_S, HOUR_S, StreamDefinition, wanted
 from bridge.nats.l0 import recursion
+from bridge.nats.l0.calls import REPORT, STOP, Worth, card_id
 from bridge.nats.l0.captured import MEANINGS, OUTCOMES
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import MAX_BODY, MAX_OBJECT, L0Payload
@@ -20,6 +21,7 @@ from bridge.nats.mirror.messages import DEFAULT_MAX_PAYLOAD, Mirror, mirrored
 from bridge.nats.subjects import (
     CHANNEL,
     COMPONENTS,
+    EVENTS,
     MAX_TOKEN,
     PROTOCOL_VERSION,
     CommandSubject,
@@ -36,6 +38,7 @@ from streams.store import Record
 from tools.l0_messages import FAMILIES, Family
 
 PAGE = Path(__file__).parents[1] / "docs" / "subjects.md"
+AGENT = Path(__file__).parents[1] / "examples" / "foreign_agent.py"
 
 _EVENT = "01HF7YAT00ZMZYPF4JA2VSEMMB"
 PROJECT, SESSION, LOG = "d4a1fe59", "ses_dff2", "01HF7YAT0LOG"
@@ -52,7 +55,7 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "agent_id": "oracle",
             "after_execution": "suspend",
             "status": "success",
-            "tool_result_card_id": "card_9",
+            "tool_result_card_id": "MESHFORGE_EVENTS:9",
         },
     ),
     "5.3": ("", "stop", {"agent_id": "oracle", "agent_turn_id": "msg_1", "turn_epoch": 3, "reason": "cancelled"}),
@@ -65,7 +68,7 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "turn_epoch": 3,
             "agent_id": "oracle",
             "tool_name": "search",
-            "tool_call_card_id": "card_8",
+            "tool_call_card_id": "MESHFORGE_EVENTS:8",
         },
     ),
     "5.5": (
@@ -172,6 +175,7 @@ def page() -> str:
             *_names(),
             *_records(),
             *_families(),
+            *_agent(),
             *_headers(),
             *_recursion(),
             *_streams(),
@@ -336,6 +340,59 @@ def _example(subject: str | None, headers: dict[str, str], body: dict[str, Any])
     shown += [f"{name}: {value}" for name, value in sorted(headers.items())]
     shown += [json.dumps(body, ensure_ascii=False, sort_keys=True, separators=(",", ":"))]
     return ["```", *shown, "```", ""]
+
+
+REFUSALS: dict[str, str] = {
+    "late": "the call has ended: another report was first, its time is over, or its turn was stopped",
+    "unknown-call": "the agent has no call of this `tool_call_id` in this turn",
+    "old-epoch": "`turn_epoch` is not the one of the call",
+    "protocol_violation": "`CG-Recursion-Depth` is missing, or is not the depth of the call",
+    "no-card": "`tool_result_card_id` is no card, or what it holds is not JSON; the call waits on",
+}
+
+
+def _agent() -> list[str]:
+    assert {"accepted", *REFUSALS} == set(get_args(Worth))
+    return [
+        "## An agent in a program of its own",
+        "",
+        *_prose(
+            f"""This page is all that an agent or a tool in another program needs. A **card** is a message in
+            `{EVENTS}` that other messages point at, as `{card_id(17)}`, where 17 is its sequence in the stream. Whoever
+            has something to say puts one on `evt.{{project}}.{{name}}.{{agent}}.tool.call` or `….tool.result`, with
+            any name of its own in the place of a log's id. The card of a call is JSON with the arguments in
+            `payload.args`: a home's is the whole record `effect.requested`. The card of a result is JSON with the
+            field `result`, also if the call failed."""
+        ),
+        *_prose(
+            f"""The **inbox** of an agent is a part of its commands: `cmd.{{project}}.{{workspace}}.{{agent}}.{REPORT}`
+            and `….{STOP}`, with the workspace `_` if there is no other. **A command's body** is, from a home, the
+            whole event (5.2 and 5.3: only the fields), so the command's own content is in `payload`. A home takes the
+            same, `{{"payload": {{…}}}}` with any of `type`, `correlation_id`, `idempotency_key`, `actor`, or the bare
+            payload. A command's key is `idempotency_key`, or else `Nats-Msg-Id`. **The turn** has the command's
+            `correlation_id` as `agent_turn_id`, or any new id. **The epoch** says which owner of the agent's name
+            speaks: it only grows when another takes the name, so a program that is alone says 0, and a report or a stop
+            repeats the call's. **The depth** of what a command leads to, calls included, is one more than the
+            command's; a report has the depth of its call."""
+        ),
+        *_prose(
+            """A tool takes calls from `cg_cmd_v1` and reports to the inbox of `agent_id`, with the call's
+            `traceparent`, `tracestate` and `CG-Recursion-Depth`; the first report that is not `partial` counts. A
+            report that lacks a field becomes a dead letter. One that does not fit is recorded as `tool.refused`, which
+            the mirror publishes on `evt.{project}.{log}.agent%2F{agent}%2Feffects.tool.refused` with `error_code` in
+            the payload:"""
+        ),
+        "| `error_code` | the report is refused because |",
+        "|---|---|",
+        *(f"| `{code}` | {why} |" for code, why in REFUSALS.items()),
+        "",
+        "This agent has all of it ([`examples/foreign_agent.py`](../examples/foreign_agent.py)):",
+        "",
+        "```python",
+        *AGENT.read_text().splitlines(),
+        "```",
+        "",
+    ]
 
 
 def _headers() -> list[str]:
