@@ -2,7 +2,7 @@
  * Tells the sidecar whether this terminal is in front, and which session it shows.
  *
  * OpenCode asks the terminal for focus reports and passes them on. The focus of a terminal that reports nothing is
- * `unknown`, but its session is on a screen.
+ * `unknown`: nobody knows whether somebody looks at it.
  */
 import fs from "node:fs";
 import path from "node:path";

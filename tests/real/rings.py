@@ -18,6 +18,15 @@ FRONT, AWAY = b"\x1b[I", b"\x1b[O"
 """What a terminal reports when it comes to the front, and when it no longer is."""
 
 
+def wait_focus(durable: DurableStream, focus: str) -> None:
+    """Wait until a terminal has told this focus."""
+
+    def told() -> bool:
+        return focus in "".join(path.read_text() for path in (durable.home / "terminals").glob("*.json"))
+
+    wait_until(told, "the focus")
+
+
 def configure(durable: DurableStream, phone: Receiver) -> None:
     durable.home.mkdir(mode=0o700)
     notify = (
@@ -50,21 +59,18 @@ def assert_rings(screen: Terminal, durable: DurableStream, model: ModelServer, p
     def turns() -> list[dict[str, Any]]:
         return [each for each in durable.lines("notices") if each["about"].startswith("turn:")]
 
-    def told(focus: str) -> bool:
-        return focus in "".join(path.read_text() for path in (durable.home / "terminals").glob("*.json"))
-
     screen.prompt("SAY:warm", "warm")  # nobody knows the focus yet
     screen.press(AWAY)
-    wait_until(lambda: told("away"), "the focus")
+    wait_focus(durable, "away")
     long_turn("long", "SAY:long done", kill=True)
     wait_until(lambda: len(phone.taken) == 1, "the long turn on the phone")
     assert "finished (ses_" in phone.taken[0]["message"]
     screen.press(FRONT)
-    wait_until(lambda: told("front"), "the focus")
+    wait_focus(durable, "front")
     long_turn("front", "SAY:in front")
     wait_until(lambda: [each["state"] for each in turns()][-2:] == ["observed"] * 2, "the turn in front")
     screen.press(AWAY)
-    wait_until(lambda: told("away"), "the focus")
+    wait_focus(durable, "away")
     long_turn("failing", "HTTPERR:400")
     wait_until(lambda: len(phone.taken) == 2, "the failing turn on the phone")
     assert "failed" in phone.taken[1]["message"]

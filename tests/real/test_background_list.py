@@ -110,21 +110,28 @@ def test_the_phone_hears_what_no_window_shows_and_a_result_waits_for_a_closed_te
         with window(client, columns=80) as screen:
             screen.wait_for(READY)
             looked = spawned(screen, "looked")
+            screen.press(rings.FRONT)
+            rings.wait_focus(durable, "front")
             model.release("looked")
             wait_until(lambda: [each["state"] for each in _alerts(durable, looked)] == ["observed"], "a look at it")
+            hidden = spawned(screen, "hidden")
+            screen.press(rings.AWAY)
+            rings.wait_focus(durable, "away")
+            model.release("hidden")
+            wait_until(lambda: phone.taken, "the phone, although the screen shows the session")
             away, closed = spawned(screen, "left"), spawned(screen, "closed")
         with window(client, columns=80) as screen:
             screen.wait_for(READY)
             model.release("left")
-            wait_until(lambda: phone.taken, "the phone")
-        (message,) = phone.taken
-        assert message["message"] == f"left in {client.project.name} finished: forty two ({away['id']})"
+            wait_until(lambda: len(phone.taken) == 2, "the phone")
+        assert hidden["id"] in phone.taken[0]["message"]
+        assert phone.taken[1]["message"] == f"left in {client.project.name} finished: forty two ({away['id']})"
         model.release("closed")
-        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 3, "its end without a terminal")
+        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 4, "its end without a terminal")
         with window(client, "--session", closed["parent"]) as screen:
             screen.wait_for("background-agent")
         woken = [m for m in of_session(durable, closed["parent"]) if m["event"]["type"] == "agent.input"]
-        for work in (looked, away, closed):
+        for work in (looked, hidden, away, closed):
             assert json.dumps(woken).count(work["id"]) == 1, "the parent is woken once"
 
 

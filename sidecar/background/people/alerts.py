@@ -6,9 +6,9 @@ waiting for an answer, the model called ``notify_user``, an agent is in trouble 
 turn ended (see ``rings``). The stages
 of an alert are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a
 stage that reached a screen, the next stage begins after ``escalate_after_seconds``; after a stage that reached nobody,
-the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: a terminal shows the parent
-when the parent's history gets the result, the checkpoint is closed, or a person wrote in that session. The alert of a
-turn also ends when its terminal is in front, or unknown if the rules say so.
+the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: the parent's terminal is
+in front when the parent's history gets the result, the checkpoint is closed, or a person wrote in that session. The
+alert of a turn also ends when its terminal is in front, or unknown if the rules say so.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 
@@ -289,17 +289,22 @@ class AlertAgent(OwnAgent[State]):
         asked = {channel: list(times) for channel, times in self.data.asked.items()}
         for alert in self.data.alerts.values():
             if alert.due is not None and alert.due <= now and alert.id not in sending and len(outputs) < 60:
-                shown = focus.get(str(alert.session), "unknown")
-                if alert.is_turn and (why := why_not_sent(self._config, shown, now - alert.raised)):
+                if why := self._why_not_sent(alert, now, focus):
                     outputs += _seen([alert], QUIET[why], now)
                     continue
-                joined = self._joined(alert, now, sending)
+                joined = [
+                    each for each in self._joined(alert, now, sending) if not self._why_not_sent(each, now, focus)
+                ]
                 said = self._advance(alert, now, joined, asked)
                 if said[0].type == "alert.sending":
                     sending.update(each.id for each in (alert, *joined))
                     asked |= _asked(asked, alert, now)
                 outputs += said
         return outputs
+
+    def _why_not_sent(self, alert: Alert, now: int, focus: Mapping[str, Focus]) -> str:
+        shown = focus.get(str(alert.session), "unknown")
+        return why_not_sent(self._config, shown, now - alert.raised) if alert.is_turn else ""
 
     def _joined(self, leader: Alert, now: int, sending: Collection[str]) -> list[Alert]:
         """The other alerts that the leader's message includes; those in ``sending`` have a message already."""
@@ -359,7 +364,7 @@ class AlertAgent(OwnAgent[State]):
             result = given.get("result")
             looks = isinstance(result, dict) and result.get("looks") is True
             found = [a for a in self.data.alerts.values() if looks and a.id == identifier and a.state != "seen"]
-            return _seen(found, "in the parent's history, on screen", event.ts)
+            return _seen(found, "in the parent's history, in front", event.ts)
         if given.get("kind") == TOAST:
             alert = self.data.alerts.get(identifier)
             result = given.get("result") if event.type == "effect.completed" else None
@@ -392,7 +397,7 @@ class AlertAgent(OwnAgent[State]):
         return Output(type_, {**about, "due": due if len(alert.stages) > 1 else None})
 
     def _in_history(self, about: str) -> list[Output]:
-        """Find out whether a terminal shows the session whose history has got the fact."""
+        """Find out whether the terminal of the session whose history has got the fact is in front."""
         found = [a for a in self.data.alerts.values() if a.about == about and a.state != "seen"]
         return [Output("effect.requested", {"session": a.session}, effect=LOOK, node=f"{a.id} {LOOK}") for a in found]
 

@@ -176,8 +176,8 @@ class People:
         return {"focus": await asyncio.to_thread(read_focus, self._home.path)}
 
     async def _look(self, args: dict[str, Any], key: str) -> dict[str, Any]:
-        """``opencode.look``: whether a terminal of OpenCode shows a session now. Result: ``{"looks": bool}``."""
-        return {"looks": args["session"] in read_focus(self._home.path)}
+        """``opencode.look``: whether a terminal that shows a session is in front now. Result: ``{"looks": bool}``."""
+        return {"looks": read_focus(self._home.path).get(args["session"]) == "front"}
 
     async def _resolve(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``effect.resolve``: carries out what a person decided about an effect in doubt. Result: as

@@ -289,6 +289,24 @@ async def test_an_ordinary_turn_rings_once_if_it_was_long_and_nobody_is_looking(
         assert (agent.data.turns, toast.runs) == ({}, [])
 
 
+async def test_a_turn_that_would_not_ring_alone_does_not_ring_in_a_message_that_joins_others() -> None:
+    send = Script({})
+    agent = AlertAgent(PHONE, rules(turns="away", min_seconds=0))
+    async with bench(MemoryStore(), [agent], {SEND: send}) as run:
+        for number in range(2):
+            await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
+        run.facts = {"focus": {"ses_1": "away", "ses_2": "away"}}
+        for session, message in (("ses_1", "msg_1"), ("ses_2", "msg_2")):
+            await run.happened("human.input", session=session, message=message)
+            about = {"session": session, "message": message, "outcome": "completed", "title": session}
+            await run.happened("turn.ended", **about)
+        run.facts = {"focus": {"ses_2": "away"}}
+        await run.tick(NAME, 30)
+        texts = [args["text"] for args in send.runs]
+        assert len(texts) == 2 and "int_1" in texts[1] and "ses_2" in texts[1] and "ses_1" not in texts[1]
+        assert agent.data.alerts["alr_msg_1"].state == "seen"
+
+
 async def test_a_turn_that_nobody_began_or_that_is_told_as_history_does_not_ring() -> None:
     send = Script({})
     agent = AlertAgent(PHONE, rules(turns="always"))

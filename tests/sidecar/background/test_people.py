@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +21,10 @@ from sidecar.agents.inputs import InputRefused, agent_stream
 from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.works import Asker
 from sidecar.background.people import answerers
+from sidecar.background.people.alerts import LOOK
 from sidecar.background.people.answerers import Who
 from sidecar.background.people.people import MOST_ASKS, AnswerArgs, People, SignalArgs
+from sidecar.background.people.terminals import FOLDER
 from sidecar.background.service import RegisterArgs
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.home import Home
@@ -101,6 +106,17 @@ async def test_a_late_answer_to_what_was_answered_in_opencode_is_refused(tmp_pat
         for given in (checkpoint_id("ses_1", "per_1"), "per_1"):
             assert await code(made, "reject", of=given) == "already-answered"
         assert await code(made, "reject", of="chk_nothing") == "no-checkpoint" and host.answers == []
+
+
+@pytest.mark.parametrize("focus", ["front", "away", "unknown", None])
+async def test_only_a_terminal_in_front_has_shown_what_its_session_got(tmp_path: Path, focus: str | None) -> None:
+    async with people(tmp_path) as (made, _, _run):
+        if focus is not None:
+            folder = tmp_path / "home" / FOLDER
+            folder.mkdir()
+            (folder / f"{os.getpid()}.json").write_text(json.dumps({"session": "ses_1", "focus": focus}))
+        found = await made.kinds[LOOK].run(SimpleNamespace(args={"session": "ses_1"}), "key")  # type: ignore[arg-type]
+        assert found == {"looks": focus == "front"}
 
 
 async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path) -> None:
