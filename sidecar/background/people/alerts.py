@@ -192,7 +192,7 @@ class AlertAgent(OwnAgent[State]):
                 session = given.get("session")
                 open_ = [a for a in self.data.alerts.values() if a.session == session and a.state != "seen"]
                 seen = _seen([a for a in open_ if not a.is_question], "a person wrote here", event.ts)
-                return seen if event.metadata.get("history") else [*seen, *self._turn_began(given, event.ts)]
+                return [*seen, *self._turn_began(given, event.ts)]
             case "turn.ended":
                 return self._turn_ended(given, event.ts)
             case "notice.observed":

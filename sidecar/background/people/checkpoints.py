@@ -204,7 +204,7 @@ class CheckpointAgent(OwnAgent[State]):
         session = str(event.payload.get("session"))
         mine = [c for c in self.data.checkpoints.values() if c.session == session and c.kind == "ask" and c.waiting]
         mine = [c for c in mine if c.state == "open" and c.opened <= event.ts]
-        if len(mine) != 1 or mine[0].left_out or "shell" in event.payload or event.metadata.get("history"):
+        if len(mine) != 1 or mine[0].left_out or "shell" in event.payload:
             return []
         about = {"answer": [input_text(event.payload)], "by": "user", "via": {"channel": "opencode"}, "key": ""}
         return [Output("checkpoint.answered", {"checkpoint": mine[0].id, **about, "ts": event.ts})]

@@ -20,6 +20,7 @@ from sidecar.background.people.checkpoints import Checkpoint
 from sidecar.background.people.consent import MAX_TEXT, asked
 from sidecar.background.people.people import People
 from sidecar.background.reading import whole as read_whole
+from sidecar.background.tools import AskArgs
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.select import open_reader
@@ -241,6 +242,14 @@ async def test_a_cut_text_cannot_be_allowed_by_hand_either(tmp_path: Path) -> No
         assert whole.text.endswith("; rm -rf x") and len(whole.text) > 5000 and not whole.left_out
         await people._by_link(known.id, ["reject"])
         assert host.answers == [("per_1", ["reject"])]
+        # A question of the model cannot be rejected: every word would be an answer to what was not read.
+        await people.ask("ses_1", AskArgs(question="May I? " + "\u202e" * 1000), seconds=0)
+        (cut,) = await people.waiting()
+        for given in ("reject", "yes"):
+            with pytest.raises(RequestError) as refused:
+                await people._by_link(cut.id, [given])
+            assert refused.value.code == "cut-text"
+        assert [each.state for each in await people.waiting()] == ["open"]
     await store.close()
 
 

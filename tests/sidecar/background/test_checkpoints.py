@@ -125,6 +125,7 @@ async def test_what_a_person_types_answers_the_ask_that_their_session_waits_for(
         await ask(run, PARENT)
         await typed(run, "ses_other", "no")
         await typed(run, PARENT, "", shell="ls")
+        await typed(run, PARENT, "what was typed long ago", metadata={"history": True})
         known = agent.data.checkpoints["chk_1"]
         assert known.state == "open"
         await typed(run, PARENT, "yes, do")
