@@ -222,7 +222,7 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     ):
         assert durable._run("spawn", "SAY:never", *words).stderr.rstrip().endswith(f"[{code}]")
     words = ("--parent", parent[-9:], "--model", "foo/bar", "--isolation", "shared")
-    done = durable._run("spawn", "SAY:never", *here, *words)
+    done = durable._run("spawn", "SAY:never", *here, *words, "--wait=100")
     assert (done.returncode, "Model not found: foo/bar" in done.stderr) == (1, True), "told before the command returned"
     ended(durable, parent, "error")
     (intent,) = intents(durable, parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from sidecar.failure import Failure
 
 if RUNS:
     import asyncio
+    from math import isfinite
 
     from sidecar.agents.inputs import agent_stream, is_applied
     from sidecar.background.intents.intents import NAME
@@ -24,12 +25,6 @@ if RUNS:
     from sidecar.home import Home
     from sidecar.read.select import open_reader
     from sidecar.read.wording import visible
-
-LOOK_SECONDS: Final = 2.0
-"""How long, after the start of the work, the command waits for a failure that comes at once, such as a wrong key."""
-
-START_SECONDS: Final = 6.0
-"""How long the command waits for that start: an OpenCode that must be started first takes some seconds."""
 
 
 async def spawn(
@@ -93,13 +88,21 @@ async def spawn(
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end, and print the result. Ctrl-C ends only the waiting.")
-    ] = False,
+        float | None,
+        typer.Option(
+            "--wait",
+            min=0,
+            metavar="[=SECONDS]",
+            help="Wait for the end, or at most so long, and print the result. Ctrl-C ends only the waiting.",
+        ),
+    ] = None,
 ) -> None:
     """Start background work that keeps going even if OpenCode or the sidecar restarts.
 
-    If the work fails at once, or with --wait at any time, the exit code is 1, and stderr says why.
+    Returns at once. With --wait, the exit code is 1 if the work fails, and stderr says why.
     """
+    if not prompt.strip():
+        raise typer.BadParameter("the prompt is empty")
     out = run.out
     where = (directory or Path.cwd()).expanduser().resolve()
     given: dict[str, Any] = {
@@ -118,13 +121,13 @@ async def spawn(
     }
     home = run.home
     found = await ask(home, "spawn", given, "it is safe to run the same command again with the same `--key`")
-    if wait:
+    if wait is not None:
         note(f"{found['id']} goes on without this command; waiting for its end.")
-    intent = await _watched(home, found["id"], wait)
-    found = found if intent is None else as_row(intent)
+        intent = await _watched(home, found["id"], wait)
+        found = found if intent is None else as_row(intent)
     if out.json:
         out.object(found)
-    elif not (wait and found["state"] == "completed"):
+    elif wait is None or found["state"] != "completed":
         out.text(f"{found['id']}  {found['state']}  {found['title']}")
     else:
         out.text(visible(found["result"] or "It gave no answer."))
@@ -137,27 +140,20 @@ async def spawn(
         raise Failure("work-cancelled", ended)
 
 
-async def _watched(home: Home, identifier: str, wait: bool) -> Intent | None:
-    """The intent once it has ended, or once its model has answered; without ``wait``, at the latest after
-    ``START_SECONDS`` and ``LOOK_SECONDS``. ``None`` if the log does not show the intent by then."""
-    state, told, now = State(), set[str](), asyncio.get_running_loop().time
-    is_started = False
+async def _watched(home: Home, identifier: str, wait: float) -> Intent | None:
+    """The intent once it has ended, or after ``wait`` seconds. ``None`` if the log does not show it by then."""
+    state, told = State(), set[str]()
     try:
-        async with asyncio.timeout(None if wait else START_SECONDS) as limit:
+        async with asyncio.timeout(wait if isfinite(wait) else None):
             async for _ in _states(home, state):
                 intent = state.intents.get(identifier)
-                if intent is None:
-                    continue
-                if intent.state in ENDED or (not wait and (intent.tokens or intent.waits)):
+                if intent is not None and intent.state in ENDED:
                     break
-                if intent.started is not None and not is_started and not wait:
-                    limit.reschedule(now() + LOOK_SECONDS)
-                is_started = intent.started is not None
-                for checkpoint in [each for each in intent.asks if wait and each not in told]:
+                for checkpoint in [each for each in (intent.asks if intent is not None else ()) if each not in told]:
                     told.add(checkpoint)
                     note(f"It waits for you: `durable-stream checkpoints {checkpoint}` shows and answers the question.")
     except TimeoutError:
-        note("It has not failed so far. `durable-stream top` shows how it goes on.")
+        note("It has not ended so far. `durable-stream top` shows how it goes on.")
     return state.intents.get(identifier)
 
 

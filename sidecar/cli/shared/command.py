@@ -121,6 +121,11 @@ class Run(typer.Context):
 class _Command(TyperCommand):
     context_class = Run
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # The number of ``--wait`` may be left out, and Click would take the next word for it.
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*("--wait=inf" if a == "--wait" else a for a in args[:end]), *args[end:]])
+
 
 def add_command(
     app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str], json: bool = True

@@ -202,6 +202,12 @@ def test_the_names_that_a_signal_may_have_are_told(tmp_path: Path, name: str) ->
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_work_without_a_prompt_is_a_wrong_call(tmp_path: Path, prompt: str) -> None:
+    assert run(tmp_path / "home", "spawn", prompt).code == 2
+    assert not (tmp_path / "home").exists()
+
+
 def test_where_background_work_can_edit_is_told(tmp_path: Path) -> None:
     done = run_and_stop(tmp_path / "home", "spawn", "x", "--isolation", "foo")
     assert done.err.endswith("[bad-arguments]\n")
