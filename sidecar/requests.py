@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from sidecar.care.metrics import SidecarMetrics
 from sidecar.handler import Sidecar
 from sidecar.record.opencode2.http import ServiceGone
 from sidecar.registry import Args, NoArgs, Requests
+from streams.lineage import traceparent
 from streams.log.directory import Backend
 from streams.log.prune_plan import PruneRequest
 
@@ -26,6 +27,12 @@ class MigrateArgs(Args):
 
 class PruneArgs(Args):
     request: PruneRequest = Field(description="`older_than_ms`, `max_bytes`, `streams`")
+
+
+class MarkArgs(Args):
+    stream: str = Field(description="the full name of a session's stream")
+    mark: Literal["pinned", "unpinned", "named"] = Field(description="`pinned`, `unpinned` or `named`")
+    name: str = Field(default="", max_length=200, description="for `named`; empty takes the name away")
 
 
 class ForgetArgs(Args):
@@ -59,6 +66,7 @@ class SidecarRequests:
         requests.register("discard_old", NoArgs, self.discard_old, "`freed`: bytes")
         requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
         requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
+        requests.register("mark", MarkArgs, self.mark, "`stream`, `pinned`, `title`")
         imported = "`services` that were read, `sessions` that were recorded: their numbers"
         requests.register("import_history", NoArgs, self.import_history, imported)
         counts = "`added`, `known` (already in the log), `forgotten` (and left out): numbers of records"
@@ -101,6 +109,26 @@ class SidecarRequests:
         forgotten = await upkeep.forget(args.streams, args.sessions)
         self._sidecar.nats.forgotten(touched)
         return forgotten._asdict()
+
+    async def mark(self, args: MarkArgs) -> dict[str, Any]:
+        """Record that a person pinned or named a stream. The mark is durable when this method returns."""
+        if (own := (await self._sidecar.upkeep.catalog()).own_session(args.stream)) is None:
+            raise RequestError("bad-arguments", f"{args.stream!r:.100} is not the stream of a session")
+        identity, type_ = self._sidecar.ingest.host.identity, f"stream.{args.mark}"
+        event = identity.stamp(
+            {
+                "type": type_,
+                "stream_id": args.stream,
+                "idempotency_key": f"{type_}:{identity.ulid()}",
+                "actor": "sidecar",
+                "source": {"agent": "sidecar", "adapter": "durable-stream"},
+                "traceparent": traceparent(own.id, own.id),
+                "payload": self._clean({"name": args.name}) if args.mark == "named" else {},
+            }
+        )
+        await self._sidecar.ingest.add([event])
+        own = (await self._sidecar.upkeep.catalog()).sessions[own.id]
+        return {"stream": args.stream, "pinned": own.pinned, "title": own.title}
 
     async def import_history(self, args: NoArgs) -> dict[str, int]:
         try:

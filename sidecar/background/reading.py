@@ -17,8 +17,8 @@ from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent
 from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.people.doubts import whole_text
-from sidecar.read.asked import CHECKPOINT, checkpoint_id
-from sidecar.read.catalog import Catalog, OpenAsk
+from sidecar.read.asked import CHECKPOINT, OpenAsk, checkpoint_id
+from sidecar.read.catalog import Catalog
 from sidecar.read.changes.approvals import Approval, Approvals
 from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of

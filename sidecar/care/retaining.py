@@ -15,7 +15,7 @@ from sidecar.failure import Failure
 from sidecar.processes import still_runs
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
-from streams.lineage import STEP_STARTED, Session
+from streams.lineage import PINNED, STEP_STARTED, UNPINNED, Session
 from streams.log.directory import store_bytes
 from streams.log.log import Log
 from streams.log.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
@@ -56,6 +56,7 @@ async def plan_prune(
     The age limit removes any stream. The size limit spares ``system``, which is small and concerns every session.
     Neither limit removes a stream in which a turn is in progress (``open_turns``), because capture still needs that
     stream. Streams of agents stay, too, because their records are the agents' state and the keys of what they handled.
+    So do pinned streams, also if they are named.
     """
     sizes = await log.sizes()
     needed = {
@@ -64,6 +65,8 @@ async def plan_prune(
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
     needed |= {size.stream_id: "it is an agent's own stream" for size in sizes if size.stream_id.startswith(AGENTS)}
+    pins = {r.event.stream_id: r.event.type async for r in log.query(Filter(types=(PINNED, UNPINNED)))}
+    needed |= dict.fromkeys((name for name, last in pins.items() if last == PINNED), "it is pinned")
     disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
 

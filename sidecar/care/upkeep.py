@@ -18,6 +18,7 @@ from sidecar.care import retaining
 from sidecar.care.snapshots import CaptureSnapshot, CatalogSnapshot
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
+from sidecar.read.catalog import Catalog
 from streams.errors import StoreUnavailable, StreamError
 from streams.log.backends import SearchIndex
 from streams.log.copies import kept_facts
@@ -216,7 +217,7 @@ class Upkeep:
             plan = await retaining.plan_prune(self._store, retaining.open_turns(self._state), request, now_ms=now)
             if not plan.cuts:
                 return plan, None
-            catalog = await self._catalog.caught_up()
+            catalog = await self.catalog()
             views = map(catalog.streams.get, plan.offsets)
             sessions = [session for view in views if view is not None for session in view.sessions]
             done = await retaining.prune(self._store, self._state, plan, sessions, self._let_go, now_ms=now)
@@ -243,8 +244,11 @@ class Upkeep:
         return done
 
     async def streams_beside(self, streams: Sequence[str], sessions: Sequence[str]) -> set[str]:
-        catalog = await self._catalog.caught_up()
-        return retaining.streams_beside(catalog.sessions, streams, sessions)
+        return retaining.streams_beside((await self.catalog()).sessions, streams, sessions)
+
+    async def catalog(self) -> Catalog:
+        """The catalog at the head of the log."""
+        return await self._catalog.caught_up()
 
     async def _let_go(self) -> None:
         """Close the snapshots before a removal, which deletes them: they have data of the records to remove."""

@@ -6,12 +6,13 @@ from typing import Any, Final
 
 from sidecar.background.intents.state import State
 from sidecar.background.reading import background_of
-from sidecar.read.catalog import Catalog, SessionView
+from sidecar.read.catalog import Catalog
 from sidecar.read.causes import asked_for
 from sidecar.read.changes.approvals import Approvals
 from sidecar.read.changes.changes import STEP
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.select import catalog_of, newest
+from sidecar.read.views import SessionView
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record

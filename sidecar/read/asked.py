@@ -8,6 +8,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
+import msgspec
+
 from sidecar.read.fields import as_list, as_mapping, as_text, first_text
 from sidecar.read.wording import one_line, visible
 
@@ -49,3 +51,20 @@ def asked_text(payload: dict[str, Any]) -> str:
 def on_one_line(text: str) -> str:
     """``text`` on one line, on which nothing is hidden: a line break may begin a second command, so it is shown."""
     return one_line(" ⏎ ".join(visible(text).strip().split("\n")))
+
+
+class OpenAsk(msgspec.Struct):
+    """A permission or a question that nobody has answered yet. ``since_ms`` is in ms since 1970."""
+
+    request: str
+    session: str
+    event: str
+    since_ms: int
+    text: str
+
+
+class OpenCall(msgspec.Struct):
+    """A tool call that began to run and has not ended. ``since_ms`` is in ms since 1970."""
+
+    since_ms: int
+    text: str

@@ -7,23 +7,35 @@ the catalog, and commands read the last snapshot and the few records after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Set
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, Self
 
 import msgspec
 
-from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
-from sidecar.read.asked import CHECKPOINT, asked_text
+from sidecar.read.asked import CHECKPOINT, OpenAsk, OpenCall, asked_text
 from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten, model_name
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
+from sidecar.read.sums import add_step
+from sidecar.read.views import Place, SessionView, StreamView, mark, place_of
 from sidecar.read.wording import cut_middle
 from streams.event import StreamEvent
-from streams.lineage import CREATED, ENDED, MOVED, RESUMED, STEP_STARTED, TURN_STARTED, Lineage, Session
+from streams.lineage import (
+    CREATED,
+    ENDED,
+    MOVED,
+    NAMED,
+    PINNED,
+    RESUMED,
+    STEP_STARTED,
+    TURN_STARTED,
+    UNPINNED,
+    Lineage,
+)
 from streams.store import NOTHING, Record
 
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 116
+CATALOG_VERSION: Final = 117
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 WORK, WORK_STARTED = "agent/intents", "intent.started"
@@ -38,120 +50,6 @@ def is_agents(stream_id: str) -> bool:
 def repeats(event: StreamEvent) -> bool:
     """True for an event that says nothing that a session's other events do not say."""
     return is_agents(event.stream_id) or event.type == STEP_STARTED
-
-
-class OpenAsk(msgspec.Struct):
-    """A permission or a question that nobody has answered yet. ``since_ms`` is in ms since 1970."""
-
-    request: str
-    session: str
-    event: str
-    since_ms: int
-    text: str
-
-
-class OpenCall(msgspec.Struct):
-    """A tool call that began to run and has not ended. ``since_ms`` is in ms since 1970."""
-
-    since_ms: int
-    text: str
-
-
-class SessionView(Session):
-    """One session: its place in the tree, agent, latest turn, figures and open asks. Times are in ms since 1970."""
-
-    agent: str = ""
-    model: str = ""
-    """The model of the latest turn, as ``provider/model``; empty if unknown."""
-    turn: str | None = None
-    """The message of the latest turn; ``None`` before the first."""
-    outcome: str | None = None
-    """The outcome of the latest turn; ``None`` while it is open."""
-    begun_ms: int | None = None
-    """When the first turn began."""
-    turn_ms: int = 0
-    """When the latest turn began."""
-    ended_ms: int | None = None
-    """When the latest turn ended; ``None`` while it is open."""
-    ran_ms: int = 0
-    """How long all turns together took."""
-    pid: int = 0
-    """The pid of the OpenCode process that began the turn; 0 if unknown."""
-    steps: int = 0
-    cost: float = 0.0
-    tokens: dict[str, int | float] = msgspec.field(default_factory=dict)
-    asks: dict[str, OpenAsk] = msgspec.field(default_factory=dict)
-    calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
-    """The calls that have not ended, by part."""
-    is_background: bool = False
-    """Whether OpenCode started the session in the background by itself, so that it reports by itself."""
-
-    @property
-    def is_turn_open(self) -> bool:
-        """Whether the latest turn has not ended. Turns follow one another, so only the latest can be open."""
-        return self.turn is not None and self.outcome is None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a turn is open in a session that goes on."""
-        return self.is_turn_open and self.ended is None
-
-    @property
-    def running(self) -> list[OpenCall]:
-        """The calls that run now, oldest first; none while the session waits for a person."""
-        return list(self.calls.values()) if self.is_active and not self.asks else []
-
-    @property
-    def status(self) -> str:
-        """``waiting`` for a person, or ``active`` while a turn is open; otherwise ``ended``, ``idle`` or ``unknown``.
-
-        The parent of an ``unknown`` session is not known.
-        """
-        if self.asks:
-            return "waiting"
-        if self.is_active:
-            return "active"
-        return "ended" if self.ended is not None else "idle" if self.known else "unknown"
-
-    def worked_ms(self, now_ms: int) -> int:
-        """How long all turns together took until now."""
-        return self.ran_ms + (max(now_ms - self.turn_ms, 0) if self.is_turn_open else 0)
-
-
-class StreamView(msgspec.Struct):
-    """One stream's figures. Times are the times of its events, in ms since 1970.
-
-    ``directory`` is the directory that the session works for: where OpenCode ran, what background work was given, or to
-    which the session was moved last. ``project`` is OpenCode's id of the project. Both are empty if unknown.
-    """
-
-    id: str
-    first_position: int
-    records: int = 0
-    forgotten: int = 0
-    directory: str = ""
-    project: str = ""
-    last_position: int = NOTHING
-    first_ts: int = 0
-    last_ts: int = 0
-    sessions: list[str] = []
-    boot: str = ""
-    """The plugin's boot id of the OpenCode process that recorded last."""
-    ran_in: str = ""
-    """The directory in which background work ran, to which its paths are relative; empty for other sessions."""
-    moves: list[tuple[int, str]] = []
-    """The position of each move of the session, and the directory until then."""
-
-
-class Place(NamedTuple):
-    """Where a stream's session ran, as ``StreamView`` has it."""
-
-    directory: str
-    project: str
-
-
-def place_of(stream: StreamView) -> Place:
-    return Place(stream.directory, stream.project)
 
 
 class Rest(msgspec.Struct):
@@ -233,6 +131,8 @@ class Catalog(Lineage[SessionView]):
         self.last_ts = stream.last_ts if self.last_ts is None else max(self.last_ts, stream.last_ts)
         if event.type == GAP:
             self._gap(record)
+        elif event.type in (PINNED, UNPINNED, NAMED) and (own := self.own_session(stream.id)) is not None:
+            mark(own, event)
         if is_forgotten(payload):
             stream.forgotten += 1
         self.cut += has_cut(payload)
@@ -255,6 +155,8 @@ class Catalog(Lineage[SessionView]):
             self.streams[first_stream].sessions.remove(session_id)
             stream.sessions.append(session_id)
         self._session(record, stream, session)
+        if session.name and session.title != session.name:
+            session.told, session.title = session.title, session.name
 
     def _work(self, session: str, directory: str) -> None:
         """A session is background work for a directory. It may run in another one, and may not be recorded yet."""
@@ -486,6 +388,7 @@ class Catalog(Lineage[SessionView]):
             "last_ts": stream.last_ts,
             "status": self.status(stream_id),
             "title": own.title if own is not None else "",
+            "pinned": own is not None and own.pinned,
             "directory": self.directory(stream_id),
             "project": stream.project,
             "asks": [msgspec.structs.asdict(ask) for ask in self.asks({stream_id})],
@@ -496,27 +399,6 @@ class Catalog(Lineage[SessionView]):
             "root": root if root != stream_id else None,
             "fork": own.fork if own is not None else None,
         }
-
-
-def add_cost(total: float, payload: dict[str, Any]) -> float:
-    """``total`` plus the cost of a step, unless it is a number that no step can cost."""
-    cost = payload.get("cost")
-    # Round the sum, so that it does not depend on the order in which the costs are added.
-    return round(total + cost, 9) if can_be(cost, MOST_COST) else total
-
-
-class Used(Protocol):
-    """Whatever counts steps, with their cost in US dollars and their tokens."""
-
-    steps: int
-    cost: float
-    tokens: dict[str, int | float]
-
-
-def add_step(to: Used, payload: dict[str, Any]) -> None:
-    to.steps += 1
-    to.cost = add_cost(to.cost, payload)
-    add_tokens(to.tokens, payload.get("tokens"))
 
 
 TURN_ENDED: Final = "turn.ended"

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog, Place, Rest, SessionView, StreamView, place_of
+from sidecar.read.catalog import CATALOG, CATALOG_VERSION, Catalog, Rest
+from sidecar.read.views import Place, SessionView, StreamView, place_of
 from streams.log.directory import ReadRows
 from streams.log.reader import LogReader
 from streams.rows import Changes, LazyMap, Rows

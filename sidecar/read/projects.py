@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from sidecar.read.catalog import Catalog, Place, is_agents
+from sidecar.read.catalog import Catalog, is_agents
+from sidecar.read.views import Place
 
 _WORKTREE: Final = re.compile(r".*/worktrees/(int_[0-9a-f]{4,64}(/.*)?)", re.DOTALL)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from sidecar.read.catalog import Catalog, SessionView
+from sidecar.read.catalog import Catalog
 from sidecar.read.transcript.model import Turn
 from sidecar.read.transcript.turns import TurnFold
+from sidecar.read.views import SessionView
 from streams.store import Record
 
 
@@ -42,6 +43,7 @@ class Tree:
             "session": session.id,
             "stream_id": session.stream,
             "title": session.title,
+            "pinned": session.pinned,
             "agent": session.agent,
             "ended": session.ended,
             "asks": len(session.asks),

@@ -188,9 +188,10 @@ def serve_until_pruned(home: Home) -> None:
 def test_what_is_too_old_goes_from_every_stream_but_never_from_an_open_turn(home: Home) -> None:
     home.config_path.write_text("[store]\nmax_age_days = 1\n")
     made = [of("ses_old", 40), of("system", 30), of("elsewhere", 20), of("ses_new", 0.5)]
+    made += [of("ses_pinned", 40), [event("pin", stream="ses_pinned", type_="stream.pinned", ts=made[0][0].ts)]]
     record(home, "jsonl", [*made, turn_under_way("ses_busy", 2), turn_under_way("ses_stale", 8)])
     serve_until_pruned(home)
-    assert streams(home) == {"ses_new", "ses_busy"}
+    assert streams(home) == {"ses_new", "ses_busy", "ses_pinned"}
     assert run(home.path, "verify").code == 0
 
 

@@ -16,8 +16,9 @@ if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened, shown_end
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
-    from sidecar.read.catalog import StreamView, is_agents
+    from sidecar.read.catalog import is_agents
     from sidecar.read.select import catalog_of, empty_text
+    from sidecar.read.views import StreamView
     from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 
 STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
@@ -132,7 +133,8 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
 
 
 def _named(stream: dict[str, Any]) -> str:
-    joined = f" (belongs to {stream['root']})" if stream["root"] else ""
+    joined = " (pinned)" * stream["pinned"]
+    joined += f" (belongs to {stream['root']})" if stream["root"] else ""
     joined += f" (fork of {stream['fork']})" if stream["fork"] else ""
     if is_agents(stream["stream_id"]):
         without = "(an agent)"

@@ -11,12 +11,13 @@ from sidecar.cli.shared.project import ProjectOption
 if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Output, shortened
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
-    from sidecar.read.catalog import Catalog, SessionView, is_agents
+    from sidecar.read.catalog import Catalog, is_agents
     from sidecar.read.host_agents import LABEL
     from sidecar.read.select import catalog_of, empty_text, family_of, find_session
     from sidecar.read.telling.describe import spent
     from sidecar.read.transcript.model import Turn
     from sidecar.read.tree import Tree
+    from sidecar.read.views import SessionView
     from sidecar.read.wording import counted, lasted, local_time, money, one_line
     from streams.errors import CorruptLog
     from streams.log.reader import LogReader
@@ -116,7 +117,8 @@ def _plain(out: Output, tree: Tree, session: SessionView, depth: int) -> None:
 def _marks(session: SessionView) -> list[str]:
     """What is particular about a session."""
     background = f"{LABEL} background agent" if session.is_background else ""
-    return [mark for mark in (session.ended, background, session.fork and f"fork of {session.fork}") if mark]
+    pinned = "pinned" * session.pinned
+    return [mark for mark in (pinned, session.ended, background, session.fork and f"fork of {session.fork}") if mark]
 
 
 def _session_label(session: SessionView, width: int) -> Any:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.read.catalog import add_step
 from sidecar.read.fields import as_text, model_name
+from sidecar.read.sums import add_step
 from sidecar.read.wording import local_time
 from streams.store import Record
 

@@ -17,10 +17,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import CHECKPOINT, answered_with, what_is_asked, withdrawn_text
-from sidecar.read.catalog import add_cost
 from sidecar.read.fields import as_int, as_mapping, as_text, exit_of, has_failed, is_forgotten, model_name
 from sidecar.read.past.journal import Items, Kept, Lazy, Map
 from sidecar.read.starting import Started, starts_session
+from sidecar.read.sums import add_cost
 from streams.lineage import CREATED, ENDED, RESUMED, RETRIED
 from streams.store import Record
 

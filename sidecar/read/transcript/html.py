@@ -87,7 +87,7 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
     """The page, a piece at a time."""
     yield _HEAD
     style = f"<style>{_STYLE}{reading.style}</style>"
-    yield f"<title>{_text(roots[0].title if roots else '')}</title>\n{style}\n</head>\n<body>"
+    yield f"<title>{_text(roots[0].name or roots[0].title if roots else '')}</title>\n{style}\n</head>\n<body>"
     is_top = bool(reading.top)
     for piece in pieces(roots, reading, opens=True):
         if is_top and piece.kind not in ("title", "note", "waiting"):

@@ -142,6 +142,8 @@ class Session(Kept):
     first_ms: int = 0
     last_ms: int = 0
     ended: str = ""
+    name: str = ""
+    """What a person named it; shown instead of the title."""
     turns: list[Turn] = field(default_factory=Items)
 
 

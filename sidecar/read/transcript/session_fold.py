@@ -137,6 +137,9 @@ class SessionFold(TurnFold):
     def _title(self, record: Record, payload: dict[str, Any]) -> None:
         self.session.title = as_text(payload.get("title")) or self.session.title
 
+    def _named(self, record: Record, payload: dict[str, Any]) -> None:
+        self.session.name = as_text(payload.get("name"))
+
     # --- what people and models said ---
 
     def _input(self, record: Record, payload: dict[str, Any]) -> None:
@@ -324,6 +327,9 @@ _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     RESUMED: SessionFold._appeared,
     ENDED: SessionFold._ended,
     "lineage.linked": SessionFold._nothing,
+    "stream.pinned": SessionFold._nothing,
+    "stream.unpinned": SessionFold._nothing,
+    "stream.named": SessionFold._named,
     "lineage.forked": SessionFold._nothing,
     "agent.spawned": SessionFold.spawned,
     "agent.handoff": SessionFold._nothing,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.read.catalog import TURN_ENDED, add_step
+from sidecar.read.catalog import TURN_ENDED
 from sidecar.read.fields import as_text, model_name
 from sidecar.read.past.journal import Kept, Map
+from sidecar.read.sums import add_step
 from sidecar.read.telling.describe import input_text
 from sidecar.read.transcript.model import Turn
 from streams.lineage import TURN_STARTED

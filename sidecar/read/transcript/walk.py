@@ -48,7 +48,7 @@ def pieces(roots: list[Session], reading: Reading, *, opens: bool = False) -> It
     """Everything that is told. With ``opens``, a reader of the layout can open and close a child session, so the turns
     of each are there even without ``reading.children``."""
     for session in roots:
-        yield Piece("title", session.title or "(no title)", words.facts_of(session), session)
+        yield Piece("title", session.name or session.title or "(no title)", words.facts_of(session), session)
         yield from (Piece("note", note) for note in reading.notes)
         for ask in words.waiting_in(session.turns):
             yield _ask(ask, reading)._replace(kind="waiting")

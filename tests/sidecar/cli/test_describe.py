@@ -11,7 +11,7 @@ import pytest
 from bridge.opencode.capture.table import RULES
 from bridge.opencode.capture.tokens import add_tokens
 from bridge.opencode.capture.translate import Translator
-from sidecar.read.catalog import add_cost
+from sidecar.read.sums import add_cost
 from sidecar.read.telling.describe import Line, describe, short_type
 from sidecar.read.telling.detail import Detail, detail
 from sidecar.read.telling.markup import inside

@@ -13,6 +13,7 @@ from sidecar.home import Home
 from sidecar.read.wording import counted
 from streams.bus.command import Command
 from streams.errors import StoreUnavailable
+from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
 from tests.sidecar.agents.agents import Counter
@@ -343,3 +344,62 @@ class TestForget:
         end_sidecars(Home(mine))
         assert streams(mine)[stream] > 1 and files_with(mine, told) == []
         assert run(mine, "verify").code == 0
+
+
+class TestPin:
+    def test_prune_spares_a_pinned_session_by_age_size_and_name_until_it_is_unpinned(self, marked_home: Path) -> None:
+        first, *others = streams(marked_home)
+        move(marked_home, "sqlite")
+        assert run(marked_home, "pin", first, "--json").objects()[0]["pinned"] is True
+        assert run(marked_home, "stop").code == 0
+        for how in (("--older-than", "0s"), ("--max-bytes", "1B"), ("--stream", first)):
+            plan = run(marked_home, "prune", *how, "--json").objects()[0]["plan"]
+            kept = {item["stream_id"]: item["why"] for item in plan["kept"]}
+            assert kept.get(first) == "it is pinned" and first not in {cut["stream_id"] for cut in plan["cuts"]}
+        done = run(marked_home, "prune", "--older-than", "0s", "--yes", "--json").objects()[0]
+        assert {cut["stream_id"] for cut in done["plan"]["cuts"]} == set(others)
+        assert set(streams(marked_home)) == {first}
+        assert run(marked_home, "unpin", first, "--json").objects()[0]["pinned"] is False
+        assert run(marked_home, "prune", "--stream", first, "--yes").code == 0
+        assert first not in streams(marked_home)
+
+    def test_pin_and_name_are_events_that_every_list_shows_and_an_export_keeps(
+        self, marked_home: Path, tmp_path: Path
+    ) -> None:
+        name, own = next(iter(streams(marked_home))), "The payment bug"
+        before = shown(marked_home, name)
+        assert run(marked_home, "pin", name).code == run(marked_home, "name", name, own).code == 0
+        assert run(marked_home, "stop").code == 0
+        types = [each["event"]["type"] for each in run(marked_home, "query", "--type", "stream.*", "--json").objects()]
+        assert types == ["stream.pinned", "stream.named"]
+        assert shown(marked_home, name) == (own, True, own, True)
+        assert own in run(marked_home, "read", name).out and "(pinned)" in run(marked_home, "streams").out
+        file, other = tmp_path / "session.jsonl", tmp_path / "other"
+        assert run(marked_home, "export", name, "--output", str(file)).code == 0
+        assert run_and_stop(other, "import", str(file)).code == 0
+        assert shown(other, name) == (own, True, own, True)
+        assert run(marked_home, "unpin", name).code == run(marked_home, "name", name, "").code == 0
+        assert shown(marked_home, name) == before and before[1] is False
+        wrong = run(marked_home, "pin", "ses_none")
+        assert (wrong.code, wrong.err[-12:]) == (1, "[not-found]\n")
+
+    def test_the_name_stays_while_opencode_changes_its_title(self, tmp_path: Path) -> None:
+        def told(title: str) -> StreamEvent:
+            payload = {"session": "ses_a", "title": title}
+            return event(title, stream="ses_a", type_="opencode.session.renamed", payload=payload)
+
+        def named(text: str) -> StreamEvent:
+            return event(f"named {text}", stream="ses_a", type_="stream.named", payload={"name": text})
+
+        begun = event("made", stream="ses_a", type_="lifecycle.session.created", payload={"session": "ses_a"})
+        batches = [[begun], [told("first")], [named("mine")], [told("second")], [named("ours")], [named("")]]
+        for title, batch in zip(("", "first", "mine", "mine", "ours", "second"), batches, strict=True):
+            asyncio.run(append(tmp_path / "store", [batch]))
+            assert run(tmp_path, "streams", "--json").objects()[0]["title"] == title
+
+
+def shown(home: Path, name: str) -> tuple[str, bool, str, bool]:
+    """The title of a stream and whether it is pinned, as `streams` and `tree` have it."""
+    (listed,) = (row for row in run(home, "streams", "--json").objects() if row["stream_id"] == name)
+    (tree,) = run(home, "tree", name, "--json").objects()
+    return listed["title"], listed["pinned"], tree["title"], tree["pinned"]

@@ -1,0 +1,40 @@
+"""``pin``, ``unpin`` and ``name``: what a person says about a session, recorded in its stream."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sidecar.cli.shared.arguments import SessionArgument
+from sidecar.cli.shared.command import RUNS, Run
+
+if RUNS:
+    from sidecar.cli.shared.control import ask
+    from sidecar.read.select import find_session, open_reader
+
+
+async def pin(run: Run, stream: SessionArgument) -> None:
+    """Keep a session: `prune` spares it, whatever its age and size, until `unpin`."""
+    await _mark(run, stream, "pinned", "{} is pinned, so `prune` spares it")
+
+
+async def unpin(run: Run, stream: SessionArgument) -> None:
+    """Take a pin away, so that `prune` may remove the session again."""
+    await _mark(run, stream, "unpinned", "{} is not pinned")
+
+
+async def name(
+    run: Run,
+    stream: SessionArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Its name; an empty text takes the name away.")],
+) -> None:
+    """Give a session a name, which every list shows instead of OpenCode's title."""
+    await _mark(run, stream, "named", "{} is named", text)
+
+
+async def _mark(run: Run, given: str, mark: str, told: str, text: str = "") -> None:
+    stream, _ = await find_session(open_reader(run.own_home.store_path), given)
+    asked = {"stream": stream, "mark": mark, "name": text}
+    found = await ask(run.home, "mark", asked, "it is safe to run the same command again")
+    run.out.told(found, f"{told.format(stream)}: {found['title'] or '(no title)'}")
