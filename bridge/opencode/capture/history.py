@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-from bridge.opencode.capture.shapes import mapping, number, text
+from bridge.opencode.capture.shapes import is_copy, mapping, number, text
 from bridge.opencode.link.frames import HookItem
 
 HISTORY_INSTANCE = sha256(b"history").hexdigest()[:16]
@@ -48,7 +48,7 @@ def turn_items(session: str, messages: list[dict[str, Any]], last: int = 0) -> I
         if about.get("role") == "user":
             yield from _idle(session, last, answering)
             answering = None
-            if _is_prompt(parts):
+            if _is_prompt(parts) and not is_copy(about, at):
                 yield HookItem("chat.message", at, {"sessionID": session}, {"message": about, "parts": parts})
             else:
                 yield from _updates(session, about, parts, at)

@@ -6,6 +6,7 @@ out, and odd values are kept unchanged.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from bridge.opencode.link.frames import MAX_SEQ, HookItem
@@ -19,6 +20,12 @@ _NUMBERS = (int, float)
 
 BRIEF = 200
 """How many characters of each text of a tool call's input are recorded when the call starts."""
+
+_ID_TIME = re.compile("msg_([0-9a-f]{9})")
+"""The ms, modulo 2**36, at which OpenCode made the id of a message."""
+
+_FIRST_MS = 1_577_836_800_000
+"""The beginning of 2020, before OpenCode made its first message."""
 
 _SHELL_NOTE = "The following tool was executed by the user"
 _SHELL_ABORTED = "<metadata>\nUser aborted the command\n</metadata>"
@@ -210,6 +217,18 @@ def beginning(payload: dict[str, Any], length: int) -> str:
     typed = [part for part in map(mapping, parts if isinstance(parts, list) else []) if is_typed(part)]
     said = [text(part.get("text")) or "" for part in typed]
     return " ".join((f"!{shell}" if isinstance(shell, str) else " ".join(said))[: 4 * length].split())[:length]
+
+
+def is_copy(info: dict[str, Any], now_ms: int) -> bool:
+    """True for a message that a fork copied: it keeps its time, but has a newer id. A time that cannot be true tells
+    nothing."""
+    made, found = number(mapping(info.get("time")).get("created")), _ID_TIME.match(text(info.get("id")) or "")
+    return (
+        made is not None
+        and found is not None
+        and _FIRST_MS <= made <= now_ms
+        and (0 < (int(found[1], 16) - made) % 2**36 < 2**35)
+    )
 
 
 def is_typed(part: dict[str, Any]) -> bool:

@@ -58,8 +58,9 @@ async def import_(
     if one is None and not two["services"]:
         hint = "install OpenCode 1, or start OpenCode 2 with the plugin"
         raise Failure("no-history", f"OpenCode 1 is not on the PATH, and no OpenCode 2 service is connected: {hint}")
-    out.text("OpenCode 1: " + (_told(one) if one is not None else "not on the PATH"))
-    out.text("OpenCode 2: " + (_told(two) if two["services"] else "the service is not running, or has no plugin"))
+    for name, found in (("1", one), ("2", two if two["services"] else None)):
+        if found is not None:
+            out.text(f"OpenCode {name}: {_told(found)}")
 
 
 async def _file(out: Output, home: Home, file: Path) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from bridge.opencode.capture.history import HISTORY_INSTANCE, session_items
@@ -74,6 +75,29 @@ def test_all_of_it_is_marked_and_a_repeat_adds_nothing() -> None:
     again = Player(player.log)
     play(CHAT, again)
     assert list(again.log.events.values()) == events
+
+
+def test_what_a_fork_inherited_is_not_recorded_again_and_its_origin_is_named() -> None:
+    def chat(session: str, made: int, *asked: int) -> list[dict[str, Any]]:
+        found = []
+        for at in asked:
+            first, second = (f"msg_{(max(at, made) + after) % 2**36:09x}{at:x}" for after in (-1, 1))
+            found += [user(first, f"at {at}", at), answer(second, first, at + 2, said("hi", at + 3), finish())]
+        told: list[dict[str, Any]] = json.loads(json.dumps(found).replace("ses_1", session))
+        return told
+
+    player, began = Player(), 1_795_310_000_000
+    for session, made, *asked in (("ses_1", 0, began, began + 900), ("ses_2", began + 5000, began, began + 9000)):
+        info = {"id": session, "directory": "/d", "version": "1.18.0", "time": {"created": made or began - 9}}
+        items = session_items(info, chat(session, made, *asked))
+        player.feed([(Token(ORIGIN, int(session[4:]) * 1000 + number), item) for number, item in enumerate(items, 1)])
+    of_fork = [event for event in player.events() if event.stream_id == "ses_2"]
+    assert [event.type for event in of_fork] == [
+        *("lifecycle.session.created", "lineage.forked"),
+        *("human.input", "turn.started", "execution.output", "execution.step", "turn.ended"),
+    ]
+    assert of_fork[1].payload["fork"] == {"session": "ses_1"}
+    assert len(player.of("execution.step")) == 3
 
 
 def test_the_child_of_a_task_is_below_it() -> None:
