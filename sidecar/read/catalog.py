@@ -25,6 +25,7 @@ from streams.lineage import (
     NAMED,
     PINNED,
     RESUMED,
+    RETRIED,
     STEP_STARTED,
     TURN_STARTED,
     UNPINNED,
@@ -35,7 +36,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 117
+CATALOG_VERSION: Final = 118
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 WORK, WORK_STARTED = "agent/intents", "intent.started"
@@ -185,6 +186,7 @@ class Catalog(Lineage[SessionView]):
 
     def _session(self, record: Record, stream: StreamView, session: SessionView) -> None:
         event, payload = record.event, record.event.payload
+        session.retries = ""
         if event.type in _ENDS_ASKS:
             # OpenCode keeps its asks only in memory, so they end when the turn or the process ends.
             session.asks.clear()
@@ -205,6 +207,10 @@ class Catalog(Lineage[SessionView]):
                 else:
                     self.launched.add(child)
             add_step(session, payload)
+        elif event.type == RETRIED:
+            from sidecar.read.telling.describe import describe
+
+            session.retries, _ = cut_middle(str(describe(event)), _ASK_LENGTH)
         elif event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
             stream.directory = stream.directory or as_text(payload.get("directory"))

@@ -47,6 +47,7 @@ class Tree:
             "agent": session.agent,
             "ended": session.ended,
             "asks": len(session.asks),
+            "retries": session.retries,
             "running": [msgspec.structs.asdict(call) for call in session.running],
             "fork": session.fork,
             "lineage_known": session.known,

@@ -44,6 +44,8 @@ class SessionView(Session):
     told: str = ""
     pinned: bool = False
     """Whether `prune` spares the stream that is named after the session."""
+    retries: str = ""
+    """Why and when the model is called again, if it failed and nothing has happened since."""
     is_background: bool = False
     """Whether OpenCode started the session in the background by itself, so that it reports by itself."""
 

@@ -20,13 +20,13 @@ from bridge.opencode.capture.shapes import beginning, is_aborted_shell, mapping
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
-from streams.lineage import CREATED, ENDED, FORKED, LINKED, MOVED, RESUMED
+from streams.lineage import CREATED, ENDED, FORKED, LINKED, MOVED, RESUMED, RETRIED
 from streams.rows import Changes, LazyMap, Rows
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-STATE_VERSION = 13
+STATE_VERSION = 14
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -311,7 +311,7 @@ class CaptureState:
             undone = mapping(payload.get("properties")).get("messageID")
             session.inputs.pop(str(undone), None)
             session.reverted = None if undone == session.reverted else session.reverted
-        elif event.type.startswith("opencode."):
+        elif event.type.startswith("opencode.") and event.type != RETRIED:
             session.misread = True
         self._hosted(session, event)
         if session.turn is not None:

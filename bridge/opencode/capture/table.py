@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from streams.lineage import STEP_STARTED
+from streams.lineage import RETRIED, STEP_STARTED
 
 Kind = Literal["event", "state", "drop"]
 """``event``: the hook is recorded. ``state``: the hook is not final, so it is remembered only while it matters.
@@ -163,9 +163,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "session.status",
-        "state",
+        "event",
         "session_status",
-        note="Reports busy or retrying; `idle` ends the turn, as `session.idle` does.",
+        (RETRIED, "turn.ended"),
+        "bus event; user message",
+        "`retry` is recorded for the first failed attempt of a chain, the second, the fourth, and so on; it says which "
+        "attempt comes next, when, and why. `idle` ends the turn, as `session.idle` does.",
     ),
     Rule("session.diff", "state", "nothing"),
     Rule("message.part.delta", "drop", "nothing", note="May be lost, as every `.delta`; the final part has all of it."),

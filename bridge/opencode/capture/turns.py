@@ -9,7 +9,6 @@ in the state, or in a hook that is not acknowledged yet.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from typing import Any
 
@@ -19,18 +18,12 @@ from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
 from streams.identity import Identity
-from streams.lineage import FORKED
+from streams.lineage import FORKED, RETRIED
 
 _REMEMBERED_MESSAGES = 4000
 
 _ID_BEFORE_MS = 100
 """At most so long before its message is an id made. The longest time measured was 4 ms."""
-
-_ID_TIME = re.compile("msg_([0-9a-f]{9})")
-"""The ms, modulo 2**36, at which OpenCode made the id of a message."""
-
-_FIRST_MS = 1_577_836_800_000
-"""The beginning of 2020, before OpenCode made its first message."""
 
 _ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of a final answer; ``tool-calls`` means that the model wanted to continue."""
@@ -80,7 +73,23 @@ class Turns(Shells):
 
     def session_status(self, entry: Entry, session: SessionState | None) -> bool:
         status = mapping(entry.properties.get("status"))
+        if status.get("type") == "retry" and session is not None:
+            self._retried(entry, session, status)
         return self.session_idle(entry, session) if status.get("type") == "idle" else False
+
+    def _retried(self, entry: Entry, session: SessionState, status: dict[str, Any]) -> None:
+        """Record a failed attempt that will be repeated: the first of a chain, the second, the fourth, and so on,
+        because a chain may last for days."""
+        failed, turn = max(shapes.number(status.get("attempt")) or 1, 1), self.turn_at(session, entry)
+        if failed & (failed - 1):
+            return
+        payload = present(
+            turn=turn.user_message if turn is not None else None,
+            attempt=failed + 1,
+            at_ms=shapes.number(status.get("next")),
+            reason=text(status.get("message")),
+        )
+        self.put(entry, session, RETRIED, entry.event_id or self.own_key(entry), payload, turn=turn)
 
     def session_compacted(self, entry: Entry, session: SessionState | None) -> bool:
         if self._is_told(entry):
@@ -130,15 +139,13 @@ class Turns(Shells):
         message_id = info["id"]
         if session is None or info["role"] == "user":
             self._users[message_id] = None
-            if session is not None and _is_copied(session, message_id, info, entry.item.t):
+            if session is not None and _is_copied(session, info, entry.item.t):
                 self._copied_from(entry, session, int(info["time"]["created"]))
             return False
         answered = info["parentID"]
         completed = info["time"].get("completed") is not None
         expected = message_id in self._messages or answered in session.turns or answered in session.inputs
-        if not expected and (
-            (completed and not session.misread) or _is_copied(session, message_id, info, entry.item.t)
-        ):
+        if not expected and ((completed and not session.misread) or _is_copied(session, info, entry.item.t)):
             # A fork copies messages into a new session. Such copies are not recorded again.
             self._copied[message_id] = None
             self.drop_shell(session.id, answered)
@@ -391,13 +398,9 @@ class Turns(Shells):
         return False
 
 
-def _is_copied(session: SessionState, message: str, info: dict[str, Any], now_ms: int) -> bool:
-    """True for a message that a fork copied before the fork got an input: it keeps its time, but has a newer id. A time
-    that cannot be true tells nothing."""
-    made, found = shapes.number(mapping(info.get("time")).get("created")), _ID_TIME.match(message)
-    if made is None or found is None or not session.born or session.first_message:
-        return False
-    return _FIRST_MS <= made <= now_ms and 0 < (int(found[1], 16) - made) % 2**36 < 2**35
+def _is_copied(session: SessionState, info: dict[str, Any], now_ms: int) -> bool:
+    """True for a message that a fork copied before the fork got an input."""
+    return session.born and not session.first_message and shapes.is_copy(info, now_ms)
 
 
 def _is_before(entry: Entry, turn: Turn) -> bool:

@@ -153,6 +153,8 @@ def _now(session: SessionView, turn: Turn) -> str:
         return ""
     if session.asks:
         return "waiting for you · "
+    if session.retries:
+        return f"{one_line(session.retries)} · "
     return "".join(f"runs {one_line(c.text)} since {local_time(c.since_ms, '%H:%M:%S')} · " for c in session.running)
 
 

@@ -98,7 +98,7 @@ async def intents(
         started = "the tool agent_spawn or `durable-stream spawn` starts some"
         note(f"No background work yet: {started if reader.head > NOTHING else await empty_text(reader)}.")
         return
-    _table(out, listed, hosts)
+    _table(out, listed, hosts, await _retries(reader, listed))
 
 
 async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
@@ -140,7 +140,14 @@ async def _diff(intent: Intent) -> str:
         raise Failure(error.code, f"the changes of {intent.id} cannot be read: {error}") from None
 
 
-def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> None:
+async def _retries(reader: LogReader, intents: list[Intent]) -> dict[str | None, str]:
+    """Why and when a failed model is called again, by the sessions at work."""
+    working = [each.session for each in intents if each.session is not None and each.state not in ENDED]
+    sessions = (await catalog_of(reader))[0].sessions if working else {}
+    return {name: sessions[name].retries for name in working if name in sessions}
+
+
+def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]], retries: dict[str | None, str]) -> None:
     now = own_identity().now_ms()
     columns = (Column("id"), Column("state"), Column("started"), Column("ran", right=True), Column("cost", right=True))
     rows = []
@@ -153,7 +160,7 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]]) -> No
                 ago(now - each.created),
                 rough_span(ran) if ran is not None else "-",
                 money(each.cost) if each.cost else "-",
-                teller.work(each),
+                " · ".join(filter(None, (teller.work(each), retries.get(each.session)))),
             )
         )
     for row in hosts:
@@ -173,7 +180,9 @@ async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) ->
             reached = full(state, load_config(home.config_path).phantom, intent)
         except ConfigError as error:
             note(f"The limits could not be read: {error}")
-    return waits(intent, reached, await read_checkpoints(reader) if intent.asks else ())
+    found = waits(intent, reached, await read_checkpoints(reader) if intent.asks else ())
+    told = (await _retries(reader, [intent])).get(intent.session)
+    return [*found, {"for": "model", "id": "", "text": f"the model, which {told}"}] if told else found
 
 
 def _wait_text(wait: dict[str, str]) -> str:

@@ -74,6 +74,8 @@ def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int =
         return _turn_ended(payload, took_ms)
     if event.type == "execution.step":
         return _step(payload, waited_ms)
+    if event.type == RETRIED:
+        return _retried(payload, event.ts)
     kind = KINDS.get(event.type)
     return kind.line(payload) if kind is not None else _other(event.type, payload)
 
@@ -114,9 +116,10 @@ def spent(payload: dict[str, Any]) -> str:
     """
     tokens = as_mapping(payload.get("tokens"))
     cache = as_mapping(tokens.get("cache"))
-    cached, written = (tokens.get(f"cache_{each}", cache.get(each)) for each in ("read", "write"))
-    read = sum(count for count in (tokens.get("input"), cached, written) if _number(count))
-    said = [f"{amount(read)} in" + (f" ({amount(cached)} cached)" if _number(cached) else "")] if read else []
+    counts = (tokens.get("input"), *(tokens.get(f"cache_{each}", cache.get(each)) for each in ("read", "write")))
+    new, cached, written = (count if is_number(count) else 0 for count in counts)
+    read = new + cached + written
+    said = [f"{amount(read)} in" + (f" ({amount(cached)} cached)" if cached else "")] if read else []
     said += [f"{amount(tokens['output'])} out"] if _number(tokens.get("output")) else []
     return ", ".join(filter(None, (*said, _cost(payload))))
 
@@ -226,9 +229,11 @@ def _checkpoint(payload: dict[str, Any]) -> Line:
     return Line("answer", _joined(_text(payload.get("reply")) or state, first, " with "), "input")
 
 
-def _retried(payload: dict[str, Any]) -> Line:
-    told = _joined(_error(payload).text, f"attempt {_text(payload.get('attempt'))} follows", " · ")
-    return Line("model", told, "bad")
+def _retried(payload: dict[str, Any], ts: int = 0) -> Line:
+    attempt, at_ms = payload.get("attempt"), payload.get("at_ms")
+    label = f"retries ({amount(attempt - 1)})" if is_number(attempt) else "retries"
+    pause = f"next in {lasted(max(at_ms - ts, 0))}" if ts and is_number(at_ms) else ""
+    return Line(label, _joined(_error(payload).text, pause, ", "), "bad")
 
 
 def _error(payload: dict[str, Any]) -> Line:

@@ -13,7 +13,7 @@ from bridge.opencode.capture.state import CaptureState, SessionState
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
-from streams.lineage import STEP_STARTED, trace_id
+from streams.lineage import RETRIED, STEP_STARTED, trace_id
 from streams.rows import MemoryRows
 from tests.bridge.opencode.playing import Item, Log, Player, names, play, recording
 
@@ -73,6 +73,23 @@ class TestWhatBecomesOfARun:
         player.feed(items)
         (start,) = player.of(STEP_STARTED)
         assert start.payload["input"] == {"command": "x" * 195 + "[hidd"}
+
+    def test_of_a_long_chain_of_retries_the_first_and_each_doubling_is_recorded(self) -> None:
+        items = recording("abort_retry")
+        at = next(n for n, (_, item) in enumerate(items) if '"retry"' in json.dumps(item.input))
+        player, (token, retry) = Player(), items[at]
+        player.feed(items[:at])
+        told = json.dumps(retry.input)
+        for attempt in range(1, 5001):
+            given = json.loads(
+                told.replace('"attempt": 1', f'"attempt": {attempt}').replace('"evt_', f'"evt_{attempt}')
+            )
+            player.feed([(token._replace(seq=10_000 + attempt), HookItem(retry.hook, retry.t, given))] * 2)
+        (turn,) = player.of("turn.started")
+        found = player.of(RETRIED)
+        assert [event.payload["attempt"] - 1 for event in found] == [2**n for n in range(13)]
+        assert {event.causation_id for event in found} == {turn.id}
+        assert not player.translator.state.sessions[turn.payload["session"]].misread
 
     def test_background_work_hangs_on_what_asked_for_it(self) -> None:
         items = recording("task_child")

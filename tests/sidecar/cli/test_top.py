@@ -152,6 +152,25 @@ async def test_the_screen_is_as_it_was_drawn(busy_home: Path, width: int, monkey
     assert "\x1b" not in screen and all(len(line) <= width for line in screen.splitlines())
 
 
+def test_a_model_that_is_called_again_is_told_until_something_happens(busy_home: Path) -> None:
+    """Alike for OpenCode 1 and 2."""
+    retries = events_of("abort_retry", Translator(seeded_identity(4)))[:4]
+    session = retries[-1].payload["session"]
+    work = intent("int_retries", ("intent.started", {"session": session, "parent": None, "ts": NOW}))
+
+    def views() -> list[str]:
+        board, _ = asyncio.run(open_board(LogReader(busy_home / "store")))
+        of_work = next(row["doing"] for row in board.state(NOW)["agents"] if row["id"] == "int_retries")
+        (listed,) = [line for line in run(busy_home, "intents").out.splitlines() if line.startswith("int_retries")]
+        return [of_work, listed, run(busy_home, "intents", "int_retries").out, run(busy_home, "tree", session).out]
+
+    asyncio.run(append(busy_home / "store", [[event] for event in [*work, *retries]]))
+    assert all("retries (1): scripted error, next in 2.1s" in view for view in views()), views()
+    ended = event("over", stream=session, type_="turn.ended", payload={"session": session})
+    asyncio.run(append(busy_home / "store", [[ended]]))
+    assert not any("retries (" in view for view in views()), views()
+
+
 def test_the_screen_follows_the_log_until_q(busy_home: Path) -> None:
     with Terminal(command(busy_home, "top"), ROOT, environment(), columns=80) as screen:
         screen.wait_for("the title of int_runs")
