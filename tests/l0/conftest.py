@@ -6,6 +6,7 @@ an empty directory, and returns a ``peer.Implementation``.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -14,11 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import nats
 import pytest
+from nats.js.errors import NotFoundError
 
-from tests.l0.peer import HANG_S, Implementation, Peer
+from tests.l0.peer import COMMANDS, EVENTS, HANG_S, Implementation, Peer
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +40,26 @@ def implementation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Impleme
                     address = json.loads(text)["nats"][0]
             time.sleep(0.01)
         with getattr(importlib.import_module(module), name)(address, directory) as one:
+            asyncio.run(until_it_has_its_streams(one))
             yield one
     finally:
         server.kill()
         server.wait()
+
+
+async def until_it_has_its_streams(one: Implementation) -> None:
+    """An implementation that was just started may still be making them."""
+    client = await nats.connect(one.server, connect_timeout=int(HANG_S))
+    try:
+        async with asyncio.timeout(HANG_S):
+            for name in {COMMANDS, EVENTS, *(stream for stream, _ in one.queues)}:
+                while True:
+                    with suppress(NotFoundError):
+                        await client.jsm().stream_info(name)
+                        break
+                    await asyncio.sleep(0.01)
+    finally:
+        await client.close()
 
 
 @pytest.fixture

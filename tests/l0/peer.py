@@ -121,24 +121,28 @@ class Peer:
     """A connection that hears every event from its beginning on."""
 
     def __init__(self, client: Client, under: Implementation) -> None:
-        self.client, self.js, self.under = client, client.jetstream(), under
+        self.client, self.js, self.under = client, client.jetstream(timeout=HANG_S), under
         self.events: list[Heard] = []
         self._calls: JetStreamContext.PullSubscription | None = None
 
     @classmethod
     async def connect(cls, under: Implementation) -> Peer:
-        peer = cls(await nats.connect(under.server), under)
+        peer = cls(await nats.connect(under.server, connect_timeout=int(HANG_S)), under)
 
         async def hear(message: Msg) -> None:
             peer.events.append(heard(message))
 
-        await peer.js.subscribe(
-            "cg.v1.*.*.evt.>",
-            stream=EVENTS,
-            ordered_consumer=True,
-            cb=hear,
-            config=ConsumerConfig(deliver_policy=DeliverPolicy.NEW),
-        )
+        try:
+            await peer.js.subscribe(
+                "cg.v1.*.*.evt.>",
+                stream=EVENTS,
+                ordered_consumer=True,
+                cb=hear,
+                config=ConsumerConfig(deliver_policy=DeliverPolicy.NEW),
+            )
+        except BaseException:
+            await peer.client.close()
+            raise
         return peer
 
     async def publish(self, subject: str, body: Any, headers: dict[str, str] | None = None) -> int:

@@ -76,8 +76,8 @@ async def what_others_hear(home: Path, server: str, token: str) -> None:
     """The agent's turn keeps the rules that ``peer.heard`` checks, and a report that does not fit is told as the page
     says.
     """
-    client = await nats.connect(server, token=token)
-    stream = client.jetstream()
+    client = await nats.connect(server, token=token, connect_timeout=int(HANG_S))
+    stream = client.jetstream(timeout=HANG_S)
     try:
         edges = await stream.pull_subscribe("cg.v1.*.*.evt.agent.scout.>", "ear", stream="cg_evt_v1")
         said: list[Any] = []

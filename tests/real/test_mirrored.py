@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,13 +19,13 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from tests.mirrors import Seen, chain_hashes
 from tests.nats_servers import reached
 from tests.real.durable import DurableStream, wait_until
-from tests.real.model_server import HANG_LIMIT_S
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Json
 
 pytestmark = pytest.mark.real_opencode
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_worker.py"
+SAID = "SAY:one and two and three and four"
 CONFIG = """[nats]
 mode = "embedded"
 
@@ -83,20 +84,17 @@ async def read_back(durable: DurableStream, stream: str, subject: str) -> list[S
 
 
 async def prompted_while_listening(durable: DurableStream, opencode: RealOpenCode, session: str) -> list[Json]:
-    """The chunks published while a prompt was answered, until one of its answer came."""
+    """The chunks that came while a prompt was answered, perhaps none: they may be lost."""
     heard: list[Json] = []
-    came = asyncio.Event()
 
     async def hear(message: Msg) -> None:
         heard.append({"subject": message.subject, **json.loads(message.data)})
-        if "and" in heard[-1]["content"]:
-            came.set()
 
     client = await connect(durable)
     await client.subscribe("cg.v1.*.public.str.agent.*.chunk", cb=hear)
     await reached(client)
-    await asyncio.to_thread(opencode.prompt, session, "SAY:one and two and three and four")
-    await asyncio.wait_for(came.wait(), HANG_LIMIT_S)
+    await asyncio.to_thread(opencode.prompt, session, SAID)
+    await reached(client)
     await client.close()
     return heard
 
@@ -117,15 +115,15 @@ def test_a_session_is_read_back_from_jetstream_alone(durable: DurableStream, ope
     types = [record["event"]["type"] for record in records]
     assert told.count("step") == types.count("execution.step") > 0
     assert told.count("task") == types.count("turn.ended") == 2 and told.count("state") == 4
-    # Deltas may be lost; what came is in order, and part of what was said.
+    # Deltas may be lost, all of them. What came is in order, and part of what was said.
     # The last word of the first answer may still come.
     chunks = [chunk for chunk in chunks if chunk["step_id"] == chunks[-1]["step_id"]]
     assert all(chunk["subject"].split(".")[6] == session for chunk in chunks)
     assert [chunk["index"] for chunk in chunks] == sorted(chunk["index"] for chunk in chunks)
-    said = "".join(chunk["content"] for chunk in chunks)
-    assert said and said in "one and two and three and four"
+    said = ".*".join(re.escape(chunk["content"]) for chunk in chunks)
+    assert re.search(said, SAID)
     found = status(durable)
-    assert found["mirror"]["problem"] == "" and found["deltas"]["sent"] >= len(chunks)
+    assert found["mirror"]["problem"] == "" and found["deltas"].get("sent", 0) >= len(chunks)
 
 
 def test_the_model_calls_a_tool_that_a_program_carries_out(durable: DurableStream, opencode: RealOpenCode) -> None:
