@@ -15,7 +15,7 @@ import pytest
 from sidecar.background.people.channels import channel_name
 from sidecar.care.checks.channels import check_channels, check_turns, check_urls
 from sidecar.care.checks.check import Check, Scene, scene_of
-from sidecar.care.checks.opencode import check_opencode
+from sidecar.care.checks.opencode import check_opencode, check_services
 from sidecar.care.checks.recording import check_links, survey
 from sidecar.care.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
 from sidecar.care.checks.unlinked import check_unlinked
@@ -133,6 +133,16 @@ def test_a_service_and_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     services = [{"registration": "r", "state": "read"}]
     assert linked(capsys, link(5, "", service="r"), services=services) == ["OpenCode 1.18.33, its service, pid 5, read"]
     assert linked(capsys) == ["no OpenCode"]
+
+
+def test_a_service_that_was_not_asked_yet_is_not_called_dead(tmp_path: Path) -> None:
+    scene = scene_of(Home(tmp_path), quick=True)
+    found = {}
+    for state in ("starting", "absent", "refused"):
+        service = {"registration": "r", "state": state, "version": ""}
+        (check,) = check_services(scene._replace(answer={"services": [service]}))
+        found[state] = check.level, bool(check.hint)
+    assert found == {"starting": ("note", False), "absent": ("note", True), "refused": ("problem", True)}
 
 
 def test_doctor_counts_processes(tmp_path: Path) -> None:

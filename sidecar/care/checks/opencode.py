@@ -123,6 +123,8 @@ def check_services(scene: Scene) -> list[Check]:
                 "what is wrong"
             )
             checks.append(Check("opencode 2", "problem", f"its service is not read, because {place} is unsafe", hint))
+        elif state == "starting":
+            checks.append(Check("opencode 2", "note", "its plugin is connected, and its service is being asked"))
         elif state != "read":
             text = f"its plugin is connected, but no service answers at the address in {place}"
             checks.append(

@@ -1,4 +1,4 @@
-"""The check that the running services of OpenCode 2 have loaded the plugin."""
+"""The check that the plugin in each running service of OpenCode 2 is connected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONNECT_SECONDS: Final = 0.5
 
 
 def check_unlinked(scene: Scene) -> list[Check]:
-    """Whether every running service of this user, which outlives its terminals, has loaded the plugin."""
+    """Whether the plugin in every running service of this user, which outlives its terminals, is connected."""
     ours = [plugin.target.plugin for plugin in scene.plugins if plugin.names.home == str(scene.home.path)]
     if scene.package_home == scene.home.path:
         ours += scene.packages
@@ -30,7 +30,7 @@ def check_unlinked(scene: Scene) -> list[Check]:
 
 def _unlinked(service: Registration, installed_ms: int) -> Check:
     started = ", which started before the plugin was installed," if service.written_ms < installed_ms else ""
-    text = f"its service (pid {service.pid}){started} has not loaded the plugin"
+    text = f"no plugin in its service (pid {service.pid}){started} is connected"
     hint = (
         "it loads the plugin when OpenCode 2 is next used in a project; if that does not help, run "
         "`opencode service restart` without `DURABLE_STREAM=off`"

@@ -54,6 +54,8 @@ async def costs(
         if out.terminal and len(sums) > 1:
             total = found.total()
             out.text(f"together {money(total.cost)}, {amount(total.count)} tokens", "dim")
+    if found.is_partial:
+        note("Without the model calls with which OpenCode 2 makes titles and compactions.")
     if fault is not None:
         raise fault
     if not sums:

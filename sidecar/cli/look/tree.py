@@ -108,7 +108,7 @@ def _plain(out: Output, tree: Tree, session: SessionView, depth: int) -> None:
     out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{marks}"))
     for turn, below in tree.branches(session):
         if turn is not None:
-            told = f"turn {turn.outcome or 'open'} {_figures(turn)} {_now(session, turn)}{turn.asked}"
+            told = f"turn {_ended(turn)} {_figures(turn)} {_now(session, turn)}{turn.asked}"
             out.text(f"{indent}  " + one_line(told))
         for child in below:
             _plain(out, tree, child, depth + (1 if turn is None else 2))
@@ -139,12 +139,17 @@ def _turn_label(turn: Turn, now: str, width: int) -> Any:
 
     style = {"completed": "green", "failed": "red", "": "bold green"}.get(turn.outcome, "yellow")
     label = Text(no_wrap=True, overflow="ellipsis")
-    label.append(one_line(turn.outcome or "open"), style)
+    label.append(one_line(_ended(turn)), style)
     tokens = spent({"tokens": turn.tokens}) if width >= WHOLE_ID_WIDTH else ""
     label.append("  " + " · ".join(filter(None, (_figures(turn), tokens))), "dim")
     label.append(f"  {now}", "bold green")
     label.append(one_line(turn.asked or turn.trigger))
     return label
+
+
+def _ended(turn: Turn) -> str:
+    """How the turn ended, and its error, which a turn that completed has if only its compaction failed."""
+    return f"{turn.outcome} ({turn.error})" if turn.error else turn.outcome or "open"
 
 
 def _now(session: SessionView, turn: Turn) -> str:

@@ -18,7 +18,20 @@ if TYPE_CHECKING:
     from sidecar.read.catalog import Catalog
     from sidecar.read.changes.approvals import Approval
 
-PIPED = ("time", "stream", "session", "event", "actor", "action", "what", "added", "removed", "approval", "prompt")
+PIPED = (
+    "time",
+    "stream",
+    "session",
+    "event",
+    "actor",
+    "action",
+    "what",
+    "added",
+    "removed",
+    "approval",
+    "prompt",
+    "undone",
+)
 """The header line for a pipe."""
 
 _DIFF_INDENT = "    "
@@ -36,7 +49,16 @@ def print_rows(out: Output, turns: Sequence[TurnChanges]) -> None:
                 said = (each.tool, each.change.file, *counts, _approved(each.approvals))
             else:
                 said = (_action(each), each.approval.what, "", "", each.approval.text)
-            out.cells(iso_time(each.ts), turn.stream, turn.session, each.event, each.actor, *said, turn.prompt)
+            out.cells(
+                iso_time(each.ts),
+                turn.stream,
+                turn.session,
+                each.event,
+                each.actor,
+                *said,
+                turn.prompt,
+                "undone" * turn.undone,
+            )
 
 
 def print_diffs(out: Output, turns: Sequence[TurnChanges]) -> None:

@@ -23,6 +23,8 @@ and then the whole new text."""
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME = re.compile(r"(?:\+\+\+ (?:b/)?|Index: )([^\t]+)")
 _NO_FILE = "/dev/null"
+_CREATED = "Created file successfully"
+"""What OpenCode 2 says of a file that ``write`` made; of any other it says that it wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ def file_changes(payload: dict[str, Any], asked_diff: str = "") -> list[Diff]:
             return found
     if asked_diff and file:
         return [Diff(file, asked_diff, *diff_stat(asked_diff))]
-    return _from_input(tool, file, given, is_new=metadata.get("exists") is False)
+    is_new = metadata.get("exists") is False or as_text(payload.get("output")).startswith(_CREATED)
+    return _from_input(tool, file, given, is_new=is_new)
 
 
 def diff_stat(diff: str) -> tuple[int, int]:

@@ -56,12 +56,15 @@ class Costs:
     def __init__(self, by: By, root_of: Callable[[str], str], project_of: Callable[[str, int], str]) -> None:
         self._by, self._root_of, self._project_of = by, root_of, project_of
         self._sums: dict[str, Sum] = {}
+        self.is_partial = False
+        """Whether a step of OpenCode 2 is in the sums, which has no steps for titles and compactions."""
 
     def apply(self, record: Record) -> None:
         """Apply one record; records of other types change nothing."""
         event, payload = record.event, record.event.payload
         if event.type not in TYPES or payload.get("kind") != "inference":
             return
+        self.is_partial = self.is_partial or event.metadata.get("host") == "opencode2"
         root = self._root_of(as_text(payload.get("session")) or event.stream_id)
         key = self._key(record, payload, root)
         known = self._sums.get(key)

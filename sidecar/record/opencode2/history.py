@@ -23,7 +23,6 @@ from bridge.opencode.capture.v2.translate import HostTranslator
 from sidecar.processes import still_runs
 from sidecar.record.opencode2.http import ServiceError
 from streams.event import StreamEvent
-from streams.query import Filter
 from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.record.opencode2")
@@ -31,7 +30,6 @@ log = logging.getLogger("sidecar.record.opencode2")
 _PAGE: Final = 100
 _NOT_FOUND: Final = 404
 _ASKS: Final = (("permission", "permission.asked"), ("form", "form.created"))
-_OLD: Final = ("execution.step", "execution.output")
 
 
 class Client(Protocol):
@@ -111,7 +109,7 @@ class History:
             rebuilt, memory = self._translator.rebuild(session_id, past, scope.origin, is_whole=is_whole)
             if known is None and not is_new:
                 rebuilt = []  # the session began before the log; only what happens from now on is recorded
-            there = await self._known(session, rebuilt)
+            there = await self._known(rebuilt)
             if len(waiting) == len(self._translator.waiting(session_id, scope.origin)):
                 break
         count = self._translator.fill(rebuilt, there)
@@ -163,26 +161,11 @@ class History:
             await self.compare(parent, scope, is_import=is_import)
         return self._translator.place(info, scope.origin, is_new=is_new)
 
-    async def _known(self, session: SessionState, rebuilt: list[StreamEvent]) -> dict[str, str]:
+    async def _known(self, rebuilt: list[StreamEvent]) -> dict[str, str]:
         """The ids of the events in the log, by the keys of the rebuilt events that they are."""
         keys = [event.idempotency_key for event in rebuilt]
         found = await self._store.find_each(keys) if keys else []
-        known = {key: record.event.id for key, record in zip(keys, found, strict=True) if record is not None}
-        # Older versions of Durable Stream gave the steps and outputs of a turn other keys.
-        lacking = [event for event in rebuilt if event.type in _OLD and event.idempotency_key not in known]
-        turns = {
-            event.correlation_id for event in lacking if f"turn.started:{session.id}:{event.correlation_id}" in known
-        }
-        there: dict[tuple[Any, ...], list[str]] = {}
-        for turn in turns:
-            wanted = Filter(types=_OLD, streams=(session.stream,), correlation_id=turn)
-            async for record in self._store.query(wanted):
-                if record.event.idempotency_key not in known:
-                    there.setdefault(_about(record.event), []).append(record.event.id)
-        for event in lacking:
-            if same := there.get(_about(event)):
-                known[event.idempotency_key] = same.pop(0)
-        return known
+        return {key: record.event.id for key, record in zip(keys, found, strict=True) if record is not None}
 
     async def _asks(self, session_id: str) -> list[HostEvent]:
         """What the session asks and nobody has answered."""
@@ -280,9 +263,3 @@ def _is_elsewhere(session: SessionState, messages: list[dict[str, Any]], scope: 
     # What this service's process began has an end, so what is newer than the process and has none is another's.
     newest = max((_created(message) for message in messages), default=0)
     return 0 < scope.started_ms < newest
-
-
-def _about(event: StreamEvent) -> tuple[Any, ...]:
-    """What a step or an output is about, whatever its key."""
-    payload = event.payload
-    return event.type, payload.get("message"), payload.get("kind"), payload.get("call")

@@ -49,7 +49,7 @@ class _Announced:
 
     path: Path
     links: dict[tuple[str, str], tuple[int, tuple[str, ...], float]] = field(default_factory=dict)
-    state: str = "absent"
+    state: str = "starting"
     version: str = ""
     compared: int = 0
     rebuilt: int = 0
@@ -280,7 +280,7 @@ class Services:
             known.state = "refused"
             raise
         if registration is None:
-            known.state = "absent"
+            known.state = "starting" if self._is_starting(origin) else "absent"
             return None
         known.state, known.version = "read", registration.version
         history = History(ServiceClient(registration), self.translator, self._store)

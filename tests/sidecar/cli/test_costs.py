@@ -17,6 +17,7 @@ from streams.identity import seeded_identity
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
+from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.sidecar.cli.test_top import intent
@@ -167,6 +168,14 @@ def test_a_moved_session_is_in_its_new_project_and_what_it_had_cost_stays_in_the
         contexts.apply(Record(each, position, position, ""))
         projects.append(contexts.of(each).project)
     assert projects[:7] == ["shop"] * 3 + ["site"] * 2 + ["docs"] * 2
+
+
+def test_what_opencode_2_announces_without_a_step_is_said_to_be_left_out(spent_home: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    asyncio.run(append(home / "store", [list(play2("compaction").log.events.values())]))
+    assert "compactions" in run(home, "costs").err and run(spent_home, "costs").err == ""
+    assert "turn completed (compaction.failed)" in run(home, "tree").out, "a failed compaction is told"
 
 
 def test_since_leaves_earlier_steps_out(spent_home: Path) -> None:

@@ -227,6 +227,8 @@ def test_a_turn_that_was_undone_says_so_and_is_not_counted(projects_home: Path, 
         asyncio.run(append(projects_home / "store", [more]))
         [found] = run(projects_home, "changes", "--json").objects()
         assert found["undone"] is is_undone
+        header, row = run(projects_home, "changes").rows()
+        assert dict(zip(header, row, strict=True))["undone"] == "undone" * is_undone
     said = ANSI.sub("", on_terminal(projects_home, "changes", width=100, cwd=places / "shop"))
     assert "1 turn undone" in said and "1 file changed" not in said
 
