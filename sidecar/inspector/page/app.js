@@ -136,17 +136,36 @@ async function badge() {
   waiting.hidden = !count;
 }
 
-const source = new EventSource("/api/live");
-source.addEventListener("head", () => {
-  live.classList.add("on");
-  live.textContent = "live";
-  live.title = "New events arrive by themselves";
-  news();
+function hear(state) {
+  live.classList.toggle("on", state === "live");
+  live.textContent = state;
+  live.title = state === "live" ? "New events arrive by themselves" : "`durable-stream inspect` does not answer";
+  if (state === "live") news();
+}
+
+// A browser opens only six connections to a server. So one tab listens, and tells all others what it hears; when it is
+// closed, another one gets the lock. A tab that has just been opened asks.
+const tabs = new BroadcastChannel("live");
+let state = "offline";
+let source = null; // only in the tab that listens
+tabs.addEventListener("message", ({ data }) => {
+  if (data !== "ask") hear(data);
+  else if (source?.readyState === EventSource.CLOSED) listen(); // it was refused, but the new tab has logged in
+  else if (source) tabs.postMessage(state);
 });
-source.addEventListener("error", () => {
-  live.classList.remove("on");
-  live.textContent = "offline";
-  live.title = "`durable-stream inspect` does not answer";
-});
+
+function listen() {
+  const tell = (told) => {
+    state = told;
+    tabs.postMessage(state);
+    hear(state);
+  };
+  source = new EventSource("/api/live");
+  source.addEventListener("head", () => tell("live"));
+  source.addEventListener("error", () => tell("offline"));
+}
+
+tabs.postMessage("ask");
+navigator.locks.request("live", () => new Promise(listen));
 
 show();
