@@ -152,7 +152,7 @@ async def open_board(reader: Any) -> tuple[Board, int]:
     """The board of a log in its present state, and the position after which to continue with ``apply``.
 
     Raises:
-        CorruptLog: the log is damaged.
+        CorruptLog: the log is damaged, and ``reader`` does not end there.
     """
     from sidecar.read.select import catalog_of, newest
 

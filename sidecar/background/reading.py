@@ -22,7 +22,6 @@ from sidecar.read.catalog import Catalog
 from sidecar.read.changes.approvals import Approval, Approvals
 from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of
-from streams.errors import CorruptLog
 from streams.event import StreamEvent
 from streams.hashing import is_digest
 from streams.log.reader import LogReader
@@ -227,8 +226,8 @@ def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
         row["state"], row["observed"], row["why"] = "observed", event.ts, given["why"]
 
 
-async def costs_of(reader: LogReader, by: By, wanted: Filter) -> tuple[Costs, CorruptLog | None]:
-    """The costs of the wanted records, and the fault that ended reading early, if any.
+async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
+    """The costs of the wanted records that the catalog knows, so that each counts in its root session.
 
     Work that ran in the background counts in the session that started it.
     """
@@ -249,12 +248,10 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> tuple[Costs, Co
         return catalog.root(starter) if starter in catalog.sessions else root
 
     costs = Costs(by, root_of, catalog.directory)
-    try:
-        async for record in reader.query(wanted):
+    async for record in reader.query(wanted):
+        if record.position <= catalog.position:
             costs.apply(record)
-    except CorruptLog as error:
-        return costs, error
-    return costs, None
+    return costs
 
 
 async def _outputs(reader: StreamReader, agent: str, up_to: int | None = None) -> AsyncIterator[StreamEvent]:

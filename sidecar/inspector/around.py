@@ -76,7 +76,7 @@ async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
 
     catalog, _ = await catalog_of(reader)
     wanted = Filter(text=path.replace("\\", "/").rpartition("/")[2], types=(STEP,))
-    found, fault = await newest(reader, wanted, EDITS, is_edit)
+    found, _ = await newest(reader, wanted, EDITS, is_edit)
     rows = []
     for record in reversed(found):
         change = next(each for each in file_changes(record.event.payload) if each.file == path)
@@ -95,4 +95,4 @@ async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
                 "removed": change.deletions if is_known else None,
             }
         )
-    return {"file": path, "edits": rows, "fault": str(fault or "")}
+    return {"file": path, "edits": rows}

@@ -96,7 +96,7 @@ class Data:
 
     async def sessions(self) -> dict[str, Any]:
         """Every root session, the newest first, and the work that each of them started."""
-        catalog, fault = await catalog_of(self.reader)
+        catalog, _ = await catalog_of(self.reader)
         state = await self._intents()
         work: dict[str, int] = {}
         phantoms = {each.session for each in state.intents.values() if each.session}
@@ -117,12 +117,12 @@ class Data:
             row["position"] = stream.last_position
             rows.append(row)
         rows.sort(key=lambda row: row["position"], reverse=True)
-        return {"sessions": rows, "records": catalog.records, "now": self._now_ms(), "fault": str(fault or "")}
+        return {"sessions": rows, "records": catalog.records, "now": self._now_ms()}
 
     async def search(self, text: str) -> dict[str, Any]:
         """The newest records with a text in what people, models and tools said and did."""
         catalog, _ = await catalog_of(self.reader)
-        found, fault = await newest(self.reader, Filter(text=text), HITS, lambda record: not repeats(record.event))
+        found, _ = await newest(self.reader, Filter(text=text), HITS, lambda record: not repeats(record.event))
         hits = []
         for record in reversed(found):
             root = catalog.root_stream(record.event.stream_id)
@@ -138,7 +138,7 @@ class Data:
                     "snippet": snippet(record.event.payload, text),
                 }
             )
-        return {"hits": hits, "fault": str(fault or "")}
+        return {"hits": hits}
 
     # --- one session ---
 
@@ -314,9 +314,9 @@ class Data:
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""
         way: By = next((each for each in WAYS if each == by), "day")
-        costs, fault = await costs_of(self.reader, way, Filter(types=TYPES))
+        costs = await costs_of(self.reader, way, Filter(types=TYPES))
         sums = [each.as_json() for each in costs.sums()]
-        return {"by": way, "sums": sums, "total": costs.total().as_json(), "fault": str(fault or "")}
+        return {"by": way, "sums": sums, "total": costs.total().as_json()}
 
     async def act(self, action: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """Do what a button says. Raises ``SelectError`` for a button that does not exist, and the sidecar's errors."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from starlette.applications import Starlette
@@ -60,10 +61,16 @@ Read = Callable[[Request], Awaitable[Any]]
 """What answers a request: returns a response, or the value that the answer has as JSON."""
 
 
-def _answering(read: Read) -> Callable[[Request], Awaitable[Response]]:
-    """A handler whose errors become JSON that says what happened."""
+def _answering(data: Data, read: Read) -> Callable[[Request], Awaitable[Response]]:
+    """A handler whose errors become JSON that says what happened. Each answer says where the log is damaged."""
 
     async def handle(request: Request) -> Response:
+        answer = await judged(request)
+        if data.reader.damage is not None:
+            answer.headers["log-damage"] = quote(str(data.reader.damage))
+        return answer
+
+    async def judged(request: Request) -> Response:
         try:
             found = await read(request)
             return found if isinstance(found, Response) else _answer(found)
@@ -99,7 +106,7 @@ def build(data: Data) -> Starlette:
 
     async def search(request: Request) -> Any:
         text = request.query_params.get("q", "").strip()
-        return await data.search(text[:200]) if text else {"hits": [], "fault": ""}
+        return await data.search(text[:200]) if text else {"hits": []}
 
     async def session(request: Request) -> Any:
         name, what = request.path_params["name"], request.path_params["what"]
@@ -153,9 +160,9 @@ def build(data: Data) -> Starlette:
     return Starlette(
         routes=[
             *(Route(path, page) for path in pages),
-            *(Route(f"/api/{path}", _answering(read)) for path, read in reads.items()),
+            *(Route(f"/api/{path}", _answering(data, read)) for path, read in reads.items()),
             Route("/api/live", live),
-            Route("/api/do/{action}", _answering(act), methods=["POST"]),
+            Route("/api/do/{action}", _answering(data, act), methods=["POST"]),
             Route("/page/timeline.css", style),
             Route("/page/{file}", page),
         ],

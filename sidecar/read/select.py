@@ -41,14 +41,14 @@ _SHOWN = 5
 """How many near matches an error names."""
 
 
-def open_reader(store: Path, *, stays: bool = False) -> LogReader:
-    """A reader of the log, with or without a running sidecar; a missing log reads as empty.
+def open_reader(store: Path, *, to_damage: bool = False) -> LogReader:
+    """A reader of the log, with or without a running sidecar; a missing log reads as empty."""
+    return LogReader(store, to_damage=to_damage)
 
-    ``stays``: the catalog of this reader will follow the log, so it is whole in memory.
-    """
-    reader = LogReader(store)
-    if stays:
-        _STAYING.add(reader)
+
+def staying(reader: LogReader) -> LogReader:
+    """The same reader, whose catalog will follow the log, so it is whole in memory."""
+    _STAYING.add(reader)
     return reader
 
 

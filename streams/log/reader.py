@@ -69,13 +69,18 @@ class AnyBackend:
                         if record.position > last:
                             last = record.position
                             yield record
-            except (StreamError, OSError):
+            except (StreamError, OSError) as error:
                 if (moved_to := self._now()) is backend:
-                    raise
+                    self._end(error)
+                    return
             else:
                 if (moved_to := self._now()) is backend:
                     return
             backend = moved_to
+
+    def _end(self, error: Exception) -> None:
+        """Reading met an error. Raises it, unless reading may just end here."""
+        raise error
 
     async def _ask(self, ask: Callable[[DiskReader], Awaitable[Result]]) -> Result:
         """Like ``_read``, but returns one answer."""
@@ -94,15 +99,24 @@ class AnyBackend:
 class LogReader(AnyBackend):
     """``StreamReader`` over a store's directory, in either backend; a missing directory reads as an empty log.
 
+    With ``to_damage``, each read ends before a damaged record, and ``damage`` says where. Whoever shows what was read
+    must show ``damage``, too. Without it, such a read raises ``CorruptLog``.
+
     Raises:
         ForeignStore: another program or a newer version wrote the store.
         MissingLog: a part of the store was deleted.
     """
 
-    def __init__(self, store: Path) -> None:
-        self.store = store
+    def __init__(self, store: Path, *, to_damage: bool = False) -> None:
+        self.store, self._to_damage = store, to_damage
+        self.damage: CorruptLog | None = None
         self._sqlite: SqliteReader | None = None
         self._jsonl = JsonlReader(store)
+
+    def _end(self, error: Exception) -> None:
+        if not self._to_damage or not isinstance(error, CorruptLog):
+            raise error
+        self.damage = self.damage or error
 
     def _now(self) -> DiskReader:
         # Check a sqlite store's files only until its database is open, because a check on every read is slow.
@@ -161,7 +175,11 @@ class LogReader(AnyBackend):
         return found[::-1] if self._now() is backend else None
 
     async def find_event(self, event_id: str) -> Record | None:
-        return await self._ask(lambda backend: backend.find_event(event_id))
+        try:
+            return await self._ask(lambda backend: backend.find_event(event_id))
+        except CorruptLog as error:
+            self._end(error)
+            return None
 
     async def glance(self) -> None:
         """Check that every file of the log exists and is long enough. Quick for a log of any size.
@@ -171,7 +189,10 @@ class LogReader(AnyBackend):
         """
         # Only a jsonl log needs this check, because ``located`` has already compared a sqlite log with its head file.
         if self._now() is self._jsonl:
-            await self._jsonl.glance()
+            try:
+                await self._jsonl.glance()
+            except CorruptLog as error:
+                self._end(error)
 
     def file_sizes(self) -> dict[str, int] | None:
         """``{files, bytes}`` of a jsonl log; ``None`` with another backend. Blocks briefly."""
@@ -188,9 +209,10 @@ class LogReader(AnyBackend):
                 async with aclosing(cast("AsyncGenerator[list[str], None]", backend.event_ids(part))) as found:
                     async for some in found:
                         yield some
-            except (StreamError, OSError):
+            except (StreamError, OSError) as error:
                 if self._now() is backend:
-                    raise
+                    self._end(error)
+                    return
             else:
                 if self._now() is backend:
                     return

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
@@ -16,7 +16,6 @@ if RUNS:
     from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.command import complain
     from sidecar.cli.shared.control import control
-    from sidecar.home import Home
     from sidecar.read.wording import local_time
     from streams.log.reader import LogReader
 
@@ -38,14 +37,14 @@ async def list_(
 ) -> None:
     """List the messages that agents could not handle, oldest first."""
     out = run.out
-    found = await _letters(run.home)
+    found = await letters_of(run.reader)
     chosen = [each for each in found if agent in (None, each.agent) and (all_ or each.state == "open")]
     if out.json:
         for letter in chosen:
             out.object(letter.as_json())
         return
     if not chosen:
-        note("There are no dead letters.")
+        run.nothing("There are no dead letters.")
         return
     columns = [Column(name) for name in ("letter", "agent", "type", "at", "state")]
     out.table(
@@ -69,7 +68,7 @@ async def show(run: Run, letter: LetterArgument) -> None:
     from sidecar.cli.printing.records import outline
 
     out = run.out
-    found = _one(await _letters(run.home), letter)
+    found = _one(await letters_of(run.reader), letter)
     record = await run.reader.find_event(found.id)
     if record is None:
         raise Failure("no-dead-letter", f"the record of {found.id} has just been removed")
@@ -99,7 +98,7 @@ async def drop(run: Run, letters: LettersArgument) -> int:
 async def _settle(run: Run, request: str, given: list[str]) -> int:
     """Send the sidecar a request for each letter. If the sidecar refuses a letter, continue with the next one."""
     home, out, failed = run.home, run.out, False
-    known = await _letters(home)
+    known = await letters_of(LogReader(home.store_path))
     chosen = list(dict.fromkeys(_one(known, each).id for each in given))
     async with control(home, _CUT_OFF) as client:
         for letter in chosen:
@@ -117,10 +116,6 @@ async def _settle(run: Run, request: str, given: list[str]) -> int:
             if out.json:
                 out.object(done)
     return 1 if failed else 0
-
-
-async def _letters(home: Home) -> list[DeadLetter]:
-    return await letters_of(LogReader(home.store_path))
 
 
 def _one(letters: list[DeadLetter], given: str) -> DeadLetter:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.shared.arguments import OptionalFamily, limit_option
-from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
 
@@ -18,7 +18,6 @@ if RUNS:
     from sidecar.read.catalog import Catalog
     from sidecar.read.changes.changes import TYPES, Changes
     from sidecar.read.select import catalog_of, empty_text, family_of, find_session, records_of
-    from streams.errors import CorruptLog
     from streams.log.reader import LogReader
     from streams.query import Filter
     from streams.store import Record
@@ -43,11 +42,12 @@ async def changes(
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
     out, reader = run.out, run.reader
-    catalog, torn = await catalog_of(reader)
+    catalog, _ = await catalog_of(reader)
     wanted = await filter_of(reader, since=since, until=until)
     chosen = project_or_here(catalog, project, stream)
     found = Changes(wanted, with_diffs=diff)
-    fault = await _fold(found, await _records(reader, catalog, stream, wanted, chosen))
+    async for record in await _records(reader, catalog, stream, wanted, chosen):
+        found.apply(record)
     turns = found.turns()[-limit if limit else 0 :]
     if out.json:
         for turn in turns:
@@ -60,14 +60,12 @@ async def changes(
         print_diffs(out, turns)
     else:
         print_rows(out, turns)
-    if (fault := fault or torn) is not None:
-        raise fault
     if not turns:
         when = "" if since is None and until is None else " in that time"
         nothing = (
             NOTHING_THERE.format(project) if not chosen and chosen is not None else f"No agent changed a file{when}."
         )
-        note(nothing if reader.head >= 0 else f"The log is empty: {await empty_text(reader)}.")
+        run.nothing(nothing if reader.head >= 0 else f"The log is empty: {await empty_text(reader)}.")
 
 
 async def _records(
@@ -88,13 +86,3 @@ async def _records(
         if each.last_ts >= (wanted.since_ms or 0) and (chosen is None or each.id in chosen)
     )
     return reader.query(Filter(types=TYPES, streams=later or ("",)))
-
-
-async def _fold(found: Changes, records: AsyncIterator[Record]) -> CorruptLog | None:
-    """Apply every record. Returns the fault that ended reading early, if any."""
-    try:
-        async for record in records:
-            found.apply(record)
-    except CorruptLog as error:
-        return error
-    return None

@@ -33,7 +33,7 @@ async def costs(
     background work count in the session that started them.
     """
     out, reader = run.out, run.reader
-    found, fault = await costs_of(reader, by, await filter_of(reader, types=TYPES, since=since))
+    found = await costs_of(reader, by, await filter_of(reader, types=TYPES, since=since))
     sums = found.sums()
     if out.json:
         for each in sums:
@@ -56,10 +56,8 @@ async def costs(
             out.text(f"together {money(total.cost)}, {amount(total.count)} tokens", "dim")
     if found.is_partial:
         note("Without the model calls with which OpenCode 2 makes titles and compactions.")
-    if fault is not None:
-        raise fault
     if not sums:
-        note(
+        run.nothing(
             "No step was recorded in that time."
             if since and reader.head >= 0
             else f"No costs: {await empty_text(reader)}."

@@ -47,9 +47,6 @@ async def diff(
     else:
         pasts.append(await open_past(reader, one))
         _sessions(out, *pasts)
-    for past in pasts:
-        if past.fault is not None:
-            raise past.fault
 
 
 async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: str) -> None:

@@ -11,6 +11,7 @@ import typer
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import RedactOption
 from sidecar.cli.shared.command import Run, note
+from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.read.past.spans import Spans
@@ -64,7 +65,7 @@ async def export(
     """
     from sidecar.cli.printing.transcript import written_to
     from sidecar.cli.shared.project import newest_stream
-    from sidecar.read.select import family_of, find_stream, open_reader
+    from sidecar.read.select import family_of, find_stream
     from streams.log.directory import read_manifest
 
     if run.out.json and form != "jsonl":
@@ -75,7 +76,7 @@ async def export(
     if redact and form not in ("markdown", "html"):
         raise typer.BadParameter("`--redact-paths` changes a conversation: give `--format html` or `--format markdown`")
     store = run.home.store_path
-    reader = open_reader(store)
+    reader = run.reader
     if stream is None:
         stream = await newest_stream(reader, None)
     else:
@@ -91,6 +92,8 @@ async def export(
         else:
             await _write_conversation(reader, family, form, file, redact=redact)
             wrote = f"the conversation as {form}"
+        if output is not None and reader.damage is not None:
+            raise Failure("log-damaged", f"{output} was not written, because the log is damaged")
     if output is not None:
         note(f"Wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}.")
 
@@ -105,9 +108,7 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     from sidecar.read.transcript.model import Reading
 
     redaction, spans, changes = redaction_of(wanted=redact), Spans(), Changes()
-    roots, proof, fault = await conversation_of(reader, family, redaction, (spans, changes))
-    if fault is not None:
-        raise fault
+    roots, proof = await conversation_of(reader, family, redaction, (spans, changes))
     notes = await notes_of(reader, family.stream)
     reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if form == "html":
@@ -180,5 +181,6 @@ async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO
         write_beside(record.position)
         file.write(seal.line(json_line(record.as_json())))
     write_beside(head + 1)
-    file.write(seal.last())
+    if reader.damage is None:
+        file.write(seal.last())
     return seal.records

@@ -18,7 +18,7 @@ if RUNS:
     from sidecar.inspector.access import Access
     from sidecar.inspector.data import Data
     from sidecar.inspector.server import serve
-    from sidecar.read.select import SelectError, find_event, find_session, open_reader
+    from sidecar.read.select import SelectError, find_event, find_session, staying
     from streams.log.reader import LogReader
 
 
@@ -41,7 +41,7 @@ async def inspect(
     through the sidecar. The printed link works once, in one browser.
     """
     home = run.home
-    reader = open_reader(home.store_path, stays=True)
+    reader = staying(run.reader)
     path = await _path(reader, name) if name is not None else "/"
 
     async def send(method: str, args: Mapping[str, Any]) -> dict[str, Any]:

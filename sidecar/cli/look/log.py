@@ -28,9 +28,9 @@ if RUNS:
         find_session,
         first,
         newest,
-        open_reader,
         pruned_text,
         records_of,
+        staying,
     )
     from streams.log.reader import LogReader
     from streams.query import Filter
@@ -74,7 +74,7 @@ async def log(
     """
     out = run.out
     store = run.home.store_path
-    reader = open_reader(store, stays=follow)
+    reader = staying(run.reader) if follow else run.reader
     wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until)
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
@@ -115,7 +115,7 @@ async def log(
         await _follow(store, family, lines, out, wanted, after=head)
     elif not lines.printed and last != 0:
         fitting = "that matches" if from_offset == 0 else f"that matches at or after offset {from_offset}"
-        note(f"Nothing to print: {stream} has no record {fitting}.")
+        run.nothing(f"Nothing to print: {stream} has no record {fitting}.")
     await _note_waiting(reader, out, family.streams)
 
 
@@ -134,15 +134,13 @@ async def _print(
                 lines.print(record, family.catalog.place_of(record))
         lines.print_running()
         return head
-    kept, fault = await newest(
+    kept, _ = await newest(
         reader, family.filter(wanted), last, lambda record: record.position <= head and record in family, after=after
     )
     await lines.look_up(reader, *kept)
     for record in kept:
         lines.print(record, family.catalog.place_of(record))
     lines.print_running()
-    if fault is not None:
-        raise fault
     return head
 
 
@@ -197,18 +195,14 @@ async def _follow_all(
 ) -> None:
     """Print the newest records of all streams, or those after a position, then each new record if it ``stays``, with a
     heading wherever the session changes."""
-    catalog, fault = await catalog_of(reader)
-    if fault is not None:
-        raise fault
+    catalog, _ = await catalog_of(reader)
     lines = HeadedLines(out, catalog, wanted, named_project(project), everything=after is not None)
     head = catalog.position
     if last:
-        kept, fault = await newest(reader, lines.filter(), last, lines.fits)
+        kept, _ = await newest(reader, lines.filter(), last, lines.fits)
         await lines.look_up(reader, *kept)
         for record in kept:
             lines.print_headed(record)
-        if fault is not None:
-            raise fault
     if after is not None and not stays:
         async for record in reader.read_all(after=after):
             if lines.fits(record):

@@ -58,7 +58,7 @@ async def query(
     if project is not None and (inside := project_streams((await catalog_of(reader))[0], project)) is not None:
         chosen = chosen & inside if streams else inside
         if not chosen:
-            note(NOTHING_THERE.format(project))
+            run.nothing(NOTHING_THERE.format(project))
             return
     about = {"streams": tuple(sorted(chosen)), "text": text, "trace_id": trace_id}
     wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until, **about)
@@ -81,16 +81,14 @@ async def query(
                 await lines.look_up(reader, record)
             lines.print(record)
     else:
-        known, fault = await newest(reader, wanted, limit, fits)
+        known, _ = await newest(reader, wanted, limit, fits)
         await lines.look_up(reader, *known)
         for record in known:
             lines.print(record)
-        if fault is not None:
-            raise fault
     if hidden:
         note(f"{hidden} more in records that repeat others; `--internal` shows them.")
     if not lines.printed:
-        note("No event matches." if reader.head >= 0 else f"The log is empty: {await empty_text(reader)}.")
+        run.nothing("No event matches." if reader.head >= 0 else f"The log is empty: {await empty_text(reader)}.")
 
 
 def _trace_id(given: str) -> str:

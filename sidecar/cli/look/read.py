@@ -71,7 +71,7 @@ async def read(
     else:
         stream, session = await find_session(reader, stream)
     family = await family_of(reader, stream, session=session)
-    roots, proof, fault = await conversation_of(reader, family, redaction_of(wanted=redact))
+    roots, proof = await conversation_of(reader, family, redaction_of(wanted=redact))
     notes = await notes_of(reader, stream)
     reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if shown:
@@ -87,8 +87,6 @@ async def read(
                 else "; for another format, use --format, or a file name that ends in .html or .json"
             )
             note(f"Wrote {named} to {output}{hint}.")
-    if fault is not None:
-        raise fault
 
 
 def _show(out: Output, roots: list[Session], reading: Reading, *, pager: bool) -> None:

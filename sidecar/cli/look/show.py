@@ -48,9 +48,7 @@ async def show(
     timing = Timing()
     shown = record.event
     cause = await reader.find_event(shown.causation_id) if shown.causation_id else None
-    effects, fault = await newest(reader, Filter(causation_id=shown.id), sys.maxsize, after=record.position)
-    if fault is not None:
-        raise fault
+    effects, _ = await newest(reader, Filter(causation_id=shown.id), sys.maxsize, after=record.position)
     for known in (*await asked_for(reader, record), cause, record, *effects):
         if known is not None:
             timing.apply(known)

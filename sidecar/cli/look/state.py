@@ -65,8 +65,6 @@ async def state(
             out.cells(name, text)
         for line in _last(past, number):
             out.cells("last", line)
-    if past.fault is not None:
-        raise past.fault
 
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -47,7 +47,7 @@ async def streams(
     shows at most 200 streams, unless --limit is given.
     """
     out, reader = run.out, run.reader
-    catalog, fault = await catalog_of(reader)
+    catalog, _ = await catalog_of(reader)
     most = limit or (MOST if out.terminal else None)
     catalog = catalog if most else catalog.whole()
     removed = await reader.removed()
@@ -85,15 +85,13 @@ async def streams(
             if shown == 1:
                 out.cells(*PIPED)
             _stream_cells(out, stream)
-    if fault is not None:
-        raise fault
     if (cut_off := await reader.cut_off()) is not None:
         note(f"{cut_off}.")
     if not limit and next(listed, None) is not None:
         note(f"Only the newest {shown} streams; `--limit` lists more.")
     if not shown:
         elsewhere = chosen is not None and catalog.streams
-        note(NOTHING_THERE.format(project) if elsewhere else f"No streams: {await empty_text(reader)}.")
+        run.nothing(NOTHING_THERE.format(project) if elsewhere else f"No streams: {await empty_text(reader)}.")
 
 
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:

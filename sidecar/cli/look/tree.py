@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from sidecar.cli.shared.arguments import OptionalFamily, limit_option
-from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.cli.shared.project import ProjectOption
 
 if RUNS:
@@ -19,7 +19,6 @@ if RUNS:
     from sidecar.read.tree import Tree
     from sidecar.read.views import SessionView
     from sidecar.read.wording import counted, lasted, local_time, money, one_line
-    from streams.errors import CorruptLog
     from streams.log.reader import LogReader
     from streams.query import Filter
 
@@ -32,7 +31,7 @@ async def tree(
 ) -> None:
     """Show sessions and turns, with their results."""
     out, reader = run.out, run.reader
-    catalog, fault = await catalog_of(reader)
+    catalog, _ = await catalog_of(reader)
     session = None
     if stream is None:
         chosen = project_or_here(catalog, project, stream)
@@ -47,39 +46,34 @@ async def tree(
         catalog = catalog.whole()
         roots = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
         printed = roots[-limit:] if limit else roots
-    torn = await _print(out, reader, catalog, printed)
-    if (fault := fault or torn) is not None:
-        raise fault
+    await _print(out, reader, catalog, printed)
     if printed:
         return
     if stream is not None:
-        note(f"{stream} holds no session.")
+        run.nothing(f"{stream} holds no session.")
     elif chosen is not None:
-        note(NOTHING_THERE.format(project))
+        run.nothing(NOTHING_THERE.format(project))
     elif not all(map(is_agents, catalog.streams)):
-        note("No session was recorded, or all were forgotten; `durable-stream streams --all` lists every stream.")
+        run.nothing(
+            "No session was recorded, or all were forgotten; `durable-stream streams --all` lists every stream."
+        )
     else:
-        note(f"No sessions: {await empty_text(reader)}.")
+        run.nothing(f"No sessions: {await empty_text(reader)}.")
 
 
-async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[SessionView]) -> CorruptLog | None:
-    """Print some sessions and their descendants. Returns the fault that ended reading early, if any.
+async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[SessionView]) -> None:
+    """Print some sessions and their descendants.
 
     If the log has an index of a stream's records, sessions are read and printed one family (a root session with its
     descendants) at a time. So the first family appears at once, and even a long log needs little memory.
     """
-    fault = None
     for some in [[root] for root in roots] if reader.is_indexed else [roots]:
         tree = Tree(catalog)
         streams = dict.fromkeys(stream for root in some for stream in catalog.streams_of(root.id))
-        try:
-            async for record in reader.query(Filter(streams=tuple(streams) or ("",))):
-                tree.apply(record)
-        except CorruptLog as error:
-            fault = error
+        async for record in reader.query(Filter(streams=tuple(streams) or ("",))):
+            tree.apply(record)
         for root in some:
             _print_root(out, tree, root)
-    return fault
 
 
 def _print_root(out: Output, tree: Tree, root: SessionView) -> None:

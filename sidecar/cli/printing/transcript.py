@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sidecar.read.redacted import Redaction
     from sidecar.read.select import Family
     from sidecar.read.transcript.model import Reading, Session
-    from streams.errors import CorruptLog
     from streams.log.reader import LogReader
 
 _ENDINGS = {
@@ -46,25 +45,20 @@ def redaction_of(*, wanted: bool) -> Redaction | None:
 
 async def conversation_of(
     reader: LogReader, family: Family, redaction: Redaction | None = None, beside: Sequence[Any] = ()
-) -> tuple[list[Session], str, CorruptLog | None]:
-    """The top-level sessions in the streams of ``family``, their proof, and the fault that ended reading early, if any.
-    The folds ``beside`` get the same records, redacted or not."""
+) -> tuple[list[Session], str]:
+    """The top-level sessions in the streams of ``family``, and their proof. The folds ``beside`` get the same records,
+    redacted or not."""
     from sidecar.read.select import records_of
     from sidecar.read.transcript.conversation import Conversation
-    from streams.errors import CorruptLog
 
     conversation, proof = Conversation(), ""
-    fault: CorruptLog | None = None
-    try:
-        async for record in records_of(reader, family):
-            shown = record if redaction is None else redaction.record(record)
-            for fold in (conversation, *beside):
-                fold.apply(shown)
-            if record.event.stream_id == family.stream:
-                proof = f"{family.stream} up to position {record.position} of its log, with the hash {record.hash}"
-    except CorruptLog as error:
-        fault = error
-    return conversation.roots, proof, fault
+    async for record in records_of(reader, family):
+        shown = record if redaction is None else redaction.record(record)
+        for fold in (conversation, *beside):
+            fold.apply(shown)
+        if record.event.stream_id == family.stream:
+            proof = f"{family.stream} up to position {record.position} of its log, with the hash {record.hash}"
+    return conversation.roots, proof
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:

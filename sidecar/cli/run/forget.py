@@ -22,7 +22,7 @@ if RUNS:
     from sidecar.cli.shared.control import REMOVING, ask
     from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
-    from sidecar.read.select import Family, SelectError, catalog_of, find_session
+    from sidecar.read.select import Family, SelectError, catalog_of, find_session, open_reader
     from sidecar.read.wording import counted
     from streams.log.directory import read_manifest
     from streams.log.reader import LogReader
@@ -46,7 +46,8 @@ async def forget(
     everywhere in the home, and deletes an old store that a migration left behind. The records stay, with their times
     and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
     """
-    home, out, reader = run.own_home, run.out, run.reader
+    home, out = run.own_home, run.out
+    reader = open_reader(home.store_path)
     try:
         stream, child = await find_session(reader, session)
     except SelectError as pruned:

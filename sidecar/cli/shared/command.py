@@ -24,6 +24,7 @@ from sidecar.failure import Failure
 if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output
     from sidecar.home import Home
+    from streams.errors import CorruptLog
     from streams.log.reader import LogReader
 
 RUNS = True
@@ -84,6 +85,16 @@ class Run(typer.Context):
     """One run of a command: where it prints, the home that the options, the environment or the platform name, and the
     log in it. Nothing is opened before it is asked for."""
 
+    @property
+    def damage(self) -> CorruptLog | None:
+        """The damage at which ``reader`` ended."""
+        return self.reader.damage if "reader" in vars(self) else None
+
+    def nothing(self, text: str) -> None:
+        """Note why nothing was printed, unless the reason is damage, which the end of the command tells."""
+        if self.damage is None:
+            note(text)
+
     @cached_property
     def out(self) -> Output:
         """Where the command prints, as JSON if ``--json`` says so."""
@@ -112,10 +123,10 @@ class Run(typer.Context):
 
     @cached_property
     def reader(self) -> LogReader:
-        """A reader of the home's log."""
+        """A reader of the home's log up to any damage; at the end, the command says where it is and exits with 1."""
         from sidecar.read.select import open_reader
 
-        return open_reader(self.home.store_path)
+        return open_reader(self.home.store_path, to_damage=True)
 
 
 class _Command(TyperCommand):
@@ -148,6 +159,7 @@ def add_command(
 def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, json: bool = False, **kwargs: Any) -> None:
+        own: Run | None = kwargs.get("run")
         if not RUNS:
             # The command was imported to show its help, but the word `--help` was meant otherwise.
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {RUN_ANYWAY: "1"})  # noqa: S606
@@ -158,6 +170,8 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
 
                 result = asyncio.run(_to_its_end(result))
             sys.stdout.flush()
+            if own is not None and own.damage is not None:
+                raise own.damage
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise  # Typer itself handles these exceptions; a bad parameter exits with 2
         except KeyboardInterrupt:
@@ -169,6 +183,8 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
         except Exception as error:  # this is the outermost handler, so nothing above it can report the error
             if os.environ.get("DURABLE_STREAM_DEBUG"):
                 raise
+            # What was not found may stand after the damage.
+            error = (own and own.damage) or error
             fail(explain(error), code_of(error))
         if isinstance(result, int) and result:
             raise typer.Exit(result)

@@ -9,7 +9,7 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.command import RUNS, Run
 from sidecar.failure import Failure
 
 if RUNS:
@@ -21,7 +21,7 @@ if RUNS:
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.asked import on_one_line
-    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.select import empty_text
     from sidecar.read.wording import ago, local_time, visible
     from streams.store import NOTHING
 
@@ -66,7 +66,7 @@ async def checkpoints(
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
         out.told(found, f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
-    reader = open_reader(home.store_path)
+    reader = run.reader
     if checkpoint is not None:
         _show(out, await whole(reader, await find_checkpoint(reader, checkpoint)))
         return
@@ -81,7 +81,7 @@ async def checkpoints(
             out.prose("", "`durable-stream checkpoints ID --answer once|always|reject|TEXT` answers one.", "dim")
     else:
         empty = reader.head == NOTHING
-        note(
+        run.nothing(
             f"Nothing is waiting for an answer: {await empty_text(reader)}."
             if empty
             else "Nothing is waiting for an answer."

@@ -29,7 +29,7 @@ if RUNS:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
     from sidecar.read.host_agents import LABEL, host_agents
-    from sidecar.read.select import catalog_of, empty_text, open_reader
+    from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.wording import ago, amount, counted, local_time, money, rough_span, visible
     from streams.log.reader import LogReader
     from streams.store import NOTHING
@@ -77,7 +77,7 @@ async def intents(
         found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
         out.told(found, f"{found['id']} is being cancelled.")
         return
-    reader = open_reader(home.store_path)
+    reader = run.reader
     state = await read_intents(reader)
     if intent is not None:
         named = of_person(state.intents.values(), intent, "intent")
@@ -96,7 +96,7 @@ async def intents(
         return
     if not listed and not hosts:
         started = "the tool agent_spawn or `durable-stream spawn` starts some"
-        note(f"No background work yet: {started if reader.head > NOTHING else await empty_text(reader)}.")
+        run.nothing(f"No background work yet: {started if reader.head > NOTHING else await empty_text(reader)}.")
         return
     _table(out, listed, hosts, await _retries(reader, listed))
 
@@ -120,9 +120,7 @@ async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
 
 
 async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
-    catalog, fault = await catalog_of(reader)
-    if fault is not None:
-        raise fault
+    catalog, _ = await catalog_of(reader)
     return host_agents(catalog)
 
 

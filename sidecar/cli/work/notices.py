@@ -33,7 +33,7 @@ async def notices(run: Run, limit: Annotated[int | None, limit_option("messages"
     elif rows:
         _table(out, rows)
     else:
-        note(f"No notices yet: {await empty_text(reader)}." if reader.head == NOTHING else "No notices yet.")
+        run.nothing(f"No notices yet: {await empty_text(reader)}." if reader.head == NOTHING else "No notices yet.")
 
 
 def _table(out: Output, rows: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.command import RUNS, Run
 
 if RUNS:
     import asyncio
@@ -22,7 +22,7 @@ if RUNS:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.asked import on_one_line
     from sidecar.read.host_agents import LABEL
-    from sidecar.read.select import empty_text, open_reader
+    from sidecar.read.select import empty_text, staying
     from sidecar.read.wording import ago, amount, local_time, money, rough_span
     from streams.store import NOTHING
 
@@ -55,12 +55,12 @@ async def top(
     """
     out, home = run.out, run.home
     store = home.store_path
-    reader = open_reader(store, stays=True)
+    reader = staying(run.reader)
     board, after = await open_board(reader)
     now_ms = own_identity().now_ms
-    is_live = out.terminal and not once
+    is_live = out.terminal and not once and reader.damage is None
     if after == NOTHING and not is_live:
-        note(f"Nothing is running: {await empty_text(reader)}.")
+        run.nothing(f"Nothing is running: {await empty_text(reader)}.")
     elif out.json:
         out.object(board.state(now_ms()) | {"sidecar": home.running() is not None})
     elif not is_live:

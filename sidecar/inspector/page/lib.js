@@ -22,6 +22,10 @@ export class Refused extends Error {
 }
 
 async function answered(response) {
+  const damage = decodeURIComponent(response.headers.get("log-damage") ?? "");
+  const note = document.getElementById("damage");
+  note.replaceChildren(...coded(`The log is damaged, so later records may be missing here: ${damage}`));
+  note.hidden = !damage;
   const found = await response.json().catch(() => ({ code: "unreadable", error: "The answer could not be read." }));
   if (!response.ok) throw new Refused(found.code, found.error);
   return found;

@@ -55,7 +55,6 @@ export async function session(name, tab = "conversation") {
     const fact = (label, value, title) => h("span", { title }, `${label} `, h("b", {}, value));
     const error = head.marks.findLast(([number, kind]) => kind === "error" && number <= head.at);
     top.replaceChildren(
-      ...(head.fault ? [h("p", { class: "note" }, `Shown up to the damage: ${head.fault}`)] : []),
       h("h1", {}, head.title || "(no title)"),
       h(
         "p",

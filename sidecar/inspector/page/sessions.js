@@ -47,7 +47,6 @@ export async function sessions() {
     };
     const list = grouped(shown).map(([name, rows, kind]) => group(name, rows, kind, isNew));
     const parts = [
-      ...(found.fault ? [h("p", { class: "note" }, found.fault)] : []),
       ...(found.sessions.length ? [activity(fitting("day")), facets(isChosen && clear)] : [nothing()]),
       ...(shown.length ? [heads(), ...list.flat()] : []),
       ...(found.sessions.length && !shown.length ? [h("p", { class: "empty" }, "No session fits. ", h("button", { class: "button", onclick: clear }, "Show all sessions"))] : []),
@@ -190,7 +189,6 @@ export async function found(text) {
   const element = h(
     "div",
     { class: "page" },
-    answer.fault && h("p", { class: "note" }, answer.fault),
     h("h2", {}, list.length ? `The newest ${plural(list.length, "event")} with “${text}”` : ""),
     list.length ? list : h("p", { class: "empty" }, `No event has “${text}”.`),
   );

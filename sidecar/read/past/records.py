@@ -144,17 +144,15 @@ class Past:
             self._begin()
         # Only a session that is opened is read from its beginning.
         records = reader.read_all(after=self._seen) if self._seen > NOTHING else records_of(reader, self.family)
-        try:
-            async for record in records:
-                if record in self.family:
-                    self.add(record)
-                    if pause is not None and len(self.records) % CHUNK == 0:
-                        self._fold()
-                        await pause()
-                self._seen = record.position
-        except CorruptLog as error:
-            self.fault = error
-        else:
+        async for record in records:
+            if record in self.family:
+                self.add(record)
+                if pause is not None and len(self.records) % CHUNK == 0:
+                    self._fold()
+                    await pause()
+            self._seen = record.position
+        self.fault = reader.damage
+        if self.fault is None:
             self._seen = max(self._seen, head)
         if pause is not None:
             self._fold()

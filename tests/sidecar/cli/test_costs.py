@@ -107,7 +107,7 @@ def test_what_is_not_known_is_a_dash_in_a_pipe_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", WAYS)
 def test_the_total_is_the_same_in_whatever_way_costs_are_added_up(spent_home: Path, by: By) -> None:
-    costs, _ = asyncio.run(costs_of(LogReader(spent_home / "store"), by, Filter(types=TYPES)))
+    costs = asyncio.run(costs_of(LogReader(spent_home / "store"), by, Filter(types=TYPES)))
     total = costs.total().as_json()
     assert total == {"key": "", "cost": 0.66, "steps": 6, "sessions": 3, "tokens": {"total": 71, "input": 71}}
 

@@ -144,7 +144,7 @@ def test_wrong_usage_is_2(empty: Path, arguments: list[str]) -> None:
 
 
 def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> None:
+    def fail(path: Path, **options: bool) -> None:
         raise RuntimeError("first line\nsecond line")
 
     monkeypatch.setattr("sidecar.read.select.LogReader", fail)

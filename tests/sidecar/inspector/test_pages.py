@@ -20,8 +20,9 @@ from streams.identity import seeded_identity
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import make_home, run
 from tests.sidecar.cli.test_troubles import doubting
-from tests.sidecar.inspector.conftest import DEMO, ROOT, TITLE, Served, aside, looking, record
+from tests.sidecar.inspector.conftest import DEMO, ROOT, TITLE, WAIT_MS, Served, aside, inspecting, looking, record
 from tests.sidecar.read.conversations import announced_late
+from tests.sidecar.test_read_damaged import damage
 
 
 def test_sessions_are_listed_with_their_project_and_open_by_keyboard(page: Page, served: Served) -> None:
@@ -303,6 +304,40 @@ def test_an_effect_in_doubt_is_decided_with_a_click(browser: Browser, home: Home
         expect(card).to_have_count(0)
     assert run(home.path, "checkpoints", asked, "--json").objects()[0]["answer"] == ["give up"]
     assert run(home.path, "stop").code == 0
+
+
+def test_nine_tabs_are_live_and_one_that_is_left_takes_over(browser: Browser, tmp_path: Path) -> None:
+    home = aside(make_home, tmp_path / "home", "chat")
+    identity = seeded_identity(9)
+    with inspecting(home) as served:
+        context = browser.new_context()
+        context.set_default_timeout(WAIT_MS)
+        tabs = []
+        for number in range(9):
+            tabs.append(context.new_page())
+            tabs[-1].goto(served.base if number else served.link)
+            expect(tabs[-1].locator("#live")).to_have_text("live")
+        for turn in range(2):
+            title = f"Session {turn}"
+            payload = {"session": f"ses_{turn}", "title": title, "directory": "/home/ada/shop", "lineage": "root"}
+            about = {"stream_id": f"ses_{turn}", "actor": "build", "source": {"agent": "build", "adapter": "opencode"}}
+            aside(record, home, [identity.stamp({**about, "type": "lifecycle.session.created", "payload": payload})])
+            for tab in tabs:
+                expect(tab.locator(".row", has_text=title)).to_be_visible()
+            tabs.pop(0).close()  # the one that listens for all
+        context.close()
+
+
+def test_a_damaged_log_is_shown_up_to_the_damage(browser: Browser, tmp_path: Path) -> None:
+    home = aside(make_home, tmp_path / "home", DEMO, "chat")
+    damage(home / "store", "jsonl", 0.9)
+    with looking(browser, home) as (page, served):
+        for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/work", "/costs"):
+            page.goto(served.base + path)
+            expect(page.locator("#damage")).to_contain_text("The log is damaged")
+        page.goto(served.base)
+        page.locator(".row", has_text=TITLE).click()
+        expect(page.locator(".talk")).to_contain_text("identity, not equality")
 
 
 @pytest.mark.parametrize("width", [1024, 390])

@@ -1,0 +1,182 @@
+"""A log with a damaged record in its middle: every command that reads, and the page, show what stands before the damage
+and say where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from bridge.opencode.capture.translate import Translator
+from sidecar.inspector.data import Data
+from sidecar.inspector.server import build
+from sidecar.read.select import SelectError, open_reader
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from tests.sidecar.cli.helpers import append, events_of, make_home, run
+
+Backend = Literal["jsonl", "sqlite"]
+BACKENDS: Sequence[Backend] = ("jsonl", "sqlite")
+ROOT = "ses_dff0a5b68ffegK4yUQGH09hey7"
+DEMO = "../../sidecar/record/recordings/demo"
+LATER = ("chat", "permission_once", "write_edit", "task_parallel")
+PLACE = 0.6
+
+
+def background() -> list[StreamEvent]:
+    """A piece of work, an alert and a dead letter, which stand before the damage."""
+    identity = seeded_identity(5)
+
+    def own(agent: str, kind: str, role: str = "output", **payload: Any) -> StreamEvent:
+        about = {"stream_id": f"agent/{agent}", "actor": agent, "source": {"agent": agent, "adapter": "engine"}}
+        return identity.stamp({**about, "type": kind, "payload": payload, "metadata": {"role": role}})
+
+    about = {"intent": "int_1", "prompt": "Do", "title": "Some work", "parent": ROOT, "root": ROOT, "directory": "/"}
+    letter = {"code": "agent-failed", "reason": "it broke", "command": {"id": "k", "type": "add", "payload": {}}}
+    return [
+        own("intents", "intent.created", **about, ts=1),
+        own("intents", "intent.starting", intent="int_1", session="ses_work", ts=2),
+        own("intents", "intent.started", intent="int_1", session="ses_work", ts=2),
+        own("alerts", "alert.raised", alert="alr_1", about="chk_1", text="It waits", session=ROOT),
+        own("counter", "agent.dead_letter", "dead", **letter),
+    ]
+
+
+def damage(store: Path, backend: Backend, place: float = PLACE) -> int:
+    """Overwrite 8 bytes of a record in the middle of the log; the number of records before it."""
+    if backend == "jsonl":
+        (path,) = (store / "log").glob("*.jsonl")
+        data = path.read_bytes()
+        at = int(len(data) * place)
+        before = data[:at].count(b"\n")
+    else:
+        path = store / "log.db"
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            (count,) = connection.execute("SELECT count(*) FROM records").fetchone()
+            before = int(count * place)
+            (event,) = connection.execute("SELECT event FROM records WHERE position = ?", (before,)).fetchone()
+        data = path.read_bytes()
+        at = data.index(bytes(event)[:100]) + 60
+    path.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
+    return before
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, str]:
+    """A home whose log is damaged, the number of records before that, and a whole event and a lost session."""
+    home = make_home(tmp_path_factory.mktemp(request.param) / "home", DEMO, backend=request.param)
+    translator = Translator(seeded_identity(8))
+    later = [event for name in LATER for event in events_of(name, translator)]
+    asyncio.run(append(home / "store", [[each] for each in (*background(), *later)]))
+    shown = [each["event"] for each in run(home, "query", "--stream", ROOT, "--json").objects()]
+    step = [each["id"] for each in shown if each["type"] == "execution.step"][3]
+    before = damage(home / "store", request.param)
+    assert len(shown) + len(background()) < before, "the demo stands before the damage"
+    return home, before, step, later[-1].stream_id
+
+
+READING = (
+    ("streams", ROOT),
+    (f"log {ROOT}", "session"),
+    (f"read {ROOT}", "login"),
+    ("tree --project all", "login"),
+    (f"tree {ROOT}", "login"),
+    ("changes --project all", "login.py"),
+    ("query --text login", "login"),
+    (f"state {ROOT}", "login"),
+    (f"state {ROOT} --at 20", "login"),
+    (f"diff {ROOT} 5 40", "login.py"),
+    ("costs --by session", "login"),
+    (f"export {ROOT} --format html", "login"),
+    (f"export {ROOT} --format otlp", "spans"),
+    ("top --once", "Some work"),
+    ("intents --all", "Some work"),
+    ("checkpoints", ""),
+)
+"""What reads all of the log, or its catalog; and a word that stands before the damage."""
+
+ONLY_SCANNED = (
+    ("show EVENT", "execution.step"),
+    ("why EVENT", "execution.step"),
+    ("intents", "Some work"),
+    ("intents int_1", "Some work"),
+    ("notices", "It waits"),
+    ("dlq list", "it broke"),
+)
+"""What meets the damage only in a store without an index."""
+
+
+def test_each_command_prints_what_stands_before_the_damage(damaged: tuple[Path, int, str, str]) -> None:
+    home, before, event, _ = damaged
+    is_indexed = (home / "store" / "log.db").exists()
+    for line, word in (*READING, *ONLY_SCANNED):
+        done = run(home, *line.replace("EVENT", event).split())
+        told = f"(position {before})" in done.err and "[log-damaged]" in done.err
+        assert word in done.out and (done.code, told) in ((1, True), (0, False)), (line, done)
+        assert told or (is_indexed and (line, word) in ONLY_SCANNED), (line, done)
+        assert "othing" not in done.err.replace("nothing was changed", ""), (line, done)
+
+
+def test_what_may_stand_after_the_damage_is_not_called_unknown(damaged: tuple[Path, int, str, str]) -> None:
+    home, *_ = damaged
+    for line in ("log ses_unknown", "show 01HF7YAT0M6P8KRMRYA1R2SZZZ", "intents int_9 --all"):
+        done = run(home, *line.split())
+        assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1), (line, done)
+        assert ("[log-damaged]" in done.err) or (home / "store" / "log.db").exists(), (line, done)
+
+
+def test_no_file_looks_whole_that_is_not(damaged: tuple[Path, int, str, str], tmp_path: Path) -> None:
+    home, *_ = damaged
+    for name in ("a.jsonl", "b.html"):
+        form = ("--format", "html") if name == "b.html" else ()
+        done = run(home, "export", ROOT, *form, "--output", str(tmp_path / name))
+        assert done.code == 1 and "[log-damaged]" in done.err and not (tmp_path / name).exists(), done
+
+
+async def test_each_route_of_the_page_answers_and_says_where_the_damage_is(
+    damaged: tuple[Path, int, str, str],
+) -> None:
+    home, before, event, lost = damaged
+
+    async def nothing(*_: Any) -> dict[str, Any]:
+        return {}
+
+    data = Data(open_reader(home / "store", to_damage=True), seeded_identity(1).now_ms, nothing, nothing)
+    app = build(data)
+    views = [f"s/{ROOT}/{view}" for view in ("head", "conversation", "timeline", "files", "events")]
+    paths = ["sessions", "work", "costs", "search?q=login", *views, f"e/{event}", "file?path=login.py"]
+    try:
+        known = {each["stream_id"] for each in (await data.sessions())["sessions"]}
+        assert ROOT in known and lost not in known
+        paths += [f"compare?a={ROOT}&b={min(known - {ROOT})}", "health"]
+        for path in paths:
+            status, headers = await _get(app, f"/api/{path}")
+            assert status == 200 and f"position%20{before}" in headers.get("log-damage", ""), (path, status, headers)
+        assert [each["title"] for each in (await data.work())["intents"]] == ["Some work"]
+        with pytest.raises(SelectError):
+            await data.session("ses_unknown", None)
+    finally:
+        await data.pasts.close()
+        await data.reader.close()
+
+
+async def _get(app: Any, url: str) -> tuple[int, dict[str, str]]:
+    """The status and the headers of an answer."""
+    path, _, query = url.partition("?")
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode()}
+    await app({**scope, "headers": [], "root_path": "", "http_version": "1.1"}, receive, send)
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
