@@ -1,7 +1,7 @@
 """A transcript as Markdown. Pure.
 
-Words of users and tools are quoted or fenced, so that they cannot be mistaken for the transcript's own words. Answers
-stay Markdown, except where they would also format the text after them.
+Words of users and tools are quoted or fenced, so that they cannot be mistaken for the transcript's own words. Prompts
+and answers stay Markdown, but their HTML is shown as text.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ import re
 from collections.abc import Iterator
 
 from sidecar.read.transcript import wording as words
+from sidecar.read.transcript.markdown_text import code_of, fences
 from sidecar.read.transcript.model import Call, Reading, Session
 from sidecar.read.transcript.walk import ITEMS, Piece, pieces
 from sidecar.read.wording import local_time, one_line, printable
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-_SWALLOWS = re.compile(r"( {0,3})<(?=script|pre|style|textarea|!|\?)", re.IGNORECASE)
-_ACTS = re.compile(r"<(?=[A-Za-z/!?])|!(?=\[)")
-"""Where HTML or an image begins, which a viewer may run or fetch. A prompt may have been pasted from anywhere."""
+_ACTS = re.compile(r"(?<!\\)((?:\\\\)*)(<(?=[A-Za-z/!?])(?!https?://[^\s<>`]*>)|!(?=\[))")
+"""Where HTML or an image begins, which a viewer may run or fetch, or which hides what follows. A text may have been
+pasted from anywhere. An address in angle brackets is only a link."""
+_PRIVATE = 0xF0000
+_MOST = 0xFFF0
+_STANDS = re.compile("[\U000f0000-\U000fffff]")
+"""Characters that stand for the beginnings while code is looked for. ``printable`` lets none of them through."""
+_INDENT = re.compile(r"^[ \t]+")
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
@@ -49,22 +54,35 @@ def fenced(text: str, language: str = "") -> list[str]:
 
 
 def inert(text: str) -> str:
-    """Markdown without HTML and images. A backslash before a character could be undone by another one before it, so
-    the characters are written as entities."""
-    return _ACTS.sub(lambda found: f"&#{ord(found[0])};", text)
+    """Untrusted Markdown without HTML and images; code stays as it is."""
+    starts: list[str] = []
+
+    def hide(found: re.Match[str]) -> str:
+        starts.append(found[2])
+        return found[1] + chr(_PRIVATE + min(len(starts), _MOST))
+
+    hidden = _ACTS.sub(hide, text)
+    code = code_of(hidden) - {chr(_PRIVATE + _MOST)} if starts else set()
+    left = iter(starts)
+
+    def told(found: re.Match[str]) -> str:
+        start = next(left)
+        return start if found[0] in code else f"\\{start}"
+
+    return _STANDS.sub(told, hidden)
 
 
 def contained(text: str) -> list[str]:
-    """The lines of untrusted Markdown; an open code block is closed at the end."""
-    lines, fence = [], ""
-    for line in printable(text).strip("\n").split("\n"):
-        found = _FENCE.match(line)
-        if found is not None and not fence:
-            fence = found[1]
-        elif found is not None and found[1].startswith(fence) and not found[2].strip():
-            fence = ""
-        lines.append(line if fence else _SWALLOWS.sub(r"\1\\<", line))
-    return [*lines, fence] if fence else lines
+    """The lines of untrusted Markdown, harmless, which may also be quoted. An open code block is closed at the end."""
+    lines = printable(text).strip("\n").split("\n")
+    blocks = fences("\n".join([*lines, ""]))
+    fenced_ = {number for block in blocks for number in range(*(block.map or (0, 0)))}
+    # In a quote, a tab is shorter, and would no longer begin code.
+    for number in {*range(len(lines))} - fenced_:
+        lines[number] = _INDENT.sub(lambda found: found[0].expandtabs(4), lines[number])
+    last = next((each for each in blocks if not each.level and each.map and each.map[1] == len(lines)), None)
+    is_open = last is not None and last.map and last.map[1] - last.map[0] - 1 == last.content.count("\n")
+    return [*inert("\n".join(lines)).split("\n"), *([last.markup] if last is not None and is_open else [])]
 
 
 def _ticks(text: str, least: int) -> str:
@@ -93,12 +111,12 @@ def _item(piece: Piece, full: bool, level: int) -> Iterator[str]:
     if piece.kind == "prompt":
         yield f"{'#' * min(level, 6)} {escaped(piece.of.actor)} · {facts}"
         yield ""
-        yield from _quoted(inert(printable(text)).split("\n"))
+        yield from _quoted(contained(text))
     elif piece.kind == "answer":
         yield from contained(text)
     elif piece.kind == "aside":
-        lines = words.shortened_lines(contained(text), words.OUTPUT_LINES, full=full or facts == "summary")
-        yield from _quoted([f"_{facts}:_", "", *lines])
+        shown = words.shortened_text(text, words.OUTPUT_LINES, full=full or facts == "summary")
+        yield from _quoted([f"_{facts}:_", "", *contained(shown)])
     elif piece.kind == "ask":
         yield from ("", f"- {escaped(facts)}" + (f" ({code(text)})" if text else ""))
     elif piece.kind == "notice":
@@ -127,8 +145,8 @@ def _part(part: Piece, above: Piece, full: bool, level: int) -> Iterator[str]:
     elif part.kind == "below":
         yield from _quoted([line for piece in part.parts for line in _told(piece, full, level + 1)])
     else:
-        yield from _quoted(words.shortened_lines(contained(part.text), words.OUTPUT_LINES, full=full))
+        yield from _quoted(contained(words.shortened_text(part.text, words.OUTPUT_LINES, full=full)))
 
 
 def _quoted(lines: list[str]) -> list[str]:
-    return [f"> {line}".rstrip() for line in (lines[1:] if lines and not lines[0] else lines)]
+    return [f"> {line}" if line else ">" for line in (lines[1:] if lines and not lines[0] else lines)]

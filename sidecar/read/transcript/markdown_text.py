@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -30,6 +31,30 @@ def parser(**options: Any) -> MarkdownIt:
 
 
 MARKDOWN: Final = parser()
+_PLAIN: Final = parser().disable("table")
+
+_BLOCKS: Final = ("fence", "code_block")
+_FIRST: Final = re.compile(r"^[ \t>*+.)\d-]*(.)", re.MULTILINE)
+
+
+def code_of(text: str) -> set[str]:
+    """The characters that stand in code: for a reader that knows tables and for one that does not, and in a quote,
+    which moves tabs. Not the first character of a line in code that is not a block: a block of HTML begins there."""
+    quoted = "".join(f"> {line}\n" for line in text.split("\n"))
+    first = {*_FIRST.findall(text)}
+    found = []
+    for tokens in (rules.parse(each) for rules in (MARKDOWN, _PLAIN) for each in (text, quoted)):
+        found.append({c for block in tokens if block.type in _BLOCKS for c in block.content})
+        inline = (part for block in tokens for part in block.children or () if part.type == "code_inline")
+        found[-1] |= {c for part in inline for c in part.content} - first
+    return set.intersection(*found)
+
+
+def fences(text: str) -> list[Token]:
+    """The fenced blocks of code."""
+    if "```" not in text and "~~~" not in text:
+        return []
+    return [token for token in MARKDOWN.parse(text) if token.type == "fence"]
 
 
 def is_whole(tokens: Iterable[Token]) -> bool:
