@@ -31,7 +31,7 @@ from sidecar.background.intents import causes
 from sidecar.background.intents.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
-from sidecar.background.intents.registering import RegisterArgs, differences
+from sidecar.background.intents.registering import RegisterArgs, check_agent, differences
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.works import Works
@@ -253,6 +253,7 @@ class DurableStream:
 
         Raises:
             HostError: what the parent may do is not known, so nothing was registered.
+            RequestError: the parent may not start the agent ``given.agent``, so nothing was registered.
             InputRefused, AgentFailed, StreamError: nothing was registered. The code ``key-conflict`` means that the key
                 was already used for different work, ``redacted-argument`` that the log cannot hold an argument.
         """
@@ -261,7 +262,10 @@ class DurableStream:
         found: Intent | None = self.data.intents.get(intent)
         rights = None
         if found is None and given.parent is not None and before is None:
-            rights = await self.hosts.of(given.parent).rights(given.parent, agent, link)
+            host = self.hosts.of(given.parent)
+            rights = await host.rights(given.parent, agent, link)
+            if given.agent not in (None, rights.agent):
+                check_agent(rights.effect(host.starts, given.agent or ""), given.agent or "", is_person=call is None)
         environment = found.environment if found is not None else ""
         if before is not None:
             environment = before.environment

@@ -95,7 +95,9 @@ class ToolCalls:
                         return await self._wait_for(checked, call, mine)
                 case tools.ReadArgs():
                     return await self._durable.people.read(checked, session)
-        except (CodedError, HostError, RequestError) as error:
+        except RequestError as error:
+            raise CallError("tool", f"{error} [{error.code}]") from None
+        except (CodedError, HostError) as error:
             raise CallError("tool", str(error)) from None
         raise AssertionError(name)
 

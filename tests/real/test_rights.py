@@ -54,9 +54,12 @@ def shell(tool: str) -> str:
 
 
 def script(tool: str, way: str) -> str:
-    """A script that runs the command, and starts work that does, and in some ways work that starts such work."""
+    """A script that runs the command, and starts work that does, and in some ways work that starts such work, or tries
+    to start an agent that the session may not start."""
     below = spawns(spawns(shell(tool), "below", isolation="shared"), "hands on", isolation="shared")
-    return " ".join([shell(tool), spawns(shell(tool), "tool", isolation="worktree"), *([below] if way in FULL else [])])
+    named = [spawns(shell(tool), "named", agent="careful")] if way == "session" else []
+    more = [below] if way in FULL else []
+    return " ".join([shell(tool), spawns(shell(tool), "tool", isolation="worktree"), *more, *named])
 
 
 def did(
@@ -75,6 +78,7 @@ def did(
         said[intent["title"]] = intent["result"]
     assert set(said) == works | {"direct"}
     said.pop("hands on", None)
+    assert ("[agent-denied]" in said["direct"]) is (way == "session")
     return {title: RAN in text for title, text in said.items()}
 
 
@@ -106,8 +110,8 @@ def test_what_opencode_1_refuses_a_session_it_refuses_its_background_work(
     if way == "config":
         (one.project / "opencode.json").write_text(json.dumps(DENY))
         one.request("POST", "/instance/dispose")
-    rules = {"permission": [{"permission": "bash", "pattern": "*", "action": "deny"}]} if way == "session" else {}
-    parent = one.create_session("parent", **rules)
+    denied = [{"permission": what, "pattern": "*", "action": "deny"} for what in ("bash", "task")]
+    parent = one.create_session("parent", **({"permission": denied} if way == "session" else {}))
     agent = {"agent": "careful"} if way == "agent" else {}
 
     def ask() -> str:
@@ -127,7 +131,7 @@ def test_what_opencode_2_refuses_a_session_it_refuses_its_background_work(
         two.start()
     parent = two.new_session()
     if way == "session":
-        rules = [{"action": "shell", "resource": "*", "effect": "deny"}]
+        rules = [{"action": what, "resource": "*", "effect": "deny"} for what in ("shell", "subagent")]
         two.api("PATCH", f"/api/session/{parent}", {"permissions": rules})
     if way == "agent":
         two.api("POST", f"/api/session/{parent}/agent", {"agent": "careful"})

@@ -62,6 +62,9 @@ class Host(Protocol):
 
     _state: CaptureState
 
+    starts = "task"
+    """OpenCode's own tool that starts an agent, as its rules name it."""
+
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
         """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
         which a tool call of the session came.

@@ -35,6 +35,11 @@ class Rights(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         return {"agent": self.agent, "rules": list(map(list, self.rules)), "session": list(map(list, self.session))}
 
+    def effect(self, what: str, argument: str) -> str:
+        """What OpenCode does with a call of the session."""
+        rules = [*self.rules, *self.session][::-1]
+        return next((r.effect for r in rules if _covers(r.what, what) and _covers(r.pattern, argument)), "ask")
+
     @staticmethod
     def of(given: Mapping[str, Any]) -> Rights:
         rules, session = (tuple(Rule(*each) for each in given[name]) for name in ("rules", "session"))

@@ -49,7 +49,7 @@ class V2Host(Host):
     """``Host`` on OpenCode 2. ``registrations`` returns the registration files of the services whose plugins are
     linked."""
 
-    lacks = lacks.TWO
+    lacks, starts = lacks.TWO, "subagent"
 
     def __init__(
         self, registrations: Callable[[], Iterable[Path]], state: CaptureState, now_ms: Callable[[], int]
@@ -212,7 +212,10 @@ class V2Host(Host):
             shells = await self._shells(client, session, directory) if turn is not None else {}
             if turn is not None and turn.state in _OVER:
                 return Look(turn.state, turn.said, left=tuple(shells.values()))
-            quiet, left = await self._quiet_ms(client, session, messages, turn, shells), left - 1
+            is_left = turn is not None and not shells.keys().isdisjoint(turn.running)
+            if is_left and quiet_ms(messages[-1], 0, self._now_ms()) < LEFT_MS:
+                return Look("busy")
+            quiet, left = await self._quiet_ms(client, session, messages, turn), left - 1
             # The session of a turn that was cut is still active for a moment.
             if left == 0 or (quiet is not None and (turn is None or turn.state != "cut")):
                 break
@@ -226,23 +229,14 @@ class V2Host(Host):
         return Look("unanswered" if await self._inbox(client, session) else "unprompted")
 
     async def _quiet_ms(
-        self,
-        client: ServiceClient,
-        session: str,
-        messages: list[dict[str, Any]],
-        turn: Turn | None,
-        shells: Collection[str],
+        self, client: ServiceClient, session: str, messages: list[dict[str, Any]], turn: Turn | None
     ) -> int | None:
-        """For how long a session at work, or else what it left running, has shown no activity; ``None`` if nothing
-        runs, or only commands for which it has waited long enough."""
+        """For how long a session at work, or else its subagents, have shown no activity; ``None`` if nothing runs."""
         active, known, now = await self._active(client), self._state.sessions.get(session), self._now_ms()
         if session in active:
             recorded = known.turn.last_ms if known is not None and known.turn is not None else 0
             return quiet_ms(messages[-1] if messages else {}, recorded, now)
-        waits_for = turn.running if turn is not None else ()
-        if any(each in shells for each in waits_for) and quiet_ms(messages[-1], 0, now) < LEFT_MS:
-            return 0
-        children = [each for each in waits_for if each in active]
+        children = [each for each in (turn.running if turn is not None else ()) if each in active]
         newest = [await requests.messages(client, child, count=1) for child in children]
         return min((quiet_ms(found[-1] if found else {}, 0, now) for found in newest), default=None)
 

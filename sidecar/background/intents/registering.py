@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from bridge.opencode.link.protocol import RequestError
 from sidecar.background.intents.state import Intent, intent_of
 from sidecar.registry import Args
 
@@ -34,6 +35,20 @@ class RegisterArgs(Args):
         description="an ended intent, whose session, worktree, parent, agent and project the work takes over",
     )
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
+
+
+def check_agent(effect: str, agent: str, *, is_person: bool) -> None:
+    """Check that the rules of the session that asks let it start another agent, as OpenCode's own tool would.
+    ``effect`` is what they say. A person who asks for the work need not be asked.
+
+    Raises:
+        RequestError: they do not (``agent-denied``), or not before a person agreed (``agent-asks``).
+    """
+    if effect == "deny":
+        raise RequestError("agent-denied", f"the rules of this session do not let it start the agent {agent[:60]!a}")
+    if effect != "allow" and not is_person:
+        why = f"a person must agree before this session starts the agent {agent[:60]!a}: ask the user to allow it in"
+        raise RequestError("agent-asks", f"{why} OpenCode's rules, or go on without `agent`")
 
 
 _GIVEN: Final = {

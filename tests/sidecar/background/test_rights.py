@@ -9,7 +9,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.background.hosts.rights import Rights, Rule, _covers, for_work, meet
+from sidecar.background.hosts.rights import Rights, Rule, for_work, meet
 
 RANKS = {"deny": 0, "ask": 1, "allow": 2}
 DEFAULTS = [
@@ -35,8 +35,7 @@ rules = st.lists(
 
 
 def effect_of(rules: Sequence[Rule], what: str, argument: str) -> str:
-    matching = (rule.effect for rule in reversed(rules) if _covers(rule.what, what) and _covers(rule.pattern, argument))
-    return next(matching, "ask")
+    return Rights("build", tuple(rules)).effect(what, argument)
 
 
 def real(rules: list[Rule], what: str, argument: str) -> str:

@@ -45,7 +45,10 @@ RIGHTS = Rights("build", (Rule("*", "*", "allow"),), (Rule("bash", "*", "deny"),
 class Host:
     """Creates every session, and takes every prompt."""
 
+    starts = "task"
+
     def __init__(self) -> None:
+        self.rules = RIGHTS.rules
         self.state = CaptureState()
         self.prompts: list[tuple[str, str, dict[str, Any]]] = []
         self.keys: set[str] = set()
@@ -56,7 +59,7 @@ class Host:
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
         if not self.works:
             raise HostError("no OpenCode", permanent=True)
-        return RIGHTS._replace(agent=agent or RIGHTS.agent)
+        return RIGHTS._replace(agent=agent or RIGHTS.agent, rules=self.rules)
 
     async def create(self, intent: str, **about: Any) -> str:
         if not self.works:
@@ -390,6 +393,41 @@ async def test_what_is_discarded_is_gone_and_no_longer_offered(tmp_path: Path) -
         with pytest.raises(RequestError) as raised:
             await ask(made, "intent_apply", intent=intent)
         assert raised.value.code == "no-changes" and made.data.intents[intent].discarded
+
+
+ANY = Rule("*", "*", "allow")
+NAMED: list[tuple[list[Rule], dict[str, str]]] = [
+    ([ANY], {"build": "", "other": "", "careful": ""}),
+    ([ANY, Rule("task", "*", "deny")], {"build": "", "other": "agent-denied", "careful": "agent-denied"}),
+    ([ANY, Rule("task", "*", "deny"), Rule("task", "care*", "allow")], {"other": "agent-denied", "careful": ""}),
+    ([ANY, Rule("task", "careful", "deny")], {"other": "", "careful": "agent-denied"}),
+    ([ANY, Rule("task", "careful", "ask")], {"build": "", "other": "", "careful": "agent-asks"}),
+    ([ANY, Rule("subagent", "*", "deny")], {"careful": ""}),
+    ([Rule("read", "*", "allow")], {"build": "", "careful": "agent-asks"}),
+]
+
+
+@pytest.mark.parametrize("tool", ["task", "subagent"])
+@pytest.mark.parametrize(("rules", "codes"), NAMED)
+async def test_a_session_starts_only_agents_that_it_may_start_with_opencode_s_own_tool(
+    tmp_path: Path, tool: str, rules: list[Rule], codes: dict[str, str]
+) -> None:
+    names = {"task": tool, "subagent": "task" if tool == "subagent" else "subagent"}
+    async with orchestration(tmp_path, "shared") as (made, host, _):
+        host.starts, host.rules = tool, tuple(rule._replace(what=names.get(rule.what, rule.what)) for rule in rules)
+
+        async def code(agent: str | None, call: str | None) -> str:
+            args = RegisterArgs(prompt="do it", directory=str(tmp_path), parent=PARENT, agent=agent)
+            try:
+                await made.register_intent(args, agent="build", call=call)
+            except RequestError as error:
+                return error.code
+            return ""
+
+        assert await code(None, "call_1") == ""
+        assert {agent: await code(agent, "call_1") for agent in codes} == codes
+        by_person = {agent: "" if code == "agent-asks" else code for agent, code in codes.items()}
+        assert {agent: await code(agent, None) for agent in codes} == by_person, "a person agrees by asking"
 
 
 async def test_ended_work_goes_on_with_the_rights_of_its_session(tmp_path: Path) -> None:
