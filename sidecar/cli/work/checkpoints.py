@@ -94,15 +94,8 @@ def _table(out: Output, listed: list[Checkpoint]) -> None:
     out.table(
         (*(Column(name) for name in names), Column("what", sentence=True)),
         [
-            (
-                each.id,
-                each.kind,
-                how_it_stands(each),
-                ago(now - each.opened),
-                each.session[-10:],
-                on_one_line(teller.asks(each)),
-            )
-            for each in listed
+            (c.id, c.kind, how_it_stands(c), ago(now - c.opened), c.session[-10:], on_one_line(teller.asks(c)))
+            for c in listed
         ],
     )
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sidecar.read.asked import CHECKPOINT, answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_list, as_mapping, as_strings, as_text, first_text
 from sidecar.read.past.journal import Items, Kept, Map
-from sidecar.read.wording import lasted, one_line
+from sidecar.read.wording import lasted, one_line, rough_span
 from streams.store import Record
 
 AskState = Literal["waiting", "replied", "rejected", "withdrawn", "over"]
@@ -99,14 +99,7 @@ class Approval(Kept):
     @property
     def text(self) -> str:
         """The answer in words: ``approved once by user after 12.0s``; ``not answered`` if there is no answer."""
-        reply = self.reply
-        if reply is None:
-            return "not answered"
-        if reply == "withdrawn":
-            return withdrawn_text(self.ask.joined)
-        did = {"once": "approved once", "always": "approved always", "reject": "rejected"}.get(reply, reply)
-        said = f": {message}" if (message := one_line(self.ask.message)) else ""
-        return f"{did} {who_text(self.ask)}{said}"
+        return "not answered" if self.answer is None else one_line(answer_text(self.ask))
 
     def is_about(self, step: dict[str, Any]) -> bool:
         """False if the command, path or address in the call of ``step`` differs from the one in the ask.
@@ -229,10 +222,23 @@ def add_answer(ask: Ask, record: Record) -> None:
         ask.waited_ms = max(record.event.ts - ask.ts, 0)
 
 
-def who_text(ask: Ask) -> str:
-    """Who answered, and after how long: ``by user after 12.0s``, ``automatically after 7ms``."""
+def answer_text(ask: Ask, now_ms: int = 0) -> str:
+    """Who answered what and after how long: ``approved once by user after 12.0s``."""
+    if ask.state == "waiting":
+        return "waiting for you" + (f", {rough_span(now_ms - ask.ts)}" if now_ms else "")
+    if ask.state == "over":
+        return "not answered before the turn ended"
+    if ask.state == "withdrawn":
+        return withdrawn_text(ask.joined)
     by = f"by {one_line(ask.by)}" if ask.by else f"with {ask.joined}" if ask.joined else "automatically"
-    return by if ask.waited_ms is None else f"{by} after {lasted(ask.waited_ms)}"
+    after = by if ask.waited_ms is None else f"{by} after {lasted(ask.waited_ms)}"
+    if ask.state == "rejected":
+        return f"rejected {after}" + (f": {ask.message}" if ask.message else "")
+    if ask.questions or ask.answers:
+        return f"{'; '.join(ask.answers) or 'answered'} ({after})"
+    how = {"always": "approved always", "once": "approved once"}.get(ask.reply, ask.reply or "answered")
+    always = f": {' ; '.join(ask.always)}" if ask.reply == "always" and ask.always else ""
+    return f"{how} {after}{always}"
 
 
 _SAME_FIELDS = (("command", "command"), ("filepath", "filePath", "path", "file"), ("url", "url"))

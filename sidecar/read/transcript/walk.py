@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from sidecar.read.changes.approvals import Ask
+from sidecar.read.changes.approvals import Ask, answer_text
 from sidecar.read.transcript import wording as words
 from sidecar.read.transcript.model import Call, Item, Prompt, Reading, Said, Session, Turn, asks_below
 
@@ -106,4 +106,4 @@ def _parts(call: Call, directory: str, reading: Reading, opens: bool) -> Iterato
 
 def _ask(ask: Ask, reading: Reading, *, is_above: bool = False) -> Piece:
     asked = "" if is_above and ask.state != "waiting" else words.asked_text(ask)
-    return Piece("ask", asked, words.answer_text(ask, reading.now_ms), ask)
+    return Piece("ask", asked, answer_text(ask, reading.now_ms), ask)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
-from sidecar.read.asked import withdrawn_text
-from sidecar.read.changes.approvals import Ask, who_text
+from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff, short_path
 from sidecar.read.fields import as_list, as_mapping
 from sidecar.read.telling.describe import spent, tool_text
 from sidecar.read.telling.markup import inside
 from sidecar.read.telling.timing import LEAST_SHOWN_MS
 from sidecar.read.transcript.model import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below, branches_below
-from sidecar.read.wording import lasted, local_time, rough_span
+from sidecar.read.wording import lasted, local_time
 
 T = TypeVar("T")
 
@@ -176,24 +175,6 @@ def asked_text(ask: Ask) -> str:
             for question in ask.questions
         )
     return " ".join(filter(None, (ask.permission, " ; ".join(ask.wanted))))
-
-
-def answer_text(ask: Ask, now_ms: int = 0) -> str:
-    """Who answered what and after how long: ``approved once by user after 12.0s``."""
-    if ask.state == "waiting":
-        return "waiting for you" + (f", {rough_span(now_ms - ask.ts)}" if now_ms else "")
-    if ask.state == "over":
-        return "not answered before the turn ended"
-    if ask.state == "withdrawn":
-        return withdrawn_text(ask.joined)
-    after = who_text(ask)
-    if ask.state == "rejected":
-        return f"rejected {after}" + (f": {ask.message}" if ask.message else "")
-    if ask.questions or ask.answers:
-        return f"{'; '.join(ask.answers) or 'answered'} ({after})"
-    how = {"always": "approved always", "once": "approved once"}.get(ask.reply, ask.reply or "answered")
-    always = f": {' ; '.join(ask.always)}" if ask.reply == "always" and ask.always else ""
-    return f"{how} {after}{always}"
 
 
 def is_about(ask: Ask, call: Call) -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sidecar.read.asked import checkpoint_id
-from sidecar.read.changes.approvals import Approvals, Ask
+from sidecar.read.changes.approvals import Approvals, Ask, answer_text
 from sidecar.read.telling.describe import describe
 from sidecar.read.transcript.conversation import MOST_DEPTH
 from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
-from sidecar.read.transcript.wording import answer_text, asked_text, call_facts, turn_end
+from sidecar.read.transcript.wording import asked_text, call_facts, turn_end
 from streams.event import StreamEvent
 from tests.sidecar.cli.test_changes import records
 from tests.sidecar.read.conversations import (
