@@ -55,6 +55,10 @@ class NotifyConfig(Section):
     children: bool = False
     """Whether a person also gets a message when work that was started by background work ends."""
 
+    cost: Annotated[float, Field(ge=0, examples=[5.0])] = 0.0
+    """Dollars that a session with its child sessions may cost before a person is warned, and at each doubling of that;
+    0: no limit. Nothing is stopped."""
+
     escalate_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
     """If nobody has seen a message for this long, the next channel is used."""
 

@@ -2,13 +2,13 @@
 Pure.
 
 An alert is one fact that a person should know: background work ended or has nearly used up a budget, something is
-waiting for an answer, the model called ``notify_user``, an agent is in trouble (see ``telling/agents``), or an ordinary
-turn ended (see ``rings``). The stages
-of an alert are a toast in OpenCode, a desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a
-stage that reached a screen, the next stage begins after ``escalate_after_seconds``; after a stage that reached nobody,
-the next one begins at once. An alert ends as soon as there is a sign that somebody saw it: the parent's terminal is
-in front when the parent's history gets the result, the checkpoint is closed, or a person wrote in that session. The
-alert of a turn also ends when its terminal is in front, or unknown if the rules say so.
+waiting for an answer, the model called ``notify_user``, an agent is in trouble (see ``telling/agents``), a session
+costs more than a limit, or an ordinary turn ended (see ``rings``). The stages of an alert are a toast in OpenCode, a
+desktop notification, and the ``urls`` of ``[notify]``, such as a phone. After a stage that reached a screen, the next
+stage begins after ``escalate_after_seconds``; after a stage that reached nobody, the next one begins at once. An alert
+ends as soon as there is a sign that somebody saw it: the parent's terminal is in front when the parent's history gets
+the result, the checkpoint is closed, or a person wrote in that session. The alert of a turn also ends when its terminal
+is in front, or unknown if the rules say so.
 
 An event names a channel by its scheme and a digest (``ntfy:1f3a9c2e``), never by its URL.
 
@@ -31,9 +31,10 @@ from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import teller
 from sidecar.background.people.channels import quiet_until
 from sidecar.background.people.checkpoints import opened_as
-from sidecar.background.people.rings import QUIET, Focus, turn_text, why_not_raised, why_not_sent
+from sidecar.background.people.rings import QUIET, Focus, cost_text, turn_text, why_not_raised, why_not_sent
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.asked import on_one_line
+from sidecar.read.sums import add_cost
 from sidecar.read.telling.agents import TROUBLE
 from sidecar.read.wording import cut_middle, visible
 from streams.event import StreamEvent
@@ -118,6 +119,8 @@ class State:
     turns: dict[str, int] = field(default_factory=dict)
     """By session and user message, when a person began a turn that has not ended. A turn that continues after a
     compaction answers another message, so it is kept by its session alone."""
+    costs: dict[str, float] = field(default_factory=dict)
+    """By stream, what its sessions have cost together, if there is a limit."""
     troubles: dict[str, str] = field(default_factory=dict)
     """The troubles that last, each with its alert: a trouble rings once, until it is over."""
 
@@ -148,8 +151,8 @@ class AlertAgent(OwnAgent[State]):
         self._config, self._zone = config, zone
         self._escalate_ms = round(config.escalate_after_seconds * 1000)
         self._rings_turns = config.turns != "off" and bool(self._stages)
-        if self._rings_turns:
-            self.events = (*self.events, "turn.ended")
+        turns, steps = ("turn.ended",) * self._rings_turns, ("execution.step",) * bool(config.cost)
+        self.events = (*self.events, *turns, *steps)
         super().__init__(NAME, State)
 
     def deadline(self) -> int | None:
@@ -195,6 +198,8 @@ class AlertAgent(OwnAgent[State]):
                 return [*seen, *self._turn_began(given, event.ts)]
             case "turn.ended":
                 return self._turn_ended(given, event.ts)
+            case "execution.step" if not event.metadata.get("history"):
+                return self._spent(event.stream_id, given, event.ts)
             case "notice.observed":
                 return self._in_history(f"int_{str(given.get('notice'))[4:]}")
             case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
@@ -260,6 +265,15 @@ class AlertAgent(OwnAgent[State]):
         text = f"{cut_middle(told, MAX_TEXT - 50)[0]} ({identifier})"
         raised = self._raise(f"alr_{identifier[4:]}", parent, title, text, identifier, ts, wait=parent is not None)
         return [*shown, *raised]
+
+    def _spent(self, stream: str, given: dict[str, Any], ts: int) -> list[Output]:
+        """Count a step's cost; warn at the limit and at each doubling. A child session is in its root's stream."""
+        before = self.data.costs.get(stream, 0.0)
+        cost = add_cost(before, given)
+        counted = [Output("cost.counted", {"stream": stream, "cost": cost})] if cost != before else []
+        if (text := cost_text(self._config, before, cost, stream)) is None:
+            return counted
+        return [*counted, *self._raise(f"alr_{stream}_{cost}", stream, "OpenCode: cost", text, "", ts)]
 
     def _turn_began(self, given: dict[str, Any], ts: int) -> list[Output]:
         if not self._rings_turns or not given.get("message"):
@@ -421,6 +435,9 @@ class AlertAgent(OwnAgent[State]):
             self.data.turns[given["turn"]] = given["ts"]
             for old in list(self.data.turns)[:-KEPT]:
                 del self.data.turns[old]
+        elif event.type == "cost.counted":
+            others = [each for each in self.data.costs.items() if each[0] != given["stream"]]
+            self.data.costs = dict([*others, (given["stream"], given["cost"])][-KEPT:])
         elif event.type == "ring.over":
             self.data.turns.pop(given["turn"], None)
         alert = self.data.alerts.get(given.get("alert", "")) if event.type.startswith("alert.") else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from sidecar.notify_config import NotifyConfig
+from sidecar.read.wording import money
 
 Focus = Literal["front", "away", "unknown"]
 """Where the terminal that shows a session is. ``unknown``: no terminal has told its focus."""
@@ -53,3 +54,10 @@ def why_not_sent(config: NotifyConfig, focus: Focus, age_ms: int) -> str:
 def turn_text(outcome: str, error: str, title: str, session: str) -> str:
     how = _HOW.get(outcome, outcome)
     return f"{title or 'A turn'} {how}{f': {error}' if error else ''} ({session})"
+
+
+def cost_text(config: NotifyConfig, before: float, cost: float, stream: str) -> str | None:
+    """What is said of a cost that has just reached the limit, or twice, four times, … the limit; else ``None``."""
+    reached, known = (int(each / config.cost).bit_length() for each in (cost, before))
+    told = f"{money(cost)} were spent in {stream}, with its child sessions; your limit is {money(config.cost)}"
+    return told if reached > known else None

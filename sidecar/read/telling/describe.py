@@ -411,6 +411,7 @@ KINDS: dict[str, Kind] = {
     "alert.toasted": Kind(_said("toast", "quiet", "alert")),
     "alert.sent_to": Kind(_said("told", "good", "alert", "channel")),
     "alert.failed_to": Kind(_said("failed", "bad", "alert", "channel", "error")),
+    "cost.counted": Kind(_said("cost", "quiet", "stream", "cost")),
     "alert.over": Kind(_said("over", "good", "about")),
     "alert.seen": Kind(_said("seen", "good", "alert", "why")),
     "agent.correction": Kind(_correction, is_news=True),

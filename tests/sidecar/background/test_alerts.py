@@ -427,3 +427,21 @@ def test_only_terminals_that_run_and_tell_their_focus_count(tmp_path: Path) -> N
     (folder / "7.json").write_text("[")
     assert read_focus(tmp_path) == {}
     assert not (folder / f"{2**22 + 1}.json").exists(), "the file of a terminal that was killed"
+
+
+async def test_what_a_session_and_its_children_cost_is_told_at_the_limit_and_at_each_doubling() -> None:
+    toast, send = Script({"shown": True}), Script({})
+    agent = AlertAgent(PHONE, rules(cost=5.0, escalate_after_seconds=1))
+    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+
+        async def told(cost: object, session: str = "ses_1", stream: str = "ses_1") -> int:
+            await run.happened("execution.step", stream=stream, session=session, kind="inference", cost=cost)
+            return len(agent.data.alerts)
+
+        costs = [(4.5, 0), (0.4, 0), (0.2, 1), (4.8, 1), ("much", 1), (None, 1), (0.2, 2), (5.0, 2), (60.0, 3)]
+        for cost, alerts_ in costs:
+            assert await told(cost, f"ses_child{alerts_}") == alerts_, cost
+        assert await told(4.9, "ses_2", "ses_2") == 3, "another session has its own sum"
+        await run.tick(NAME, 1)
+        assert {args["session"] for args in toast.runs} == {"ses_1"} and len(toast.runs) == 3 and send.runs
+    assert "execution.step" not in AlertAgent(PHONE, rules()).events, "off by default"
