@@ -116,7 +116,7 @@ class Board:
 
     def _row(self, intent: Intent, now_ms: int) -> dict[str, Any]:
         ran = intent.ran(now_ms) if intent.started is not None else None
-        names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes")
+        names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes", "ended")
         row = {name: getattr(intent, name) for name in names}
         doing = self._last(intent.session if intent.session and intent.state not in ENDED else "")
         told = {"shown": teller.state_of(intent), "what": teller.work(intent)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ if RUNS:
     from rich.console import Group
 
     from sidecar.background.board import Board, open_board
+    from sidecar.background.intents.lifecycle import ACTIVE, ENDED
     from sidecar.cli.printing.output import SHORT_ID, Column, Output, fitted
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.identity import own_identity
@@ -105,7 +107,7 @@ def _key() -> Iterator[asyncio.Event]:
     before = termios.tcgetattr(file)
 
     def read() -> None:
-        if os.read(file, 100).lower().startswith(b"q"):
+        if b"q" in os.read(file, 100).lower():
             pressed.set()
 
     tty.setcbreak(file)
@@ -119,14 +121,13 @@ def _key() -> Iterator[asyncio.Event]:
 
 def _summary(state: dict[str, Any]) -> str:
     counts: dict[str, int] = {}
-    for agent in state["agents"]:
+    for agent in sorted(state["agents"], key=_urgency):
         if agent["asks"] and state["waiting"]:
             continue  # what it is waiting for is counted below
         counts[agent["shown"]] = counts.get(agent["shown"], 0) + 1
-    parts = [f"{count} {name}" for name, count in counts.items()]
+    parts = [f"{len(state['waiting'])} waiting for you"] if state["waiting"] else []
+    parts += [f"{count} {name}" for name, count in counts.items()]
     parts += [] if state["agents"] else ["no background work"]
-    if state["waiting"]:
-        parts.append(f"{len(state['waiting'])} waiting for you")
     if state["unseen"]:
         parts.append(f"{state['unseen']} {'message' if state['unseen'] == 1 else 'messages'} not seen yet")
     return " · ".join(parts)
@@ -134,7 +135,7 @@ def _summary(state: dict[str, Any]) -> str:
 
 def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for agent in state["agents"]:
+    for agent in sorted(state["agents"], key=_urgency):
         ran = rough_span(agent["ran"]) if agent["ran"] is not None else "-"
         tokens, cost = (
             amount(agent["tokens"]) if agent["tokens"] else "-",
@@ -144,6 +145,13 @@ def _agents(state: dict[str, Any]) -> list[tuple[str, ...]]:
         session = f"…{agent['session'][-SHORT_ID:]}" if agent["session"] else "-"
         rows.append((agent["id"], agent["shown"], ran, session, agent["model"] or "-", tokens, cost, what))
     return rows
+
+
+def _urgency(agent: dict[str, Any]) -> tuple[int, float]:
+    """What waits for a person comes first, then what runs, then what waits, then what ended, the newest first."""
+    if agent["state"] in ENDED:
+        return 3, -(agent["ended"] or 0)
+    return 0 if agent["asks"] else 1 if agent["state"] in ACTIVE else 2, 0
 
 
 def _doing(row: dict[str, Any], now: int) -> str:
@@ -210,15 +218,35 @@ def _print(out: Output, state: dict[str, Any]) -> None:
 
 
 def _screen(out: Output, state: dict[str, Any]) -> Group:
-    """The whole screen; the newest entries stay."""
+    """The whole screen, with as many rows as it has room for."""
     from rich.console import Group
     from rich.text import Text
 
-    # On a narrow terminal, a sentence stands below its row.
-    most = max((out.console.height - 2) // (3 if out.width >= WIDE else 6), 3)
+    tables = list(_tables(out.width, state))
+    sizes = [len(rows) for _, _, rows in tables]
     clock = local_time(state["at"], "%H:%M:%S")
-    parts: list[Any] = [Text(fitted(f"{clock} · q ends · {_summary(state)}", out.width), "bold")]
-    for heading, columns, rows in _tables(out.width, state):
-        heading += f" · {len(rows) - most} older not shown" if len(rows) > most else ""
-        parts += [Text(), Text(heading, "bold cyan"), out.drawn(columns, rows[-most:])]
-    return Group(*parts)
+    head = Text(fitted(f"{clock} · q ends · {_summary(state)}", out.width), "bold")
+
+    def drawn(most: int) -> Group:
+        parts: list[Any] = [head]
+        for (heading, columns, rows), share in zip(tables, _shares(sizes, most), strict=True):
+            heading += f" · {len(rows) - share} more not shown" if len(rows) > share else ""
+            parts += [Text(), Text(heading, "bold cyan"), out.drawn(columns, rows[:share])]
+        return Group(*parts)
+
+    def is_too_high(most: int) -> bool:
+        return len(out.console.render_lines(drawn(most), pad=False)) > out.console.height
+
+    most = min(sum(sizes), out.console.height)
+    if is_too_high(most):
+        most = bisect_left(range(most), True, key=is_too_high) - 1
+    return drawn(max(most, len(sizes)))
+
+
+def _shares(sizes: list[int], most: int) -> list[int]:
+    """How many of ``most`` rows each part gets: one in turn, until all has its place."""
+    shares = [0] * len(sizes)
+    while sum(shares) < min(most, sum(sizes)):
+        for number, size in enumerate(sizes):
+            shares[number] += shares[number] < size and sum(shares) < most
+    return shares

@@ -171,13 +171,32 @@ def test_a_model_that_is_called_again_is_told_until_something_happens(busy_home:
     assert not any("retries (" in view for view in views()), views()
 
 
-def test_the_screen_follows_the_log_until_q(busy_home: Path) -> None:
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 50), (200, 24)])
+async def test_what_runs_is_seen_before_what_waits_and_no_line_is_left_empty(
+    busy_home: Path, width: int, height: int
+) -> None:
+    begins = ("intent.started", {"session": "ses_late", "parent": None, "ts": NOW})
+    made = [*intent("int_late", begins), *(each for n in range(40) for each in intent(f"int_more{n:02}"))]
+    await append(busy_home / "store", [[event] for event in made])
+    board, _ = await open_board(LogReader(busy_home / "store"))
+    drawn, out = StringIO(), Output()
+    out.console = Console(file=drawn, width=width, height=height, highlight=False, markup=False, emoji=False)
+    out.console.print(_screen(out, board.state(NOW + 1000)))
+    lines = drawn.getvalue().splitlines()
+    assert len(lines) in range(height - 1, height + 1)
+    shown = [line.split()[0] for line in lines if line.startswith("int_")]
+    assert shown[:2] == ["int_runs", "int_late"] and "int_ended8" not in shown
+    assert f"{51 - len(shown)} more not shown" in drawn.getvalue()
+
+
+@pytest.mark.parametrize("keys", [b"q", b"xq"])
+def test_the_screen_follows_the_log_until_q(busy_home: Path, keys: bytes) -> None:
     with Terminal(command(busy_home, "top"), ROOT, environment(), columns=80) as screen:
         screen.wait_for("the title of int_runs")
         screen.wait_for("Waiting for you")
         asyncio.run(append(busy_home / "store", [intent("int_new")]))
         screen.wait_for("the title of int_new")
-        screen.press(b"q")
+        screen.press(keys)
         assert screen.process.wait(20 * REFRESH_SECONDS) == 0
 
 
