@@ -109,7 +109,7 @@ def _ended(catalog: Catalog, one: Approval) -> Checkpoint:
 def of_ask(catalog: Catalog, ask: OpenAsk, payload: dict[str, Any]) -> Checkpoint:
     """The checkpoint of an open ask that only OpenCode shows; ``payload`` is that of the event that asked."""
     about = asked(payload)
-    names = ("kind", "session", "text", "request", "questions", "options", "always", "left_out")
+    names = ("kind", "session", "text", "request", "questions", "options", "fixed", "always", "left_out")
     given = {name: about[name] for name in names}
     directory = catalog.directory(catalog.sessions[ask.session].stream)
     identifier = checkpoint_id(ask.session, ask.request)

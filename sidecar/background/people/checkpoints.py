@@ -78,6 +78,8 @@ class Checkpoint:
     """Which attempt of which effect is in doubt: ``agent``, ``kind``, ``run``, ``key``, ``attempt``, ``reason``."""
     questions: int = 1
     options: list[str] = field(default_factory=list)
+    fixed: list[list[str]] = field(default_factory=list)
+    """For each question, its only answers; empty if the person may answer in other words."""
     always: list[str] = field(default_factory=list)
     """What else the answer ``always`` would allow: OpenCode's patterns."""
     left_out: int = 0
@@ -437,7 +439,7 @@ def opened_as(given: dict[str, Any]) -> Checkpoint:
 
 
 _OPENED: Final = (
-    *("kind", "session", "text", "request", "effect", "questions", "options", "always", "left_out"),
+    *("kind", "session", "text", "request", "effect", "questions", "options", "fixed", "always", "left_out"),
     *("tell", "intent", "work", "directory", "expires", "default"),
 )
 

@@ -52,10 +52,11 @@ def asked(given: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
         "session": str(given.get("session")),
         "request": str(given.get("request")),
         "text": text,
-        "options": [visible(each) for each in options],
+        "options": options,
         "always": always,
         "left_out": left,
         "questions": max(len(questions), 1),
+        "fixed": [_labels(each) if each.get("custom") is False else [] for each in questions],
     }
 
 
@@ -84,7 +85,7 @@ def always_text(known: Checkpoint) -> str:
 
 
 def _labels(question: dict[str, Any]) -> list[str]:
-    return [str(each.get("label")) for each in _list(question.get("options")) if isinstance(each, dict)]
+    return [visible(str(each.get("label"))) for each in _list(question.get("options")) if isinstance(each, dict)]
 
 
 def answer_of(given: dict[str, Any]) -> list[str]:

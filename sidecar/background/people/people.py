@@ -448,6 +448,9 @@ def _check_answer(known: Checkpoint, answer: list[str]) -> None:
         if answer != ["reject"] and len(answer) != known.questions:
             wanted = "1 answer" if known.questions == 1 else f"{known.questions} answers, one for each question"
             raise RequestError("unfit-answer", f"give {wanted}, or `reject`")
+        only = next((only for only, given in zip(known.fixed, answer, strict=False) if only and given not in only), ())
+        if only and answer != ["reject"]:
+            raise RequestError("unfit-answer", f"give one of these answers, or `reject`: {', '.join(map(repr, only))}")
     elif known.kind == "effect":
         if len(answer) != 1 or answer[0] not in DECISIONS:
             raise RequestError("unfit-answer", f"give one of these answers: {', '.join(map(repr, DECISIONS))}")

@@ -108,6 +108,23 @@ async def test_a_late_answer_to_what_was_answered_in_opencode_is_refused(tmp_pat
         assert await code(made, "reject", of="chk_nothing") == "no-checkpoint" and host.answers == []
 
 
+NAMED = [{"label": "Yes"}, {"label": "No"}]
+
+
+async def test_an_answer_that_fits_no_option_is_refused_where_no_other_words_are_taken(tmp_path: Path) -> None:
+    """OpenCode takes other words as an answer unless it says so, and the model's own question only suggests some."""
+    async with people(tmp_path) as (made, host, run):
+        free, fixed = ({"question": "Go?", "options": NAMED} | more for more in ({}, {"custom": False}))
+        await asks(run, kind="question", questions=[free, fixed])
+        assert await code(made, "later", "yes") == "unfit-answer"
+        with pytest.raises(RequestError, match="'Yes', 'No'"):
+            await made.answer(AnswerArgs(checkpoint="chk_", answer=["Yes", "later"]))
+        assert host.answers == []
+        assert (await made.answer(AnswerArgs(checkpoint="chk_", answer=["later", "No"])))["state"] == "answered"
+        await asks(run, kind="question", questions=[fixed], request="per_2")
+        assert (await made.answer(AnswerArgs(checkpoint="per_2", answer=["reject"])))["state"] == "answered"
+
+
 @pytest.mark.parametrize("focus", ["front", "away", "unknown", None])
 async def test_only_a_terminal_in_front_has_shown_what_its_session_got(tmp_path: Path, focus: str | None) -> None:
     async with people(tmp_path) as (made, _, _run):

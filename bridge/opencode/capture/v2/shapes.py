@@ -233,6 +233,7 @@ def _form(form: dict[str, Any]) -> dict[str, Any]:
                 for option in (each["options"] if isinstance(each.get("options"), list) else [])
             ],
             multiple=True if each.get("type") == "multiselect" else None,
+            custom=False if each.get("custom") is False else None,
         )
         for each in fields
     ]
