@@ -22,7 +22,7 @@ from bridge.opencode.capture.translate import Translator
 from bridge.opencode.capture.v2.translate import HostTranslator
 from bridge.opencode.link.frames import HookItem
 from sidecar.record.ingest import Ingest
-from sidecar.record.opencode2 import http
+from sidecar.record.opencode2 import http, services
 from sidecar.record.opencode2.history import History, Scope
 from sidecar.record.opencode2.http import ServiceClient, ServiceError, ServiceGone
 from sidecar.record.opencode2.registration import (
@@ -38,6 +38,7 @@ from streams.identity import seeded_identity
 from tests.bridge.opencode.playing import Log
 from tests.bridge.opencode.playing2 import KEPT, Recording, play2
 from tests.memory import MemoryStore
+from tests.sidecar.support import FakeLink
 from tests.streams.sizes import size
 
 ORIGIN = Origin("b" * 32, "1" * 16, 4321, "a1b2c3d4")
@@ -297,25 +298,50 @@ async def test_events_whose_session_cannot_be_compared_go_on_with_what_the_log_k
         async for record in store.read_all():
             state.apply(record.event)
         ingest = Ingest(store, Translator(identity, state), identity.now_ms)
-        services = Services(ingest.host, ingest, store, "")
-        place = services.announce("/nowhere/service.json")
+        made = Services(ingest.host, ingest, store, "")
+        place = made.announce("/nowhere/service.json")
         if items is not recording.items[:called] and fault is not None:
 
             async def refused(origin: Origin) -> Any:
                 raise fault
 
-            services._read = refused  # type: ignore[method-assign]
-        ingest.compare = services.compare
+            made._read = refused  # type: ignore[method-assign]
+        ingest.compare = made.compare
         for token, item in items:
             ingest.take(replace(token.origin, service=place), token.seq, [item], None)
         assert await ingest.at_most(0, replace(recording.items[0][0].origin, service=place))
-        not_compared = services.not_compared
+        not_compared = made.not_compared
         await ingest.close()
     steps = [record.event async for record in store.read_all() if record.event.type == "execution.step"]
     calls = [step.payload for step in steps if step.payload["kind"] == "tool"]
     assert not_compared == 1 and len(calls) == len(play2("tools").of("execution.step.started"))
     if not isinstance(fault, KeyError):
         assert calls[0]["tool"] == "write" and calls[0]["input"] == {"path": "a.txt", "content": "one\ntwo\n"}
+
+
+async def test_a_service_that_does_not_answer_at_first_is_compared_when_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services, "RETRY_SECONDS", 0.0)
+    store, identity, fake = MemoryStore(), seeded_identity(3), FakeService("chat")
+    ingest, link = Ingest(store, Translator(identity), identity.now_ms), FakeLink(ORIGIN.boot_id, ORIGIN.instance)
+    found = Services(ingest.host, ingest, store, "")
+    origin = replace(ORIGIN, service=found.announce("/nowhere/service.json"))
+    attempts = iter([ServiceGone("busy"), ServiceError(503)])
+
+    async def read(of: Origin) -> tuple[History, Scope]:
+        if (fault := next(attempts, None)) is not None:
+            raise fault
+        return History(fake, ingest.host, store), replace(SCOPE, origin=of)
+
+    monkeypatch.setattr(found, "_read", read)
+    monkeypatch.setattr(services, "START_SECONDS", 0.0)
+    ingest.opened(link)
+    found.opened(origin, "/nowhere/service.json", (), 0)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*found._tasks)
+    await ingest.close()
+    assert "turn.ended" in [record.event.type async for record in store.read_all()]
 
 
 GOOD = {"id": "i-1", "version": "2.0.0", "url": "http://127.0.0.1:4096", "pid": os.getpid(), "password": "secret-pw"}

@@ -171,7 +171,8 @@ class Services:
         await self._ingest.caught_up(origin, last_seq)
         if self.take_spools is not None:
             await self.take_spools()
-        while True:
+        while self._ingest.is_linked(origin):
+            pause = LOOK_SECONDS
             try:
                 read = await self._read(origin)
                 if read is not None:
@@ -179,11 +180,12 @@ class Services:
                     return
             except _UNREADABLE as error:
                 log.info("the sessions of the OpenCode 2 service could not be compared: %s", error)
+                pause = LOOK_SECONDS if isinstance(error, UnsafeService) else RETRY_SECONDS
             except StreamError:
                 return  # ingest has noted the error, and the sidecar is stopping
-            if not self._is_starting(origin):
+            if pause == LOOK_SECONDS and not self._is_starting(origin):
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(pause)
 
     def _is_starting(self, origin: Origin) -> bool:
         """Whether the service of a linked plugin may not have written its registration yet."""
@@ -205,12 +207,9 @@ class Services:
         infos = await history.sessions()
         for info in infos:
             session_id = str(info["id"])
-            if history.differs(info, scope) and not self.translator.is_met(session_id, scope.origin):
-                try:
-                    await self._compare(session_id, scope.origin)
-                except ServiceError as error:
-                    log.warning("the OpenCode 2 service refuses to describe session %s: %s", session_id, error)
-                    self._due[session_id] = scope.origin
+            is_due = history.differs(info, scope) and not self.translator.is_met(session_id, scope.origin)
+            if is_due and not await self._compare(session_id, scope.origin):
+                self._due[session_id] = scope.origin
         listed = {str(info["id"]) for info in infos}
         for session_id in self.translator.state.sessions.having(f"host:{scope.origin.service}"):
             if session_id not in listed:
@@ -218,30 +217,31 @@ class Services:
 
     async def _compare_soon(self, session_id: str, origin: Origin, *, is_once: bool) -> bool:
         """Compare a session, again and again while its service may be starting; return whether that was possible."""
-        while True:
-            try:
-                if await self._compare(session_id, origin):
-                    return True
-            except _UNREADABLE as error:
-                log.info("session %s could not be compared: %s", session_id, error)
+        while not await self._compare(session_id, origin):
             if is_once or not self._is_starting(origin):
                 return False
             await asyncio.sleep(LOOK_SECONDS)
+        return True
 
     async def _compare(
         self, session_id: str, origin: Origin, *, is_import: bool = False, required: bool = False
     ) -> int:
-        """Compare one session, and make the result durable. Returns 0 if no service can be read, else 1 plus the number
-        of records."""
+        """Compare one session, and make the result durable. Returns 0 if the service cannot be read, unless that is
+        ``required``, else 1 plus the number of records."""
         async with self._turn:
-            read = await self._read(origin)
-            if read is None:
+            try:
+                read = await self._read(origin)
+                if read is None:
+                    raise ServiceGone("it is not running")
+                history, scope = read
+                await self._ingest.flushed()
+                count = await history.compare(session_id, scope, is_import=is_import)
+            except _UNREADABLE as error:
                 if required:
-                    raise ServiceGone("it ended")
+                    raise
+                if session_id not in self._due:  # else it is tried again and again
+                    log.info("session %s could not be compared: %s", session_id, error)
                 return 0
-            history, scope = read
-            await self._ingest.flushed()
-            count = await history.compare(session_id, scope, is_import=is_import)
             known = self._announced[origin.service]
             known.compared, known.rebuilt = known.compared + 1, known.rebuilt + count
             self._due.pop(session_id, None)
@@ -256,10 +256,6 @@ class Services:
             for session_id, origin in list(self._due.items()):
                 try:
                     await self._compare(session_id, origin)
-                except ServiceError:
-                    continue
-                except (ServiceGone, UnsafeService):
-                    break
                 except StreamError:
                     return
 
