@@ -97,7 +97,7 @@ class IntentAgent(OwnAgent[State]):
         if len(outputs) <= MAX_STOPPED:
             stopping = [(each, doom) for each in data.unfinished() if (doom := doomed(data, limits, each))]
             stopped = [output for each, doom in stopping[:MAX_STOPS] for output in self._stop(each, ts, doom)]
-            if first := stopped or budgets.warnings(data, limits):
+            if first := stopped or notices.inherited(data) or budgets.warnings(data, limits):
                 return first
         for session in notices.to_deliver(data, outputs):
             gathering = notices.gather(data, session, ts)

@@ -53,6 +53,18 @@ def deliver(state: State, session: str) -> list[Output]:
     return [effect(WAKE, session, args, *steps)]
 
 
+def inherited(state: State) -> list[Output]:
+    """Queue the results for sessions whose own work has ended again, for those above: ended work is not woken."""
+    found = []
+    for notice in state.notices.values():
+        intent = state.intents.get(notice.intent or "")
+        heir = state.heir(intent) if intent is not None and notice.state == "queued" else None
+        if heir not in (None, notice.session):
+            about = {"notice": notice.id, "session": heir, "text": notice.text, "intent": notice.intent}
+            found.append(Output("notice.queued", about | {"wake": notice.wake}))
+    return found
+
+
 def gather(state: State, session: str, now: int) -> list[Output] | None:
     """Let the results for a session wait for more results, for at most ``GATHER_MS``. ``None`` if nothing more can
     come, or if something else waits that must not be late."""

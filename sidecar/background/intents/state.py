@@ -224,6 +224,15 @@ class State:
             above = self.intents.get(above.starter or "")
         return found
 
+    def heir(self, intent: Intent) -> str | None:
+        """The session that gets a result: the one that asked. If its own work ended meanwhile, it is the one above."""
+        session = intent.parent
+        while (above := self.intents.get(self.sessions.get(session or "", ""))) is not None:
+            if above.ended is None or above.ended < intent.created:  # a person asked in the session of ended work
+                break
+            session = above.parent
+        return session
+
     # --- remembering ---
 
     def fold(self, type_: str, payload: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import MAX_RESULT
 from sidecar.background.said import Said
 from tests.sidecar.background.support import Only
-from tests.sidecar.background.world import World
+from tests.sidecar.background.world import World, later
 
 
 def test_forty_wait_for_four_places_and_run_in_their_order() -> None:
@@ -416,6 +416,42 @@ def test_a_report_of_what_was_stopped_begins_no_turn_and_a_person_s_own_later_do
     world.clock.now_ms += afterwards.REPORTS_MS
     world.happens("agent.input", **report)
     assert not world.effects
+
+
+@pytest.mark.parametrize("meets", ["ended", "busy"])
+def test_a_result_for_work_that_has_ended_goes_to_the_session_above(meets: str) -> None:
+    world = World(isolation="shared")
+    top = world.register("top")
+    world.settle()
+    leaf = world.register("leaf", parent="ses_int_top")
+    world.settle()
+    if meets == "busy":  # its session works while the result comes
+        world.ends(leaf)
+        kind, node, _ = world.effects.pop()
+        assert (kind, node) == (WAKE, "ses_int_top")
+        world.happens("effect.completed", kind=kind, node=node, result={"status": "busy"})
+    world.ends(top)
+    if meets == "ended":
+        world.ends(leaf)
+    world.settle()
+    later(world, 10.0)
+    assert set(world.messages) == {"ses_user"} and world.states() == {"completed": 2}
+    said = {each.intent: (each.session, each.state) for each in world.agent.data.notices.values()}
+    assert said == dict.fromkeys(["int_top", "int_leaf"], ("ses_user", "observed"))
+
+
+def test_what_a_person_asked_in_the_session_of_ended_work_is_told_there() -> None:
+    world = World(isolation="shared")
+    world.ends(world.register("top"))
+    world.settle()
+    world.ends(world.intent("top"))
+    world.settle()
+    world.clock.now_ms += 1
+    world.register("leaf", parent="ses_int_top")
+    world.settle()
+    world.ends(world.intent("leaf"))
+    world.settle()
+    assert set(world.messages) == {"ses_user", "ses_int_top"}
 
 
 def test_an_error_lets_the_next_model_take_over_once() -> None:
