@@ -33,7 +33,7 @@ def of_person(known: Iterable[T], given: str, noun: Literal["intent", "checkpoin
     several = "more than one" if found else "no"
     lists = {"intent": "durable-stream intents", "checkpoint": "durable-stream checkpoints --all"}[noun]
     why = f"{several} {noun} has an id that begins with {given[:40]!a}; `{lists}` lists all ids"
-    raise RequestError(f"no-{noun}", why)
+    raise RequestError("ambiguous" if found else f"no-{noun}", why)
 
 
 class Caller:
@@ -76,5 +76,7 @@ def _only(mine: Iterable[T], given: str, code: str) -> T:
     found = [each for each in found if each.id == given] or found
     if len(found) != 1:
         several = "several ids begin" if found else "no id begins"
-        raise RequestError(code, f"of what this session asked or started, {several} with {given[:40]!a}")
+        raise RequestError(
+            "ambiguous" if found else code, f"of what this session asked or started, {several} with {given[:40]!a}"
+        )
     return found[0]

@@ -23,6 +23,9 @@ _UNSEEN = re.compile("[\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0e\uffa0\U000e01
 _SPELLS = "\t\u200c\u200d"
 """Characters that Python calls unprintable, but that are part of a text."""
 
+_JOINS = re.compile("(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d](?=[^\0-\x7f\u200c\u200d])")
+"""A joiner where it spells: a single one, between letters or signs that are not ASCII."""
+
 
 def visible(text: str) -> str:
     """``text`` with its line breaks and tabs, and every character that a screen hides or obeys as ``<U+202E>``.
@@ -31,8 +34,11 @@ def visible(text: str) -> str:
     """
     if text.isprintable() and text.isascii():
         return text
-    shown = (c if c in "\n\t" or (c.isprintable() and not _UNSEEN.match(c)) else f"<U+{ord(c):04X}>" for c in text)
-    return "".join(shown)
+    joins = {found.start() for found in _JOINS.finditer(text)}
+    return "".join(
+        c if c in "\n\t" or n in joins or (c.isprintable() and not _UNSEEN.match(c)) else f"<U+{ord(c):04X}>"
+        for n, c in enumerate(text)
+    )
 
 
 def cut_middle(text: str, most: int) -> tuple[str, int]:

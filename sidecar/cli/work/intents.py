@@ -130,7 +130,8 @@ async def _diff(intent: Intent) -> str:
 
     changes = intent.changes
     if not changes.get("ref"):
-        return ""
+        why = "they were discarded" if intent.discarded else "it made none, or has not ended"
+        raise Failure("no-changes", f"{intent.id} has no changes to show: {why}")
     try:
         commit = changes.get("commit") or changes["ref"]
         return await whole_diff(intent.worktree["repository"], intent.worktree["base"], commit)

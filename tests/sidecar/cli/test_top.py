@@ -258,6 +258,15 @@ def test_the_diff_is_whole_or_an_error(changed_home: Path) -> None:
     assert (done.code, done.err.rstrip()[-12:]) == (1, "[git-failed]")
 
 
+def test_an_ambiguous_id_and_a_diff_that_is_gone_say_so(changed_home: Path) -> None:
+    gone = ("intent.discarded", {"ts": NOW})
+    made = intent("int_gone", ("intent.completed", {"ts": NOW, "changes": {"ref": "refs/x", "count": 1}}), gone)
+    asyncio.run(append(changed_home / "store", [[event] for event in made]))
+    for words, code in ((["int_"], "ambiguous"), (["int_x"], "no-intent"), (["int_gone", "--diff"], "no-changes")):
+        done = run(changed_home, "intents", *words)
+        assert (done.code, done.out, done.err.endswith(f"[{code}]\n")) == (1, "", True), done
+
+
 def test_what_the_setup_did_and_what_is_only_in_a_kept_worktree_is_shown(changed_home: Path) -> None:
     shown, kept = run(changed_home, "intents", ID).out, changed_home / "worktrees" / ID
     assert str(kept) in shown and "out/report.txt" in shown

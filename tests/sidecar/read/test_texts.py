@@ -17,6 +17,7 @@ from sidecar.read.host_agents import host_agents
 from sidecar.read.redacted import Redaction
 from sidecar.read.telling.describe import KINDS, Line, describe, is_news
 from sidecar.read.telling.detail import detail
+from sidecar.read.wording import visible
 from streams.lineage import CREATED
 from streams.store import Record
 from tests.bridge.opencode.playing2 import play2
@@ -71,6 +72,13 @@ def test_joiners_stay_where_text_is_spelled_with_them(form: str) -> None:
     shown = written(folded(events), form)
     for each in SPELLED:
         assert shown.count(each) >= 2
+
+
+def test_joiners_that_spell_stay_where_a_person_is_asked_and_all_others_are_seen() -> None:
+    assert visible(" ".join(SPELLED)) == " ".join(SPELLED)
+    hidden = ("rm\u200d x", "\u200cls", "می\u200c\u200cx", "می\u200d", "a\u202eb", "\U0001f468\u200dx")
+    assert not any("\u200c" in visible(each) or "\u200d" in visible(each) for each in hidden)
+    assert all("<U+20" in visible(each) for each in hidden)
 
 
 FORMS = ("text", "markdown", "html")
