@@ -54,6 +54,12 @@ def traceparent(root: str, session: str) -> str:
     return f"00-{trace_id(root)}-{span_id(session)}-01"
 
 
+def in_turn(session: str, message: str) -> str:
+    """The ``traceparent`` of a turn, the answer to ``message``: its own span in the trace of its ``session``, whose
+    ``traceparent`` is given."""
+    return f"{session[:36]}{span_id(f'{session[36:52]}:{message}')}{session[52:]}"
+
+
 class Session(msgspec.Struct):
     """One session as the log knows it.
 

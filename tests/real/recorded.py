@@ -416,14 +416,21 @@ def differences(records: list[Json], plan: Expectation) -> list[str]:
     ids = {record["event"]["id"]: at for at, record in enumerate(records)}
     keys = Counter(record["event"]["idempotency_key"] for record in records)
     wrong += [f"key {key} {count} times" for key, count in keys.items() if count > 1]
+    begun = set[tuple[str, str]]()
     for at, (name, record) in enumerate(zip(found, records, strict=True)):
         event, row = record["event"], plan.rows.get(name)
-        causing = event["causation_id"]
+        causing, of_turn = event["causation_id"], (name[1], event["correlation_id"])
+        if name[0] == "turn.started":
+            begun.add(of_turn)
         cause_at = None if causing is None else ids.get(causing, at)
         facts = [
             ("offset", record["offset"], at),
             ("stream", event["stream_id"], plan.root),
-            ("traceparent", event["traceparent"], traceparent(plan.root, name[1])),
+            (
+                "traceparent",
+                event["traceparent"],
+                traceparent(plan.root, name[1], of_turn[1] if of_turn in begun else None),
+            ),
             ("source", event["source"], {"agent": event["actor"], "adapter": "opencode"}),
             ("after the one before", record["position"] > (records[at - 1]["position"] if at else -1), True),
             ("cause before it", cause_at is None or cause_at < at, True),
@@ -459,7 +466,9 @@ def _disorder(found: list[Name], plan: Expectation) -> list[str]:
     return wrong
 
 
-def traceparent(root: str, session: str) -> str:
-    """W3C: the trace is the root's, the span the session's."""
+def traceparent(root: str, session: str, turn: str | None) -> str:
+    """W3C: the trace is the root's, the span the session's or that of the turn that has begun."""
     trace, span = sha256(f"trace:{root}".encode()).hexdigest()[:32], sha256(f"span:{session}".encode()).hexdigest()[:16]
+    if turn is not None:
+        span = sha256(f"span:{span}:{turn}".encode()).hexdigest()[:16]
     return f"00-{trace}-{span}-01"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streams.lineage import STEP_STARTED
+from streams.lineage import RETRIED, STEP_STARTED
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.events import Event, EventStream
 from tests.real.model_server import HANG_LIMIT_S, ModelServer
@@ -195,10 +195,12 @@ def test_calls_without_an_id_are_recorded(durable: DurableStream, opencode: Real
     # Some local model servers give no ids.
     write = [call("write", filePath=str(opencode.project / f"{name}.txt"), content=name) for name in ("one", "two")]
     opencode.prompt(session, f"CALLID:empty {write[0]} THEN: {write[1]} THEN: SAY:done")
-    opencode.prompt(session, f"CALLID:empty {' '.join(map(bash, ('echo 3', 'echo 4', 'echo 5')))} THEN: SAY:done")
+    calls = " ".join(map(bash, ("echo 3", "echo 4", "echo 5")))
+    opencode.prompt(session, f"HTTPERR:503*1,1 CALLID:empty {calls} THEN: SAY:done")
     wait_until(lambda: len(payloads(durable.log(session), "turn.ended")) == 2, "the end of the turns")
     steps = payloads(durable.log(session), "execution.step")
     assert [step["status"] for step in steps if step["kind"] == "tool"] == ["completed"] * 5
+    assert [each["attempt"] for each in payloads(durable.log(session), RETRIED)] == [2]
     assert [turn["steps"] for turn in payloads(durable.log(session), "turn.ended")] == [5, 5]
     changes, read = durable.cli("changes", session), durable.cli("read", session)
     assert "one.txt" in changes and "two.txt" in changes

@@ -81,17 +81,19 @@ class Receiver(AnsweringServer):
 async def expected(home: Home) -> set[str]:
     """The ids of every span in the log that has ended, by the export of a whole session."""
     folds: dict[str, Spans] = {}
-    deleted = set()
+    over = {ENDED: set[str](), "turn.ended": set[str]()}
     async for record in LogReader(home.store_path).read_all():
         folds.setdefault(record.event.stream_id, Spans()).apply(record)
-        if record.event.type == ENDED:
-            deleted.add(record.event.payload["session"])
+        if record.event.type in over:
+            over[record.event.type].add(record.event.payload["session"])
     found = set()
     for spans in folds.values():
         ended = {span.id for span in spans.found if span.kind != "session" and span.end is not None}
+        runs = {span.id for span in spans.found if span.kind == "tool"} - ended
+        rest = over["turn.ended"] - {span.session for span in spans.found if span.parent in runs} | over[ENDED]
         whole = otlp(spans.found, 0)["resourceSpans"][0]["scopeSpans"][0]["spans"]
         for span, sent in zip(spans.found, whole, strict=True):
-            if span.id in ended or span.parent in ended or span.session in deleted:
+            if span.id in ended if span.kind != "session" else span.session in rest:
                 found.add(sent["spanId"])
     return found
 

@@ -279,7 +279,7 @@ class Emitter:
             cause=cause,
             actor=actor or "opencode",
             stream=session.stream if session is not None else "system",
-            trace=trace_of(session) if session is not None else None,
+            trace=session.traceparent(type_, correlation) if session is not None else None,
             correlation=correlation,
             at_ms=at_ms,
         )
@@ -420,7 +420,7 @@ class Emitter:
             cause=session.event_id,
             actor="opencode",
             stream=session.stream,
-            trace=trace_of(session),
+            trace=session.traceparent(),
         )
 
     def revert(self, entry: Entry, session: SessionState, key: str, message: str | None) -> None:
@@ -453,8 +453,8 @@ class Emitter:
         """The ``traceparent`` of a session that appears: its own span in the trace of its parent, or of what asked for
         it."""
         if (known := self.state.sessions.get(session_id)) is not None:
-            return trace_of(known)
-        above = trace_of(parent) if parent is not None else asked.traceparent if asked is not None else ""
+            return known.traceparent()
+        above = parent.traceparent() if parent is not None else asked.traceparent if asked is not None else ""
         found = parse_traceparent(above)
         if found is None:
             return traceparent(session_id, session_id)
@@ -466,10 +466,6 @@ class Emitter:
         mark = next(filter(None, map(mark_of, metadata)), None)
         asked = self.asked(session.id, mark) if mark is not None else None
         return asked.cause if asked is not None else self.state.spawned(session.id)
-
-
-def trace_of(session: SessionState) -> str:
-    return session.trace or traceparent(session.root, session.id)
 
 
 def mark_of(metadata: Any) -> str:

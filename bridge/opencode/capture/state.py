@@ -20,7 +20,7 @@ from bridge.opencode.capture.shapes import beginning, is_aborted_shell, mapping
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
-from streams.lineage import CREATED, ENDED, FORKED, LINKED, MOVED, RESUMED, RETRIED
+from streams.lineage import CREATED, ENDED, FORKED, LINKED, MOVED, RESUMED, RETRIED, TURN_STARTED, in_turn, traceparent
 from streams.rows import Changes, LazyMap, Rows
 
 K = TypeVar("K")
@@ -144,6 +144,12 @@ class SessionState:
     errors: OrderedDict[str, str] = field(default_factory=OrderedDict)
     spawning: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Ids of ``agent.spawned`` events, by the task part that named the child."""
+
+    def traceparent(self, type_: str = "", message: str | None = None) -> str:
+        """The session's own, or that of the turn that answers ``message``, once the turn has begun."""
+        own = self.trace or traceparent(self.root, self.id)
+        has_begun = message in self.turns or type_ == TURN_STARTED
+        return in_turn(own, message) if message is not None and has_begun else own
 
     def handed_from(self, agent: str, trigger: str) -> str | None:
         """The agent that had the session until now, if this turn hands the session to another agent."""

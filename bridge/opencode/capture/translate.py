@@ -27,7 +27,6 @@ from bridge.opencode.capture.emitter import (
     Token,
     as_it_is,
     safe_stream,
-    trace_of,
 )
 from bridge.opencode.capture.known import is_known
 from bridge.opencode.capture.parts import Parts
@@ -273,7 +272,7 @@ class Translator(Parts):
             cause=(session.last_end or session.event_id) if session is not None else None,
             actor="opencode",
             stream=session.stream if session is not None else safe_stream(session_id),
-            trace=trace_of(session) if session is not None else traceparent(session_id, session_id),
+            trace=session.traceparent() if session is not None else traceparent(session_id, session_id),
         )
 
 

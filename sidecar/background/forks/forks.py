@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import Field
 
-from bridge.opencode.capture.emitter import trace_of
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.effects import is_kept
@@ -216,7 +215,7 @@ class Forks:
                 "causation_id": named.id,
                 "actor": "user",
                 "source": {"agent": "user", "adapter": "durable-stream"},
-                "traceparent": trace_of(session),
+                "traceparent": session.traceparent(),
                 "payload": {"session": fork, "fork": {**origin, "event": named.id}},
             }
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.opencode.capture.emitter import Asked, trace_of
+from bridge.opencode.capture.emitter import Asked
 from bridge.opencode.capture.shapes import present
 from bridge.opencode.capture.state import SessionState
 from sidecar.agents.agent import Cause, Output
@@ -28,7 +28,7 @@ def of_call(session: SessionState | None, call: str | None, before: Intent | Non
     """
     turn = session.turn if session is not None and call is not None else None
     about = present(call=call, turn=turn.user_message if turn is not None else None)
-    trace = before.trace if before is not None else trace_of(session) if session is not None else ""
+    trace = before.trace if before is not None else session.traceparent() if session is not None else ""
     return about, turn.event_id if turn is not None else None, trace
 
 

@@ -1,7 +1,8 @@
 """The spans of one stream as they end, for a receiver that gets each of them once. Pure.
 
-Each span is that of ``traces.otlp`` over the whole stream, with the same id. A session has ended once it rests and the
-tool call that started it has ended, or when it was deleted; until then, only its parts are returned.
+Each span is that of ``traces.otlp`` over the whole stream, with the same id. A session has ended once it rests for the
+first time, when its turn ends, and the tool call that started it has ended, too; its later turns are below it all the
+same. A deleted session has ended in any case.
 """
 
 from __future__ import annotations
@@ -47,5 +48,5 @@ class Ending:
         if span.kind != "session":
             return span.end is not None
         call = self._known.get(span.parent)
-        is_over = call is not None and call.kind == "tool" and call.end is not None and span.state != "running"
-        return is_over or (record.event.type == ENDED and record.event.payload.get("session") == span.session)
+        rests = span.state != "running" and (call is None or call.kind != "tool" or call.end is not None)
+        return rests or (record.event.type == ENDED and record.event.payload.get("session") == span.session)

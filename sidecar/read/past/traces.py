@@ -170,9 +170,9 @@ def _trace(session: Span) -> str:
 
 
 def _id(span: Span) -> str:
-    """A session has the span that its events name in their ``traceparent``."""
-    context = parse_traceparent(span.trace) if span.kind == "session" else None
-    return context.span_id if context is not None else span_id(span.id)
+    """A session and a turn have the spans that their events name in their ``traceparent``."""
+    context = parse_traceparent(span.trace) if span.kind == "turn" else None
+    return context.span_id if context is not None else span_id(span.session if span.kind == "session" else span.id)
 
 
 def _attribute(name: str, value: Value) -> dict[str, Any]:

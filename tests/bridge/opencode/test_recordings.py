@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.lineage import CREATED, RESUMED, STEP_STARTED, span_id, trace_id
+from streams.lineage import CREATED, RESUMED, STEP_STARTED, in_turn, span_id, trace_id
 from tests.bridge.opencode import playing, playing2
 from tests.bridge.opencode.playing import Log, story
 
@@ -43,6 +43,7 @@ def test_a_recording_becomes_these_events(path: Path) -> None:
 def test_every_event_has_a_cause_a_trace_and_a_project(path: Path) -> None:
     projects: dict[str, str | None] = {}
     before, is_second = set[str](), path.parent == playing2.RECORDINGS
+    begun = set[tuple[str, str | None]]()
     for event in log_of(path).events.values():
         session = event.payload.get("session", "")
         if "project" in event.payload:
@@ -51,9 +52,13 @@ def test_every_event_has_a_cause_a_trace_and_a_project(path: Path) -> None:
         begins = event.type in (BEGINS if is_second else BEGINS_IN_1) or event.payload.get("trigger") == "compaction"
         assert event.causation_id in before if event.causation_id else begins, event.type
         before.add(event.id)
+        if event.type == "turn.started":
+            begun.add((session, event.payload["message"]))
         if session:
-            trace = f"00-{trace_id(event.stream_id)}-{span_id(session)}-01"
-            assert event.traceparent == trace, event.type
+            own = f"00-{trace_id(event.stream_id)}-{span_id(session)}-01"
+            in_its_turn = in_turn(own, str(event.correlation_id))
+            assert event.traceparent == (in_its_turn if (session, event.correlation_id) in begun else own), event.type
+            assert event.traceparent == in_its_turn or event.payload.get("turn") is None, event.type
 
 
 def test_a_call_that_runs_is_told_once_before_its_one_step(path: Path) -> None:

@@ -118,8 +118,11 @@ def test_a_receiver_gets_a_span_for_each_turn_step_tool_and_child(
     events = [each["event"] for each in run(home, "log", stream, "--json").objects()]
     traces = {each["traceparent"].split("-")[1] for each in events}
     assert {span.trace_id.hex() for span in spans.values()} == traces and len(traces) == 1
-    sessions = {span.span_id.hex() for span in spans.values() if span.name == "session"}
-    assert sessions == {each["traceparent"].split("-")[2] for each in events}
+    own = [span for span in spans.values() if span.name == "session" or span.name.startswith("invoke_agent")]
+    assert {span.span_id.hex() for span in own} == {each["traceparent"].split("-")[2] for each in events}
+    above = {span.span_id.hex() for span in spans.values() if span.name.startswith("invoke_agent")}
+    steps = [each for each in events if each["type"].startswith("execution.")]
+    assert above == {each["traceparent"].split("-")[2] for each in steps}, "of its turn"
 
     step = next(span for span in spans.values() if span.name == "chat mock-1")
     found = attributes(step)

@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import HOLD_S, Cleaned, Origin, Token, as_it_is, trace_of
+from bridge.opencode.capture.emitter import HOLD_S, Cleaned, Origin, Token, as_it_is
 from bridge.opencode.capture.shapes import mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState, remember
 from bridge.opencode.capture.v2 import shapes
@@ -375,7 +375,7 @@ class HostTranslator(Gates):
             cause=session.last_end or session.event_id,
             actor="opencode",
             stream=session.stream,
-            trace=trace_of(session),
+            trace=session.traceparent(),
         )
 
     def renamed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
