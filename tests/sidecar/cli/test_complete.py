@@ -16,7 +16,7 @@ from typer.main import get_command
 from sidecar.cli.app import app
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, environment, make_home, run
 
-HEAVY = ("rich", "websockets", "watchfiles", "nats", "aiohttp")
+HEAVY = ("rich", "websockets", "nats", "aiohttp")
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,6 @@ HEAVY = (
     "websockets",
     "orjson",
     "msgspec",
-    "watchfiles",
     "ulid",
     "bridge",
     "streams.event",
