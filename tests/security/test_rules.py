@@ -170,3 +170,11 @@ async def test_the_beginnings_of_a_kind_take_no_quadratic_time() -> None:
 def test_entropy_is_shannons() -> None:
     for data, bits in ((b"", 0), (b"aaaa", 0), (b"abab", 1), (b"abcd", 2), (bytes(range(256)), 8)):
         assert entropy(data) == pytest.approx(bits)
+
+
+@pytest.mark.parametrize("joint", [" && ", "; ", " | ", " || ", " "])
+@pytest.mark.parametrize("first", ["Cookie: sid=abcdefgh1", "curl -b sid=abcdefgh1"])
+def test_a_cookie_ends_before_the_next_command_of_its_line(first: str, joint: str) -> None:
+    cleaned = only("cookie").clean({"text": f"{first}{joint}curl -b 'sid=letmein42' x"})["text"]
+    assert cleaned.count("[redacted:cookie]") == 2 and "abcdefgh1" not in cleaned and "letmein42" not in cleaned
+    assert cleaned.endswith(f"{joint}curl -b '[redacted:cookie]' x")

@@ -54,6 +54,7 @@ def test_serve_in_the_foreground_says_where_it_listens(home: Home, tmp_path: Pat
         ('{"t": 1}', "must be a JSON object"),
         ('{"id": "evt_1", "type": "session.created", "data": {}}', "must be a JSON object"),
         ('{"hook": "event", "t": -1}', "must be milliseconds"),
+        ('{"hook": "event", "t": 99999999999999}', "after the year 2099"),
         pytest.param(f'{{"hook": "event", "t": 1, "input": "{"é" * MAX_FRAME_BYTES}"}}', "too long", id="long"),
     ],
 )
