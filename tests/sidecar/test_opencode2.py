@@ -39,7 +39,6 @@ from tests.bridge.opencode.playing import Log
 from tests.bridge.opencode.playing2 import KEPT, Recording, play2
 from tests.memory import MemoryStore
 from tests.sidecar.support import FakeLink
-from tests.streams.sizes import size
 
 ORIGIN = Origin("b" * 32, "1" * 16, 4321, "a1b2c3d4")
 SCOPE = Scope(ORIGIN, since_ms=0, pid=4321)
@@ -265,7 +264,7 @@ def part_of(part: dict[str, Any], at_ms: int) -> dict[str, Any] | None:
     return {**part, "time": times, "state": state} if "created" in times else None
 
 
-@settings(max_examples=size("LATE_COMPARISONS", 60))
+@settings(max_examples=60)
 @given(name=st.sampled_from([name for name in KEPT if name != "shell"]), seed=st.integers(0, 10**6))
 def test_no_step_lacks_its_name_and_input_however_often_the_sidecar_is_killed(name: str, seed: int) -> None:
     whole, killed = play2(name), Killed(name, seed)

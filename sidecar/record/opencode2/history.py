@@ -22,7 +22,6 @@ from bridge.opencode.capture.v2.shapes import HostEvent, ask_of, read_event, ses
 from bridge.opencode.capture.v2.translate import HostTranslator
 from sidecar.processes import still_runs
 from sidecar.record.opencode2.http import ServiceError
-from streams.event import StreamEvent
 from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.record.opencode2")
@@ -109,7 +108,9 @@ class History:
             rebuilt, memory = self._translator.rebuild(session_id, past, scope.origin, is_whole=is_whole)
             if known is None and not is_new:
                 rebuilt = []  # the session began before the log; only what happens from now on is recorded
-            there = await self._known(rebuilt)
+            keys = [event.idempotency_key for event in rebuilt]
+            found = await self._store.find_each(keys) if keys else []
+            there = {key: record.event.id for key, record in zip(keys, found, strict=True) if record is not None}
             if len(waiting) == len(self._translator.waiting(session_id, scope.origin)):
                 break
         count = self._translator.fill(rebuilt, there)
@@ -160,12 +161,6 @@ class History:
         if known is None and parent is not None and parent not in self._state.sessions:
             await self.compare(parent, scope, is_import=is_import)
         return self._translator.place(info, scope.origin, is_new=is_new)
-
-    async def _known(self, rebuilt: list[StreamEvent]) -> dict[str, str]:
-        """The ids of the events in the log, by the keys of the rebuilt events that they are."""
-        keys = [event.idempotency_key for event in rebuilt]
-        found = await self._store.find_each(keys) if keys else []
-        return {key: record.event.id for key, record in zip(keys, found, strict=True) if record is not None}
 
     async def _asks(self, session_id: str) -> list[HostEvent]:
         """What the session asks and nobody has answered."""

@@ -37,7 +37,6 @@ class ServiceClient:
 
     def __init__(self, registration: Registration) -> None:
         self._service = registration
-        self.process = registration.id
 
     async def get(self, path: str) -> Any:
         """The decoded answer to a ``GET``; ``None`` if the answer is empty.

@@ -98,7 +98,7 @@ class Gates(HostRules):
                 self.counts[f"unplaced:{event.type[:60]}"] += 1
                 self.finish(entry.token)
             return
-        self._meet_boot(session_id, boot)
+        remember(self._met, (session_id, boot), None, MET)
         self.inherit(session_id, boot)
         for entry, event in _in_order(gate.entries):
             self.run(entry, event)
@@ -201,13 +201,8 @@ class Gates(HostRules):
         return event.seq > reached + 1 + (SILENT if speaker == boot else 0)
 
     def _note_reached(self, session_id: str, boot: str, seq: int) -> None:
-        self._reached[session_id] = max((seq, boot), self._reached.get(session_id, (-1, "")))
-        self._reached.move_to_end(session_id)
-        if len(self._reached) > MET:
-            self._reached.popitem(last=False)
-
-    def _meet_boot(self, session_id: str, boot: str) -> None:
-        remember(self._met, (session_id, boot), None, MET)
+        highest = max((seq, boot), self._reached.pop(session_id, (-1, "")))
+        remember(self._reached, session_id, highest, MET)  # as the newest
 
 
 def _in_order(entries: Iterable[tuple[HostEntry, HostEvent]]) -> list[tuple[HostEntry, HostEvent]]:

@@ -206,10 +206,8 @@ class HostTranslator(Gates):
 
     def note_call(self, child: str, message: str | None, call: str, turn: str | None) -> None:
         """Note the call that created a session which is not placed yet."""
-        if child not in self.state.sessions:
-            self._called.setdefault(child, Called(message, call, turn))
-            if len(self._called) > MET:
-                self._called.popitem(last=False)
+        if child not in self.state.sessions and child not in self._called:
+            remember(self._called, child, Called(message, call, turn), MET)
 
     def rename(self, session_id: str, title: str, origin: Origin) -> None:
         """Record a title that was given while the plugin was not loaded."""
