@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from sidecar.agents.agent import Agent, BadOutput, Output, decisions
 from sidecar.agents.effects.policy import Effect
@@ -34,12 +34,6 @@ log = logging.getLogger("sidecar.agents")
 
 _RUNTIME = Path(__file__).parent
 
-MAX_TEXT: Final = 500
-"""How many characters of an error's text are kept."""
-
-MAX_TRACE: Final = 20
-"""How many of the places that led to an error are kept."""
-
 Outcome = Literal["done", "duplicate", "refused", "nothing", "dead"]
 """The outcome of an input.
 
@@ -57,24 +51,22 @@ class Handled(NamedTuple):
 
 
 class AgentFailed(CodedError):
-    """``trace`` is where an error was raised, from the agent's method inwards; empty if none was."""
-
     code: ClassVar[str] = "agent-failed"
 
-    def __init__(self, agent: str, reason: str, trace: Sequence[str] = ()) -> None:
+    def __init__(self, agent: str, reason: str) -> None:
         super().__init__(f"agent {agent}: {reason}")
-        self.agent, self.reason, self.trace = agent, reason, tuple(trace)
+        self.agent, self.reason = agent, reason
 
 
-def raised(error: Exception) -> tuple[str, list[str]]:
-    """The type of an agent's error and its place in the agent's file, such as ``KeyError at watch.py:31``, and the
-    places that led there. Without the error's text, which may quote the user's.
+def raised(error: Exception, text: str = "") -> str:
+    """An agent's error, its place in the agent's file, its ``text``, and the last places that led to it, such as
+    ``KeyError at watch.py:31: 'id' (watch.py:31 in read < watch.py:12 in receive)``.
     """
     frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).parent != _RUNTIME]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
-    trace = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[-MAX_TRACE:]]
     at = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-    return f"{type(error).__name__}{at}", trace
+    led = " < ".join(f"{Path(each.filename).name}:{each.lineno} in {each.name}" for each in reversed(frames[-8:]))
+    return f"{type(error).__name__}{at}" + (f": {text[:500]}" if text else "") + (f" ({led})" if led else "")
 
 
 class Decider:
@@ -122,7 +114,7 @@ class Decider:
                 return "nothing", []  # the end of this chain is recorded
             reason = f"depth {given.depth} is not below the limit of {self._max_depth}"
             refusal = Refusal(EXCEEDED, reason, given.depth)
-        if refusal is None and self._turns.has_cut(given.event):
+        if refusal is None and self._turns.refuses(given.event):
             refusal = Refusal("stopped", "the turn has ended", given.depth)
         if refusal is not None:
             return "refused", self._turns.mark(given, given.group([self._outbox.refused(given, refusal)]))
@@ -151,13 +143,10 @@ class Decider:
                 raise AgentFailed(self._agent.name, str(error)) from None
             if isinstance(error, StreamError):
                 raise
-            said, trace = raised(error)
-            places = " < ".join(reversed(trace))
-            log.warning("agent %s failed on %s in %s: %s (%s)", self._agent.name, given.event.type, what, said, places)
-            text = self._outbox.clean(str(error))[:MAX_TEXT]
-            raise AgentFailed(
-                self._agent.name, ": ".join(filter(None, (f"{what} raised {said}", text))), trace
-            ) from error
+            # Without the error's text, which may quote the user's. Unlike ``str``, ``TracebackException`` cannot fail.
+            log.warning("agent %s failed on %s in %s: %s", self._agent.name, given.event.type, what, raised(error))
+            text = self._outbox.clean(str(traceback.TracebackException(type(error), error, None)))
+            raise AgentFailed(self._agent.name, f"{what} raised {raised(error, text)}") from error
         events = self._turns.mark(given, given.group(events))
         events[-1] = with_metadata(events[-1], state=hash_)
         return "done", events

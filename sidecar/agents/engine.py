@@ -189,7 +189,8 @@ class Engine:
             turns = self.turns
             if epoch != turns.epoch or not turns.is_open(turn):
                 return epoch == turns.epoch and turns.was_stopped(turn)
-            turns.apply((await self.add(stopped(self.name, turn, command, self._history.next, self._identity))).event)
+            event = stopped(self.name, turn, command, self._history.next, self._identity)
+            turns.apply((await self.add(event)).event)
             return True
 
     async def own(self, epoch: int, previous: str | None, has_inherited: bool) -> Record:
@@ -264,7 +265,7 @@ class Engine:
         Most events that an agent lists concern sessions that it does not know, and ``receive`` costs much less than
         the queue.
         """
-        if self.turns.awaits(event) or self.turns.has_cut(event):
+        if self.turns.awaits(event) or self.turns.refuses(event):
             return False
         if self._waiting or not self._is_at_rest or self.is_broken or self._history.next < 0:
             return False
@@ -416,7 +417,7 @@ class Engine:
             except AgentFailed as error:
                 result = error
                 if waiting.input.position is not None:
-                    letter = self._outbox.dead(waiting.input, error.reason, {"traceback": list(error.trace)})
+                    letter = self._outbox.dead(waiting.input, error.reason, {})
                     is_known = await self._decider.is_known(letter.idempotency_key)
                     batch += [] if is_known else self.turns.mark(waiting.input, [letter])
                     self.last_error = str(error)[:300]

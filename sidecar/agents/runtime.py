@@ -31,6 +31,7 @@ from sidecar.agents.view import (
     FAILED,
     IN_DOUBT,
     REDRIVEN,
+    REQUESTED,
     VIEW,
     VIEW_VERSION,
     DeadLetter,
@@ -112,6 +113,7 @@ class Runtime:
         self.effects = EffectRunner(
             store, identity, kinds or {}, clean=clean, policy=policy, count=count, owner=owner, stop=stop
         )
+        self.effects.is_cut = lambda agent, request: agent in names and self.engines[agent].turns.has_cut(request)
         self._reading: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._kept = NOTHING
@@ -135,8 +137,7 @@ class Runtime:
         """
         self.view, _ = await resume(self._store, VIEW, VIEW_VERSION, RuntimeView.load, RuntimeView)
         self._kept = self.view.position
-        self.effects.taken, self.effects.stopped = self.view.taken, self.view.stopped
-        self.effects.began = self._store.head
+        self.effects.taken, self.effects.began = self.view.taken, self._store.head
         for engine in self.engines.values():
             await engine.start()
         self._reading = asyncio.create_task(self._read())
@@ -159,7 +160,7 @@ class Runtime:
             command = replace(command, depth=known.depth, traceparent=str(trace.child(command.key)))
         if not await engine.stop(turn, epoch, command):
             return False
-        await self.effects.end_turn(agent, turn, self._store.head)
+        await self.effects.end_turn(agent, turn)
         return True
 
     def epoch(self, agent: str) -> int:
@@ -334,7 +335,6 @@ class Runtime:
         if letter is None or kept is None:
             raise _no_letter(letter_id)
         event, payload = kept.event, kept.event.payload
-        given: Any = payload.get("payload")
         if not letter.can_redrive:
             raise InputRefused(
                 "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
@@ -352,7 +352,7 @@ class Runtime:
                 Command(
                     f"redrive:{letter_id}",
                     letter.type,
-                    given,
+                    payload["payload"],
                     sender="dlq",
                     depth=payload.get("depth", 0),
                     correlation_id=event.correlation_id,
@@ -413,8 +413,7 @@ class Runtime:
                 if (asked := await self._in(request.stream, request.offset)) is not None:
                     self.effects.offer(asked)
             self._level.set()
-            at_work = [engine for engine in self.engines.values() if engine.is_owned and not engine.is_broken]
-            places = [engine.position for engine in at_work]
+            places = [each.position for each in self.engines.values() if each.is_owned and not each.is_broken]
             async for record in self._store.subscribe(after=min([self.view.position, *places]), wanted=self._wants):
                 await self._hand_out(record)
         except StreamError as error:
@@ -425,8 +424,10 @@ class Runtime:
         event = record.event
         is_new = record.position > self.view.position
         self.view.apply(record)
-        if is_new:
-            await self.effects.see(record)
+        if is_new and event.type == REQUESTED and event.metadata.get("role") == "effect":
+            self.effects.offer(record)
+        elif is_new and "cut" in event.metadata.get("turn", ()):
+            await self.effects.end_turn(event.source.agent, str(event.correlation_id))
         receivers: Sequence[Engine] = () if event is self._unwanted else self._receivers(event)
         for engine in self.engines.values():
             if record.position <= engine.position or not engine.is_owned:

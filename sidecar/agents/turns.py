@@ -23,17 +23,18 @@ a refused output        open          ends as failed
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
-from sidecar.agents.inputs import OWNED, RESULTS, STOPPED, Input, with_metadata
-from sidecar.agents.view import MAX_STOPPED
+from sidecar.agents.inputs import OWNED, RESULTS, Input, with_metadata
 from streams.event import StreamEvent
 
 Edge = Literal["started", "step", "completed", "failed", "cut"]
 
 _ENDS: Final = frozenset({"completed", "failed"})
+
+MAX_REMEMBERED: Final = 1000
+"""Maximum number of stopped turns, and of requests whose results are refused, that are remembered."""
 
 
 class Turns:
@@ -48,29 +49,33 @@ class Turns:
         self.epoch = 0
         self._open: dict[str, set[str]] = {}
         """Maps an open turn to the requests whose results it awaits."""
-        self._stopped: OrderedDict[str, None] = OrderedDict()
-        self._cut: OrderedDict[str, None] = OrderedDict()
-        """The requests whose results are refused."""
+        self._cut: dict[str, None] = {}
+        """The requests whose results are refused, the oldest first."""
+        self._stopped: dict[str, None] = {}
 
     def is_open(self, turn: str | None) -> bool:
         return turn in self._open
-
-    def was_stopped(self, turn: str) -> bool:
-        return turn in self._stopped
 
     def awaits(self, event: StreamEvent) -> bool:
         """Whether an event of the log is a result that an open turn waits for."""
         return event.type in RESULTS and event.payload.get("request") in self._open.get(event.correlation_id or "", ())
 
-    def has_cut(self, event: StreamEvent) -> bool:
-        """Whether an event of the log is a result of a turn that ended before it came."""
-        return bool(self._cut) and event.type in RESULTS and event.payload.get("request") in self._cut
+    def was_stopped(self, turn: str) -> bool:
+        return turn in self._stopped
+
+    def has_cut(self, request: str | None) -> bool:
+        """Whether the turn that made a request ended before its result came."""
+        return request in self._cut
+
+    def refuses(self, event: StreamEvent) -> bool:
+        """Whether an event of the log is such a result."""
+        return bool(self._cut) and event.type in RESULTS and self.has_cut(event.payload.get("request"))
 
     def mark(self, given: Input, events: list[StreamEvent]) -> list[StreamEvent]:
         """The events of one input, with what they mean for its turn; the turn goes on accordingly."""
         turn, type_ = given.record.correlation_id, given.event.type
         is_command = given.event.metadata.get("role") in ("input", "command")
-        is_its = is_command or (turn in self._open and not self.has_cut(given.event))
+        is_its = is_command or (turn in self._open and not self.refuses(given.event))
         if not self._is_told or turn is None or not events or not is_its:
             return events
         own = [place for place, event in enumerate(events) if event.correlation_id == turn]
@@ -104,10 +109,9 @@ class Turns:
             self._open.setdefault(turn, set())
         if turn in self._open:
             _follow(self._open[turn], event)
-        if event.type == STOPPED and event.metadata.get("role") == "stopped":
+        if event.metadata.get("role") == "stopped":
             _remember(self._stopped, [turn])
-            _remember(self._cut, self._open.pop(turn, ()))
-        elif _ENDS & set(edges):
+        if _ENDS & set(edges) or event.metadata.get("role") == "stopped":
             _remember(self._cut, self._open.pop(turn, ()))
 
     def dump(self) -> dict[str, Any]:
@@ -118,7 +122,8 @@ class Turns:
         """Restore what ``dump`` returned; ``None`` means an agent without turns."""
         found = dumped or {"open": {}, "stopped": [], "cut": [], "epoch": 0}
         self._open = {turn: set(requests) for turn, requests in found["open"].items()}
-        self._stopped, self._cut = OrderedDict.fromkeys(found["stopped"]), OrderedDict.fromkeys(found["cut"])
+        self._stopped = dict.fromkeys(found["stopped"])
+        self._cut |= dict.fromkeys(found["cut"])  # not cleared: attempts ask for it while the records are read again
         self.epoch = max(self.epoch, found["epoch"])
 
 
@@ -130,10 +135,10 @@ def _follow(awaited: set[str], event: StreamEvent) -> None:
         awaited.discard(request)
 
 
-def _remember(some: OrderedDict[str, None], names: Iterable[str]) -> None:
-    some.update(dict.fromkeys(names))
-    while len(some) > MAX_STOPPED:
-        some.popitem(last=False)
+def _remember(some: dict[str, None], names: Iterable[str]) -> None:
+    some |= dict.fromkeys(names)
+    while len(some) > MAX_REMEMBERED:
+        del some[next(iter(some))]
 
 
 def _with(event: StreamEvent, edges: list[Edge] | None, epoch: int) -> StreamEvent:

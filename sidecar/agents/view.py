@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from pydantic import TypeAdapter
 
 from sidecar.agents.chains import depth_of
-from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED, STOPPED
+from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED
 from streams.event import StreamEvent
 from streams.hashing import is_digest
 from streams.store import NOTHING, Record
@@ -20,20 +20,12 @@ from streams.trace import Chain
 VIEW: Final = "runtime"
 VIEW_VERSION: Final = 5
 
-MAX_STOPPED: Final = 1000
-"""Maximum number of stopped turns that are remembered."""
-
 MAX_CHAINS: Final = 20_000
 """Maximum number of chains that are remembered; beyond that, the oldest chain is dropped. Depth and trace of the next
 message in a dropped chain are then taken from the message's headers."""
 
 REDRIVEN, DROPPED = "dlq.redriven", "dlq.dropped"
 REQUESTED, COMPLETED, FAILED, IN_DOUBT = "effect.requested", "effect.completed", "effect.failed", "effect.in_doubt"
-
-
-def turn_of(agent: str, turn: str) -> str:
-    """A turn in ``RuntimeView.stopped``: several agents may have turns of one id."""
-    return f"{agent} {turn}"
 
 
 @dataclass(slots=True)
@@ -100,9 +92,6 @@ class RuntimeView:
     taken: dict[str, int] = field(default_factory=dict)
     """Maps an agent to the position at which this home last took it from another home."""
 
-    stopped: dict[str, int] = field(default_factory=dict)
-    """Maps a turn that was stopped or cut (``turn_of``) to the position of the record that says so."""
-
     def apply(self, record: Record) -> None:
         """Apply one record. Records that were applied before change nothing."""
         if record.position <= self.position:
@@ -111,8 +100,6 @@ class RuntimeView:
         event = record.event
         if not event.stream_id.startswith("agent/"):
             return
-        if "cut" in event.metadata.get("turn", ()):
-            self._stop(record)
         role = event.metadata.get("role")
         if event.type == REQUESTED and role == "effect" and not is_digest(event.payload):
             self.effects[event.id] = OpenEffect(event.actor, event.stream_id, record.offset)
@@ -122,8 +109,6 @@ class RuntimeView:
             found = self.effects.get(str(event.payload.get("request")))
             if found is not None:
                 found.in_doubt = event.type == IN_DOUBT
-        elif event.type == STOPPED and role == "stopped":
-            self._stop(record)
         elif event.type == OWNED and role == "owned":
             if event.payload.get("previous") is not None and not event.payload.get("inherited"):
                 self.taken[event.actor] = record.position
@@ -133,11 +118,6 @@ class RuntimeView:
             self.dead.pop(str(event.payload.get("letter")), None)
         else:
             self.learn(event)
-
-    def _stop(self, record: Record) -> None:
-        self.stopped[turn_of(record.event.source.agent, str(record.event.correlation_id))] = record.position
-        if len(self.stopped) > MAX_STOPPED:
-            self.stopped.pop(next(iter(self.stopped)))
 
     def learn(self, event: StreamEvent) -> None:
         """Remember the chain of a command; its first command counts. Does nothing for any other event, and for a

@@ -3,11 +3,10 @@
 Both are requests of the sidecar, the same that the command line sends, and only those that ``config.toml`` allows:
 ``[worker] ui_allowed`` for ``cmd.sys.ui.action``, ``[worker] internal_allowed`` for ``cmd.sys.pmo.internal.*``.
 
-Each is done once, under the id of the action or of the call. ``request.asked`` is recorded under it before anything is
-done, and ``request.answered`` afterwards, so what arrives again, also at the same moment, gets the same answer. If the
-process ended between the two, the request is sent again. None has an effect twice: a request that would begin something
-new has a key, and the others refuse what was done before. Such a refusal is ``in-doubt``, because nobody knows whether
-this request did it.
+Each is done once, under the id of the action or call: ``request.asked`` is recorded before, ``request.answered`` after
+it, so what arrives again gets the same answer. A request without an answer was cut off, and is sent again. That has no
+second effect: it has a key if it would begin something new, and else is refused if it was done before. Such a refusal
+is ``in-doubt``, because nobody knows who did it.
 
 An action is answered with ``evt.sys.ui.action_ack``:
 
@@ -74,7 +73,7 @@ ANSWERED: Final = "request.answered"
 STREAM: Final = "system/requests"
 _PATTERN: Final = "cg.v1.*.*.cmd.sys.ui.action"
 _KEYED: Final = frozenset({"signal", "spawn"})
-"""The actions whose requests take a key, because each would begin something new."""
+"""The actions that would begin something new each time."""
 
 
 class Deeds:

@@ -214,42 +214,39 @@ class RemoteCalls:
             StreamError: the log cannot be written.
         """
         report = ToolResult.parse(arrived.payload)
-        async with self._lock(_report_key(agent, report.agent_turn_id, report.tool_call_id)):
-            return await self._take(agent, arrived, report, headers)
-
-    async def _take(self, agent: str, arrived: Command, report: ToolResult, headers: Mapping[str, str]) -> Worth:
-        step = await self._ledger.get_last_by_key(report.agent_turn_id, report.tool_call_id)
         place = _report_key(agent, report.agent_turn_id, report.tool_call_id)
-        ended = await self._store.find(place)
-        if ended is not None:
-            self._wake(place, ended)  # whoever recorded it may have been cut off before this
-        request = await self._request(step.request) if step is not None else None
-        known = None
-        if step is not None and report.agent_id == agent:
-            depth = depth_of(request.event) if request is not None else 0
-            known = Call(self.epoch(agent), depth, request is None or ended is not None)
-        worth = judge_report(report, headers, known)
-        fields = report.fields()
-        if worth == "late" and ended is not None and _is_same(ended.event.payload, fields):
-            return "accepted"  # delivered again
-        given = arrived.depth if arrived.refusal is None else arrived.refusal.depth
-        cause = _Cause(arrived.traceparent, arrived.causation_id, {**arrived.metadata, "depth": given})
-        content = None
-        if worth == "accepted":
-            try:
-                content = await self._content(report.tool_result_card_id)
-            except LookupError:
-                worth = "no-card"
-        if worth != "accepted":
-            await self._record(cause, f"{REFUSED}:{agent}:{digest(arrived.key.encode())}", fields, agent, worth)
+        async with self._lock(place):
+            step = await self._ledger.get_last_by_key(report.agent_turn_id, report.tool_call_id)
+            ended = await self._store.find(place)
+            if ended is not None:
+                self._wake(place, ended)  # whoever recorded it may have been cut off before this
+            request = await self._request(step.request) if step is not None else None
+            known = None
+            if step is not None and report.agent_id == agent:
+                depth = depth_of(request.event) if request is not None else 0
+                known = Call(self.epoch(agent), depth, request is None or ended is not None)
+            worth = judge_report(report, headers, known)
+            fields = report.fields()
+            if worth == "late" and ended is not None and _is_same(ended.event.payload, fields):
+                return "accepted"  # delivered again
+            given = arrived.depth if arrived.refusal is None else arrived.refusal.depth
+            cause = _Cause(arrived.traceparent, arrived.causation_id, {**arrived.metadata, "depth": given})
+            content = None
+            if worth == "accepted":
+                try:
+                    content = await self._content(report.tool_result_card_id)
+                except LookupError:
+                    worth = "no-card"
+            if worth != "accepted":
+                await self._record(cause, f"{REFUSED}:{agent}:{digest(arrived.key.encode())}", fields, agent, worth)
+                return worth
+            name = str(request.event.payload["kind"]) if request is not None else None
+            after = effective_after_execution(report, content, name, self._trusted)
+            fields |= {"after_execution": after, "result": bounded(self._clean(result_of(content)))}
+            if not report.closes_slot:
+                place = f"{place}:{digest(report.tool_result_card_id.encode())}"
+            self._wake(place, await self._record(cause, place, fields, agent))
             return worth
-        name = str(request.event.payload["kind"]) if request is not None else None
-        after = effective_after_execution(report, content, name, self._trusted)
-        fields |= {"after_execution": after, "result": bounded(self._clean(result_of(content)))}
-        if not report.closes_slot:
-            place = f"{place}:{digest(report.tool_result_card_id.encode())}"
-        self._wake(place, await self._record(cause, place, fields, agent))
-        return worth
 
     def _wake(self, place: str, report: Record) -> None:
         waiting = self._waiting.get(place)

@@ -224,7 +224,7 @@ class _AgentConsumer:
             except NotOwner:
                 return Again(PAUSE_SECONDS)
             except AgentFailed as error:
-                return await self._failed(delivery, command, error.reason, error.trace)
+                return await self._failed(delivery, command, error.reason)
             except Exception as error:
                 log.exception("a command for %s could not be handled", self._agent)
                 return await self._failed(delivery, command, type(error).__name__)
@@ -261,25 +261,20 @@ class _AgentConsumer:
         )
         return "accepted" if is_ours else "unknown-turn"
 
-    async def _failed(self, delivery: Delivery, command: Command, reason: str, trace: Sequence[str] = ()) -> Outcome:
+    async def _failed(self, delivery: Delivery, command: Command, reason: str) -> Outcome:
         if self._runtime.engines[self._agent].is_broken:
             # The agent is broken, not the command, so let its commands wait until the agent works again.
             return Again(self._retry.longest_s)
         if not self._retry.is_last(delivery.attempt):
             return Again()
-        return await self._bury(delivery, command, reason, "agent-failed", trace)
+        return await self._bury(delivery, command, reason, "agent-failed")
 
     # --- dead letters ---
 
     async def _bury(
-        self,
-        delivery: Delivery,
-        command: Command | None,
-        reason: str,
-        code: str = Undecodable.code,
-        trace: Sequence[str] = (),
+        self, delivery: Delivery, command: Command | None, reason: str, code: str = Undecodable.code
     ) -> Outcome:
-        poison = await recorded(self._runtime, self._agent, delivery, reason, command, code, trace)
+        poison = await recorded(self._runtime, self._agent, delivery, reason, command, code)
         if not poison.is_known:
             self._counts["dead"] += 1
         return poison
@@ -299,7 +294,6 @@ async def recorded(
     reason: str,
     command: Command | None = None,
     code: str = Undecodable.code,
-    trace: Sequence[str] = (),
 ) -> Poison:
     """Record a message that ``name`` cannot handle as a dead letter, as soon as the log can be written.
 
@@ -311,7 +305,7 @@ async def recorded(
         "subject": delivery.subject,
         "attempts": delivery.attempt,
         "headers": dict(list(delivery.headers.items())[:MAX_HEADERS]),
-    } | ({"traceback": list(trace)} if trace else {})
+    }
     while True:
         try:
             if command is not None:

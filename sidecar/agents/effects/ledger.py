@@ -145,9 +145,7 @@ class Ledger:
     async def in_doubt(self, request: Request, attempt: int, reason: str) -> Record:
         """Record a doubt, with all that a person needs to know of the effect."""
         about = {"reason": reason[:500], "args": bounded(request.effect.args)}
-        record = await self._settle(request, attempt, IN_DOUBT, about)
-        # An earlier version recorded less, so nobody could be asked.
-        return record if "args" in record.event.payload else await self._answer(request, attempt, IN_DOUBT, about)
+        return await self._settle(request, attempt, IN_DOUBT, about)
 
     async def reused(self, request: Request, step: StepRecord) -> Record:
         about = {"result": step.result, "final": True, "reused": step.event_id}

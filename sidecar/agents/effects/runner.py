@@ -37,7 +37,6 @@ from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, E
 from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.stops import Stop, never
-from sidecar.agents.view import REQUESTED, turn_of
 from streams.errors import InvalidEvent, StreamError
 from streams.identity import Identity
 from streams.store import NOTHING, Record, StreamStore
@@ -128,8 +127,8 @@ class EffectRunner:
         position are not carried out, because the other home may have done so."""
         self.began = NOTHING
         """The last position of the log when this process began. Requests up to there may have been begun before."""
-        self.stopped: dict[str, int] = {}
-        """See ``RuntimeView.stopped``. No attempt of an effect that was requested before begins any more."""
+        self.is_cut: Callable[[str, str], bool] = lambda agent, request: False
+        """Whether the turn of an agent that made a request has ended. No attempt of its effect begins any more."""
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._locks = _LOCKS.setdefault(store, WeakValueDictionary())
@@ -139,17 +138,6 @@ class EffectRunner:
     def is_busy(self) -> bool:
         """Whether an effect runs, or waits for anything but the ownership of its agent."""
         return len(self._tasks) > self._paused
-
-    async def see(self, record: Record) -> None:
-        """Begin a requested effect, or end those of a turn that ended early, as a new record of the log says."""
-        event = record.event
-        if event.type == REQUESTED and event.metadata.get("role") == "effect":
-            self.offer(record)
-        elif "cut" in event.metadata.get("turn", ()):
-            try:
-                await self.end_turn(event.source.agent, str(event.correlation_id), record.position)
-            except StreamError as error:
-                log.error("calls of a turn that has ended go on until their time is over: %s", error)
 
     def offer(self, record: Record) -> None:
         """Execute a requested effect in the background. Does nothing if the effect is already in progress."""
@@ -169,16 +157,10 @@ class EffectRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def end_turn(self, agent: str, turn: str, position: int) -> None:
-        """Begin no more attempts for what a turn requested up to a position, and end what can be ended. Raises
-        ``StreamError``."""
-        self.stopped[turn_of(agent, turn)] = position
+    async def end_turn(self, agent: str, turn: str) -> None:
+        """End what a turn that was stopped or cut still does, if that is possible. Raises ``StreamError``."""
         for kind in self.kinds.values():
             await kind.cancel(agent, turn)
-
-    def _is_stopped(self, request: Request) -> bool:
-        stopped = self.stopped.get(turn_of(request.agent, request.effect.run), NOTHING)
-        return request.record.position <= stopped
 
     async def resolve(
         self, record: Record, how: Resolution, *, attempt: int = 1, by: str = "user", mark: str = ""
@@ -265,7 +247,7 @@ class EffectRunner:
         if step is not None:
             await self._until(step.retry_at, step.ts)
         while attempt < attempts:
-            if self._is_stopped(request):
+            if self.is_cut(request.agent, request.id):
                 await self.ledger.refused(request, "the turn was stopped", "stopped", attempt)
                 return
             attempt += 1
@@ -298,7 +280,7 @@ class EffectRunner:
             if attempt > 1 or not kind.is_repeatable:
                 begun = await self.ledger.started(request, attempt, kind.effect_class, attempts)
             self._stop("effect-started")
-            if self._is_stopped(request):  # since the last look, so nobody has ended this attempt
+            if self.is_cut(request.agent, request.id):  # since the last look, so nobody has ended this attempt
                 said = "the turn was stopped"
                 await self.ledger.failed(request, attempt, said, retry_at=None, error_code="stopped")
                 return None

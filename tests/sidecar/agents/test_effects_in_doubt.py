@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sidecar.agents.effects.ledger import request_of
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import Reconciled
 from sidecar.agents.inputs import agent_stream, effects_stream
@@ -135,18 +134,6 @@ class TestInDoubt:
         await bench.run(bench.runner(kind), asked)
         told = (await records(bench.store, effects_stream(AGENT)))[-1].event.payload
         assert told["args"] == asked.event.payload["args"] and told["kind"] == "work" and told["reason"]
-
-    async def test_a_doubt_that_an_earlier_version_recorded_is_told_anew(self, bench: Bench) -> None:
-        asked = await cut_off(bench, kind := Work(effect_class="unsafe"))
-        await bench.ledger._settle(request_of(asked), 1, "effect.in_doubt", {"reason": "old"})
-        for _ in range(2):
-            await bench.run(bench.runner(kind), asked)
-        told = [r.event.payload.get("args") for r in await records(bench.store, effects_stream(AGENT))]
-        assert told == [None, None, {"n": 1}]
-        runner = bench.runner(kind)
-        assert await runner.resolve(asked, "done")
-        await bench.run(runner)
-        assert await bench.answers() == {asked.event.id: [("completed", None)]}
 
     async def test_a_crash_while_it_is_given_up_leaves_it_in_doubt(self, bench: Bench) -> None:
         """And no request of the same key is tried again."""

@@ -182,7 +182,9 @@ class TestTheLog:
             assert state(runtime, "watcher") == {"failed": 2}
             (letter,) = runtime.view.dead.values()
             assert letter.type == "execution.step"
-            assert re.fullmatch(r"receive raised RuntimeError at agents\.py:\d+: as asked", letter.reason)
+            assert re.fullmatch(
+                r"receive raised RuntimeError at agents\.py:\d+: as asked \(agents\.py:\d+ in receive\)", letter.reason
+            )
         async with running(store, Counter, Watcher) as runtime:
             await settled(runtime, store)
             assert len(runtime.view.dead) == 1, "it is not tried again by itself"

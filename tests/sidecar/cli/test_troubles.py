@@ -150,10 +150,9 @@ def test_what_an_agent_raised_is_seen_and_its_secrets_are_not(home: Home) -> Non
     assert run(place, "send", "writer", "write", json.dumps({"text": f"page 7 {secret}"})).code == 0
     (letter,) = wait_for(lambda: run(place, "dlq", "list", "--json").objects(), "the dead letter")
     assert letter["reason"].startswith("receive raised ValueError at papers.py:9: cannot read this: page 7 ")
+    assert letter["reason"].endswith(" (papers.py:9 in read < papers.py:6 in receive)")
     assert letter["reason"] in run(place, "agents").out
-    shown = run(place, "dlq", "show", letter["id"], "--json").objects()[0]["record"]["event"]["payload"]
-    assert shown["traceback"] == ["papers.py:6 in receive", "papers.py:9 in read"]
-    assert "papers.py:6 in receive" in run(place, "dlq", "show", letter["id"]).out
+    assert letter["reason"] in run(place, "dlq", "show", letter["id"]).out
     assert "cannot write this" in run(place, "send", "writer", "fail").err
     assert run(place, "stop").code == 0
     assert letter["reason"] in run(place, "log", "agent/reader", "--json").out
