@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ from sidecar.background.intents.state import State
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
+from sidecar.background.worktrees.worktrees import whole_diff
 from sidecar.inspector.around import approvals_of, relatives, shown_status
 from sidecar.inspector.drawn import MOST_SPANS, drawn
 from sidecar.inspector.pasts import Pasts
@@ -30,6 +32,7 @@ from sidecar.read.projects import short_directory
 from sidecar.read.select import SelectError, catalog_of, family_of, find_event, newest
 from sidecar.read.telling.describe import describe, row_of
 from sidecar.read.telling.detail import detail
+from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.html import turn_html
 from sidecar.read.transcript.model import Reading, Session, Turn
 from sidecar.read.wording import one_line, printable
@@ -54,6 +57,7 @@ MOST_ROWS: Final = 500
 LINES: Final = 4
 """How many of its last events a running piece of work shows."""
 _WAITING: Final = repr("waiting")
+_BINARY: Final = re.compile(r"^GIT binary patch\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
 AROUND: Final = 60
 """How many characters around a hit a snippet has, on each side."""
 
@@ -306,10 +310,23 @@ class Data:
                 last, _ = await newest(self.reader, Filter(streams=(row["session"],)), LINES)
                 row["lines"] = [row_of(each) for each in last]
         asks = [checkpoint_row(each) | {"heading": teller.heading(each)} for each in await waiting(self.reader)]
-        notices = (await read_notices(self.reader))[-MOST_ROWS:]
+        notices = [row | {"text": unwrapped(row["text"])} for row in (await read_notices(self.reader))[-MOST_ROWS:]]
         catalog, _ = await catalog_of(self.reader)
         told = {"checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
         return {"intents": listed[::-1], "hosts": host_agents(catalog)[::-1], **told}
+
+    async def diff(self, given: str) -> dict[str, str]:
+        """The whole diff of what a piece of background work changed, with which a person decides whether to apply it.
+
+        Raises:
+            SelectError: there is no such work, or no saved changes.
+            WorktreeError: the repository or the commit is gone.
+        """
+        intent = (await self._intents()).intents.get(given)
+        if intent is None or not (commit := intent.changes.get("commit") or intent.changes.get("ref")):
+            raise SelectError("not-found", f"no changes are saved for {one_line(given)[:40]!r}")
+        whole = await whole_diff(intent.worktree["repository"], intent.worktree["base"], commit)
+        return {"diff": _BINARY.sub("binary, not shown\n", whole)}
 
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""

@@ -154,6 +154,7 @@ def build(data: Data) -> Starlette:
         "file": lambda request: file_history(data.reader, request.query_params.get("path", "")),
         "compare": lambda request: data.compare(*(request.query_params.get(side, "") for side in ("a", "b"))),
         "work": lambda request: data.work(),
+        "diff/{name}": lambda request: data.diff(request.path_params["name"]),
         "costs": lambda request: data.costs(request.query_params.get("by", "day")),
         "health": lambda request: data.health(),
     }

@@ -1,6 +1,6 @@
 // Two sessions beside each other: where they part, then turns, tools, files, tokens, cost and time.
 
-import { ago, amount, clock, get, h, money, plural, span } from "/page/lib.js";
+import { ago, amount, clock, cut, get, h, money, plural, span } from "/page/lib.js";
 
 const MOST = 100; // sessions to choose from
 
@@ -19,7 +19,7 @@ export async function compare(a, b) {
     ["turns took", span(left.working_ms), span(right.working_ms)],
     ["events", amount(left.records), amount(right.records)],
   ];
-  const cell = (row) => (row ? h("a", { href: `/e/${row.id}` }, h("small", { class: "faint" }, `${clock(row.ts)} ${row.actor} `), h("b", { class: row.tone === "bad" ? "bad" : "" }, row.label), ` ${row.text.slice(0, 200)}`) : h("span", { class: "faint" }, "ends here"));
+  const cell = (row) => (row ? h("a", { href: `/e/${row.id}` }, h("small", { class: "faint" }, `${clock(row.ts)} ${row.actor} `), h("b", { class: row.tone === "bad" ? "bad" : "" }, row.label), ` ${cut(row.text, 200)}`) : h("span", { class: "faint" }, "ends here"));
   const ends = [false, false];
   const once = (row, side) => {
     const isNew = row || !ends[side];

@@ -1,6 +1,6 @@
 // "Fork here": says what a new session from an event will be, and makes it only if a person agrees.
 
-import { act, h } from "/page/lib.js";
+import { act, h, visible } from "/page/lib.js";
 
 /** The button beside an event of a session. */
 export const forkButton = (stream, event) => h("button", { class: "button", onclick: () => open(stream, event) }, "Fork here …");
@@ -24,7 +24,7 @@ function open(stream, event) {
     try {
       return await action;
     } catch (error) {
-      said.textContent = error.message;
+      said.textContent = visible(error.message);
       said.className = "bad";
       runs.textContent = "";
       return null;
@@ -45,7 +45,7 @@ function open(stream, event) {
   dialog.showModal();
   told(act("fork", { ...given(), preview: true })).then((plan) => {
     if (!plan) return;
-    said.textContent = plan.told;
+    said.textContent = visible(plan.told);
     make.disabled = prompt.disabled = false;
     draw();
     prompt.focus();

@@ -1,15 +1,25 @@
 // What every page needs: elements, requests, and values as people write them.
 
-/** An element with attributes, listeners (`onclick`) and children; texts are never parsed as HTML. */
+// A single joiner between letters or signs that are not ASCII spells them.
+const UNSEEN = /(?![\n\t]|(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d][^\0-\x7f\u200c\u200d])[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0e\uffa0\u{e0100}-\u{e01ef}]/gu;
+
+/** A text whose hidden characters, and those that turn its direction, are shown as `<U+202E>`; as `visible` in `wording.py`. */
+export const visible = (text) => text.replace(UNSEEN, (each) => `<U+${each.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}>`);
+
+/** The beginning of a text; it says so if there is more. */
+export const cut = (text, most) => (text.length > most ? `${text.slice(0, most)} …` : text);
+
+/** An element with attributes, listeners (`onclick`) and children; texts are never parsed as HTML, and all of them is seen. */
 export function h(tag, given = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(made.style, value);
-    else made.setAttribute(name, value === true ? "" : String(value));
+    else made.setAttribute(name, value === true ? "" : name === "title" || name === "aria-label" ? visible(String(value)) : String(value));
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const shown = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  made.append(...shown.map((child) => (child instanceof Node ? child : visible(String(child)))));
   return made;
 }
 
@@ -58,7 +68,7 @@ const pad = (number) => String(number).padStart(2, "0");
 const SANE_MS = 366 * 86_400_000;
 
 /** Give the browser's tab a title. */
-export const entitle = (title) => (document.title = title ? `${title} · Durable Stream` : "Durable Stream");
+export const entitle = (title) => (document.title = title ? `${visible(title)} · Durable Stream` : "Durable Stream");
 
 /** The words for a duration, the same as those of `lasted` in `wording.py`. */
 export function span(ms) {
@@ -138,6 +148,21 @@ export function step(rows, by) {
 
 export function diffOf(patch) {
   const kinds = { "+": "add", "-": "del", "@": "hunk" };
-  const lines = patch.split("\n").filter((line) => !/^(Index: |=+$|--- |\+\+\+ )/.test(line));
-  return h("pre", { class: "diff" }, lines.map((line) => h("span", { class: kinds[line[0]] ?? "same" }, line || " ")));
+  let isHead = true; // a removed `-- x` looks like a line of a head
+  const lines = patch.split("\n").filter((line) => {
+    isHead = /^(diff --git |Index: )/.test(line) || (isHead && !line.startsWith("@"));
+    return !isHead || !/^(Index: |index |=+$|--- |\+\+\+ )/.test(line);
+  });
+  return h("pre", { class: "diff" }, lines.map((line) => h("span", { class: line.startsWith("diff --git ") ? "of" : kinds[line[0]] ?? "same" }, line || " ")));
+}
+
+/** A window in which a person decides: `parts` show what `button` will do. Whoever closes it does nothing. */
+export function decide(title, parts, button, act) {
+  const close = () => dialog.close();
+  const main = h("button", { class: "button main", onclick: () => (close(), act()) }, button);
+  const dialog = h("dialog", { class: "decide", "aria-label": title }, h("h2", {}, title), parts, h("div", { class: "buttons" }, main, h("button", { class: "button", autofocus: true, onclick: close }, "Do nothing")));
+  document.body.append(dialog);
+  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("keydown", (press) => press.stopPropagation()); // Escape closes only the dialog
+  dialog.showModal();
 }

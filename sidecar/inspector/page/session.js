@@ -1,7 +1,7 @@
 // One session: conversation, timeline, files and events, at any moment; the slider chooses the moment.
 
 import { detailOf } from "/page/event.js";
-import { ago, amount, clock, day, diffOf, entitle, get, h, money, plural, span, status, sync, tokensOf } from "/page/lib.js";
+import { ago, amount, clock, cut, day, diffOf, entitle, get, h, money, plural, span, status, sync, tokensOf } from "/page/lib.js";
 import { slider } from "/page/slider.js";
 import { timeline } from "/page/timeline.js";
 
@@ -323,7 +323,7 @@ const VIEWS = {
       h("p", { class: "quiet" }, `${plural(counted.files, "file")}, +${counted.added} −${counted.removed}${between}. What commands changed is not known.`),
       found.left_out ? h("p", { class: "faint" }, `${plural(found.left_out, "earlier turn")} with changes are left out; the slider shows them.`) : null,
       found.turns.map((turn) => [
-        h("h2", {}, turn.undone ? "(undone) " : "", (turn.prompt || "(no prompt)").slice(0, 200)),
+        h("h2", {}, turn.undone ? "(undone) " : "", cut(turn.prompt || "(no prompt)", 200)),
         turn.files.map((file) => [
           h("p", { class: "file" }, h("code", {}, file.file), counts(file), h("button", { class: "link", "data-row": true, onclick: () => history(file.file) }, "History")),
           file.edits.map((edit) => [

@@ -1,6 +1,6 @@
 // Background work: what waits for a person, what runs, what ended; answers and cancellations.
 
-import { act, ago, amount, get, h, money, span, status } from "/page/lib.js";
+import { act, ago, amount, cut, decide, diffOf, get, h, money, plural, span, status, visible } from "/page/lib.js";
 
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 
@@ -11,16 +11,26 @@ export async function work() {
   const element = h("div", { class: "page" });
   const said = h("p", { class: "note", role: "alert", hidden: true });
 
-  async function press(action, args) {
+  /** Do something, and say what came of it. */
+  async function tell(doing) {
+    let text;
     try {
-      await act(action, args);
-      said.hidden = true;
+      text = await doing;
       await draw();
+      said.className = "note done";
     } catch (error) {
-      said.textContent = error.message;
-      said.hidden = false;
+      text = error.message;
+      said.className = "note";
     }
+    said.textContent = visible(text ?? "");
+    said.hidden = !text;
   }
+
+  const press = {
+    answer: (each, texts) => tell(act("answer", { checkpoint: each.id, answer: texts }).then(() => `Answered: ${texts.join(", ")}`)),
+    cancel: (each) => decide("Cancel this work?", [h("p", {}, each.title || each.id), h("p", { class: "quiet" }, "It stops, with everything that it started.")], "Cancel the work", () => tell(act("cancel", { intent: each.id }).then(() => `${each.title || each.id}: is being cancelled.`))),
+    apply: (each) => tell(showChanges(each, () => tell(act("apply", { intent: each.id }).then((done) => `${done.was_applied ? "Had been applied before" : "Applied"}: ${plural(done.changes.count, "file")} in ${done.directory}: ${names(done.changes)}`)))),
+  };
 
   async function draw() {
     // A half-typed answer must survive news.
@@ -44,6 +54,17 @@ export async function work() {
   return { element, title: "Work", news: draw };
 }
 
+const names = ({ files, count }) => files.map((each) => each.file).join(", ") + (count > files.length ? ` and ${count - files.length} more` : "");
+
+/** What "Apply" will do: the files and the whole diff. */
+async function showChanges(each, apply) {
+  const { diff } = await get(`diff/${encodeURIComponent(each.id)}`);
+  const rows = each.changes.files.map((file) => h("li", {}, h("code", {}, file.file), file.kind ? ` ${file.kind}` : file.added === null || file.added === undefined ? " binary" : [h("span", { class: "good" }, ` +${file.added}`), h("span", { class: "bad" }, ` −${file.removed}`)]));
+  const left = each.changes.count - rows.length;
+  const about = h("p", { class: "quiet" }, `This changes ${plural(each.changes.count, "file")} in ${each.directory}. What you changed there since then stays; if both changed the same lines, nothing is applied.`);
+  decide("Apply these changes to your files?", [about, h("ul", {}, rows, left > 0 ? h("li", {}, `and ${left} more, see below`) : null), diffOf(diff.replace(/\n$/, ""))], `Apply ${plural(each.changes.count, "changed file")}`, apply);
+}
+
 const section = (title, rows) => (rows.length ? [h("h2", {}, title), ...rows] : []);
 
 /** Jobs as a tree: each job with its depth, below the one whose session started it. */
@@ -55,7 +76,7 @@ function nested(jobs) {
 }
 
 function ask(each, now, press) {
-  const answer = (...texts) => press("answer", { checkpoint: each.id, answer: texts });
+  const answer = (...texts) => press.answer(each, texts);
   const field = h("input", { placeholder: "Your answer", "aria-label": "Your answer" });
   const isPermission = each.kind === "permission";
   const options = isPermission ? [] : each.options;
@@ -103,18 +124,18 @@ function job(each, now, press, depth) {
       "header",
       {},
       status(each.state),
-      h("a", { class: "title", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || each.prompt?.slice(0, 120) || each.id),
+      h("a", { class: "title", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || cut(each.prompt ?? "", 120) || each.id),
       h("span", { class: "quiet" }, facts.join(" · ")),
       h("span", { class: "faint" }, ago(each.ended || each.started || each.created, now)),
     ),
     each.reason || each.fault ? h("p", { class: each.state === "failed" ? "bad" : "quiet" }, each.fault || each.reason) : null,
-    each.lines?.length ? h("pre", {}, each.lines.map((row) => `${row.label}: ${row.text}`.slice(0, 160)).join("\n")) : null,
-    each.result ? h("p", { class: "quiet" }, each.result.length > 400 ? `${each.result.slice(0, 400)} …` : each.result) : null,
+    each.lines?.length ? h("pre", {}, each.lines.map((row) => cut(`${row.label}: ${row.text}`, 160)).join("\n")) : null,
+    each.result ? h("p", { class: "quiet" }, cut(each.result, 400)) : null,
     h(
       "div",
       { class: "buttons" },
-      isOpen(each) && !each.host ? h("button", { class: "button", onclick: () => confirm(`Cancel “${each.title || each.id}” and everything it started?`) && press("cancel", { intent: each.id }) }, "Cancel") : null,
-      !isOpen(each) && changes && !each.applied ? h("button", { class: "button", onclick: () => confirm(`Apply ${changes} changed files to ${each.directory}?`) && press("apply", { intent: each.id }) }, `Apply ${changes} changes`) : null,
+      isOpen(each) && !each.host ? h("button", { class: "button", onclick: () => press.cancel(each) }, "Cancel …") : null,
+      !isOpen(each) && changes && !each.applied ? h("button", { class: "button", onclick: () => press.apply(each) }, `Apply ${plural(changes, "changed file")} …`) : null,
     ),
   );
 }
@@ -124,7 +145,7 @@ const message = (each, now) =>
     "div",
     { class: "hit" },
     h("span", { class: "faint" }, `${each.kind === "wake" ? "to a session" : "to you"} · ${each.state}`),
-    h("span", { class: "snippet" }, each.text.replace(/<[^>]*>/g, " ").slice(0, 300)),
+    h("span", { class: "snippet", title: each.text }, cut(each.text, 300)),
     h("span", { class: "faint" }, ago(each.queued, now)),
     h("span", { class: "faint" }, each.channels.map((one) => `${one.channel}: ${one.state}`).join(", ")),
   );

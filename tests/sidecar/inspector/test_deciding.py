@@ -1,0 +1,139 @@
+"""Where a person decides on the page, what will happen stands on the screen first, and what happened afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, Route, expect
+
+from sidecar.read.wording import visible
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from tests.sidecar.inspector.conftest import Served, aside, looking, record
+
+TURNED = "Fix the \u202etxet\u202c, \u2066isolated\u2069 and e\u200bmpty"
+SHOWN = "Fix the <U+202E>txet<U+202C>, <U+2066>isolated<U+2069> and e<U+200B>mpty"
+JOINED = "می\u200cخواهم 👩\u200d💻"
+ASKED = "delete <every> <file> of <script>alert(1)</script>\nnow"
+
+
+def git(place: Path, *arguments: str) -> str:
+    about = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *about, *arguments], cwd=place, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def changed(place: Path) -> dict[str, Any]:
+    """A repository with saved changes; what the log says of it."""
+    place.mkdir()
+    git(place, "init", "-q")
+    (place / "drop.sql").write_text("-- keep out\nselect 1;\n")
+    git(place, "add", "."), git(place, "commit", "-qm", "base")
+    base = git(place, "rev-parse", "HEAD")
+    (place / "drop.sql").write_text("select 1;\n")
+    (place / "sly.py").write_text("if role == 'user\u202e':\n    pass\n")
+    git(place, "add", "."), git(place, "commit", "-qm", "work")
+    commit = git(place, "rev-parse", "HEAD")
+    files = [{"file": "drop.sql", "added": 0, "removed": 1}, {"file": "sly.py", "added": 2, "removed": 0}]
+    worktree = {"repository": str(place / ".git"), "base": base, "root": str(place / "gone")}
+    changes = {"ref": "refs/durable-stream/int_1", "commit": commit, "files": files, "count": 2, "diff": ""}
+    return {"worktree": worktree, "changes": changes}
+
+
+def happened(place: Path) -> list[StreamEvent]:
+    """Work that changed files, work that runs, and a message."""
+    identity, made = seeded_identity(5), []
+    saved = changed(place)
+
+    def own(agent: str, kind: str, **payload: Any) -> None:
+        about = {"stream_id": f"agent/{agent}", "actor": agent, "source": {"agent": agent, "adapter": "engine"}}
+        made.append(identity.stamp({**about, "type": kind, "payload": payload, "metadata": {"role": "output"}}))
+
+    for intent, title in (("int_1", TURNED), ("int_2", JOINED)):
+        about = {"prompt": "Do", "title": title, "parent": None, "root": "r", "directory": str(place)}
+        own("intents", "intent.created", intent=intent, ts=1, **about)
+        own("intents", "intent.starting", intent=intent, ts=2, session=f"ses_{intent}")
+        own("intents", "intent.isolated", intent=intent, ts=2, worktree=saved["worktree"])
+        own("intents", "intent.started", intent=intent, ts=2, session=f"ses_{intent}")
+    own("intents", "intent.completed", intent="int_1", ts=3, result="Done.", changes=saved["changes"])
+    own("alerts", "alert.raised", alert="alr_1", about="chk_1", text=f"bash: {ASKED}", session="ses_int_1")
+    return made
+
+
+@contextmanager
+def working(browser: Browser, tmp_path: Path) -> Iterator[tuple[Page, Served, list[tuple[str, Any]]]]:
+    """The page about work, and what it asks of the sidecar, which answers that it is done."""
+    home, sent = tmp_path / "home", list[tuple[str, Any]]()
+    home.mkdir(mode=0o700)
+    aside(record, home, happened(tmp_path / "shop"))
+
+    def answer(route: Route) -> None:
+        sent.append((route.request.url.rpartition("/")[2], json.loads(route.request.post_data or "")))
+        files = [{"file": "drop.sql"}, {"file": "sly.py"}]
+        done = {"was_applied": False, "directory": "/shop", "changes": {"count": 2, "files": files}}
+        route.fulfill(json=done)
+
+    with looking(browser, home) as (page, served):
+        page.route("**/api/do/*", answer)
+        page.goto(f"{served.base}/work")
+        yield page, served, sent
+
+
+def test_what_is_applied_stands_on_the_screen(browser: Browser, tmp_path: Path) -> None:
+    with working(browser, tmp_path) as (page, _, sent):
+        apply = page.get_by_role("button", name="Apply 2 changed files …")
+        apply.click()
+        window = page.locator("dialog.decide")
+        expect(window.locator("li")).to_have_text(["drop.sql +0 −1", "sly.py +2 −0"])
+        expect(window.locator(".del")).to_have_text("--- keep out")
+        expect(window.locator(".add").first).to_have_text("+if role == 'user<U+202E>':")
+        window.get_by_role("button", name="Do nothing").click()
+        expect(window).to_have_count(0)
+        assert sent == []
+        apply.click()
+        window.get_by_role("button", name="Apply 2 changed files").click()
+        expect(page.locator("#main .note.done")).to_have_text("Applied: 2 files in /shop: drop.sql, sly.py")
+        assert sent == [("apply", {"intent": "int_1"})]
+
+
+def test_changes_that_are_gone_cannot_be_applied(browser: Browser, tmp_path: Path) -> None:
+    with working(browser, tmp_path) as (page, _, sent):
+        (tmp_path / "shop").rename(tmp_path / "moved")
+        page.get_by_role("button", name="Apply 2 changed files …").click()
+        expect(page.locator("#main .note")).to_contain_text("shop")
+        expect(page.locator("dialog.decide")).to_have_count(0)
+        assert sent == []
+
+
+def test_a_cancellation_names_the_work_and_says_what_became_of_it(browser: Browser, tmp_path: Path) -> None:
+    with working(browser, tmp_path) as (page, _, sent):
+        page.get_by_role("button", name="Cancel …").click()
+        expect(page.locator("dialog.decide")).to_contain_text(JOINED)
+        page.get_by_role("button", name="Cancel the work").click()
+        expect(page.locator("#main .note.done")).to_contain_text("is being cancelled")
+        assert sent == [("cancel", {"intent": "int_2"})]
+
+
+def test_texts_are_shown_as_they_are_and_nothing_in_them_is_hidden(browser: Browser, tmp_path: Path) -> None:
+    with working(browser, tmp_path) as (page, _, _):
+        expect(page.locator("article .title")).to_have_text([JOINED, SHOWN])
+        expect(page.locator(".hit .snippet")).to_have_text(f"bash: {ASKED}")
+        told = page.evaluate(
+            "async (all) => { const lib = await import('/page/lib.js'); return all.map(lib.visible); }",
+            texts := [
+                TURNED,
+                "a\x1b[31m\x07b\x9b",
+                "a\u061c\u200e\u200fb",
+                "\u2028\ufeff\u3164",
+                "\U000e0041",
+                "tab\tline\n",
+            ],
+        )
+        assert told == [visible(text) for text in texts]
+        shown = "async (text) => (await import('/page/lib.js')).visible(text)"
+        assert page.evaluate(shown, "r\u200dm") == "r<U+200D>m" and page.evaluate(shown, JOINED) == JOINED
