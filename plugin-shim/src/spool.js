@@ -17,7 +17,7 @@ import { MAX_ITEM_BYTES } from "./item.js";
 /** @typedef {import("./queue.js").Item} Item */
 /** @typedef {Item & {start: number, end: number}} Line an item with start and end of its line */
 
-/** The header names the format. In format 1, the sums were the first 16 hex digits of SHA-256. */
+/** The header names the format. */
 export const SPOOL_FORMAT = 2;
 
 /** How many bytes to read at once; a longer line is read alone. */

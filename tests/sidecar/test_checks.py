@@ -317,7 +317,7 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_backlog_is_taken_in(healthy_home: Home) -> None:
-    (healthy_home.spool_path / f"{'a' * 32}-{'1' * 16}.jsonl").write_text('{"spool": 1, "pid": 2147483646}\n')
+    (healthy_home.spool_path / f"{'a' * 32}-{'1' * 16}.jsonl").write_text('{"spool": 2, "pid": 2147483646}\n')
     told = {check["name"]: check for check in doctor(healthy_home, "--fix")}
     try:
         assert "started a sidecar" in told["spool"]["fixed"]

@@ -203,9 +203,8 @@ async def test_damage_costs_its_own_items_and_a_gap_names_them(
     assert kept == [n for n in range(1, 10) if not first <= n <= last]
 
 
-@pytest.mark.parametrize("right", ["7d8d7d7f", "b30b69b0e023118b"], ids=["format 2", "format 1"])
-def test_the_sum_is_the_vector_that_the_shims_tests_use_too(right: str) -> None:
-    line = f'{{"seq":7,"sum":"{right}","item":{{"ä":1}}}}'
+def test_the_sum_is_the_vector_that_the_shims_tests_use_too() -> None:
+    line = '{"seq":7,"sum":"7d8d7d7f","item":{"ä":1}}'
     with pytest.raises(FrameError, match="not a hook"):  # but its sum is right
         parse_line(line.encode())
 

@@ -1,9 +1,8 @@
 """The lines of the spool file, in which a shim keeps hooks that no sidecar has acknowledged. Pure.
 
 The first line is a header. Each other line is ``{"seq":n,"sum":"…","item":{hook, t, input, output}}``. ``sum`` is the
-CRC-32 of ``n``, a comma and the item's bytes, in hex; format 1 had the first 16 hex digits of their SHA-256. Seqs are
-written without gaps. So one rule finds all damage: a line with a wrong sum is dropped, and a missing seq means a lost
-item.
+CRC-32 of ``n``, a comma and the item's bytes, in hex. Seqs are written without gaps. So one rule finds all damage: a
+line with a wrong sum is dropped, and a missing seq means a lost item.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
@@ -20,7 +18,7 @@ import orjson
 from bridge.opencode.link.frames import MAX_SEQ, HookItem
 from bridge.opencode.link.lenient import FrameError, read_leniently
 
-_LINE = re.compile(rb'\{"seq":([1-9][0-9]{0,15}),"sum":"([0-9a-f]{8}|[0-9a-f]{16})","item":(.*)\}', re.DOTALL)
+_LINE = re.compile(rb'\{"seq":([1-9][0-9]{0,15}),"sum":"([0-9a-f]{8})","item":(.*)\}', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ def parse_header(line: bytes) -> SpoolHeader:
     """Read the first line. Raises ``FrameError`` if the line is not a header."""
     fields = _object(line)
     pid, started, directory = fields.get("pid"), fields.get("started_ms"), fields.get("directory")
-    if fields.get("spool") not in (1, 2) or type(pid) is not int or pid <= 0:
+    if fields.get("spool") != 2 or type(pid) is not int or pid <= 0:
         raise FrameError("not a spool header")
     service = fields.get("service")
     return SpoolHeader(
@@ -56,8 +54,7 @@ def parse_line(line: bytes) -> tuple[int, HookItem]:
     if match is None:
         raise FrameError("not a spool line")
     digits, found, text = match.groups()
-    summed = digits + b"," + text
-    if (b"%08x" % crc32(summed) if len(found) == 8 else sha256(summed).hexdigest()[:16].encode()) != found:
+    if b"%08x" % crc32(digits + b"," + text) != found:
         raise FrameError("wrong checksum")
     seq, item = int(digits), _object(text)
     hook, t = item.get("hook"), item.get("t")
