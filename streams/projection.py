@@ -5,20 +5,12 @@ A projection's state is plain JSON, so its canonical bytes and hash are the same
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from streams.store import NOTHING, Record, Snapshot
+from streams.store import NOTHING, Snapshot
 
-P = TypeVar("P", bound="Projection")
 T = TypeVar("T")
-
-
-class Projection(Protocol):
-    """A fold over records that never does I/O."""
-
-    def apply(self, record: Record) -> None:
-        """Apply one record. Records arrive in position order, each once."""
 
 
 class KeepsSnapshots(Protocol):
@@ -43,10 +35,3 @@ async def resume(
             # A snapshot is only a hint, so an unreadable one costs nothing but the time of a full replay.
             return fresh(), NOTHING
     return fresh(), NOTHING
-
-
-async def fold(projection: P, records: AsyncIterator[Record]) -> P:
-    """Apply every record and return the projection; without records it is unchanged."""
-    async for record in records:
-        projection.apply(record)
-    return projection

@@ -18,7 +18,6 @@ from sidecar.read.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
 from streams.log.reader import LogReader, every_record
-from streams.projection import fold
 from streams.query import EVERYTHING, Filter
 from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
@@ -88,7 +87,8 @@ async def _follow_up(reader: LogReader, catalog: Catalog) -> CorruptLog | None:
     try:
         if catalog.position > NOTHING:
             await reader.glance()
-        await fold(catalog, reader.read_all(after=catalog.position))
+        async for record in reader.read_all(after=catalog.position):
+            catalog.apply(record)
     except CorruptLog as error:
         return error
     return None

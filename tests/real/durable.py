@@ -165,8 +165,8 @@ class DurableStream:
         """The session's row in ``top``, as soon as its field ``what`` says something."""
 
         def row() -> Json | None:
-            (state,) = self.lines("top")
-            return next((row for row in state["sessions"] if row["session"] == session and row[what]), None)
+            rows = (row for state in self.lines("top") for row in state["sessions"])  # none before the log begins
+            return next((row for row in rows if row["session"] == session and row[what]), None)
 
         return dict(wait_until(row, f"{session} in top, with {what}"))
 

@@ -29,7 +29,6 @@ from streams.log.directory import KeptRows
 from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
 from streams.log.reader import LogReader
-from streams.projection import fold
 from streams.query import Filter
 from streams.retention import Removed
 from streams.rows import Changes
@@ -114,7 +113,9 @@ async def test_lives_that_resume_equal_a_full_replay(
     reader = LogReader(tmp_path)
     assert (await last_catalog(reader)).position == reader.head
     resumed, fault = await catalog_of(reader)
-    full = await fold(Catalog(), reader.read_all())
+    full = Catalog()
+    async for record in reader.read_all():
+        full.apply(record)
     assert fault is None and resumed.dump() == full.dump()
     await reader.close()
 

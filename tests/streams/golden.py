@@ -22,7 +22,6 @@ from streams.lineage import Lineage, Session
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.projection import fold
 from streams.store import Snapshot, StreamReader
 from streams.stores.directory import Backend, read_manifest
 from tests.bridge.opencode.playing import dumped, play
@@ -48,15 +47,16 @@ def expected(name: str) -> dict[str, Any]:
 async def described(reader: StreamReader, backend: Backend) -> dict[str, Any]:
     """Everything that a store must always give back unchanged."""
     records = await collect(reader.read_all())
-    state = CaptureState()
+    state, lineage = CaptureState(), Lineage(Session)
     for record in records:
         state.apply(record.event)
+        lineage.apply(record)
     tails = {record.event.stream_id: record.hash for record in records}
     return {
         "backend": backend,
         "records": len(records),
         "tails": tails,
-        "lineage": state_hash(await fold(Lineage(Session), reader.read_all())),
+        "lineage": state_hash(lineage),
         "capture": {"version": STATE_VERSION, "sha256": sha256(dumped(state)).hexdigest()},
     }
 
