@@ -108,6 +108,8 @@ async def test_an_order_for_another_agent_is_one_deeper_in_the_same_trace_and_a_
     assert given["traceparent"].split("-")[1] == trace and all(given[name] for name in HEADERS)
     assert (given["CG-Recursion-Depth"], given["tracestate"], given["CG-User-ID"]) == ("4", "vendor=1", "ada")
     assert order.subject.split(".")[1] == "shop"
+    assert await peer.ended(trace) == ALONE  # the order is a turn of the other agent's
+    assert len({event.body["agent_turn_id"] for event in peer.of(trace)}) == 1
 
 
 # --- 3: depth ---
