@@ -149,12 +149,13 @@ class HostActs:
     async def abort(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``opencode.abort``: stops a phantom session, and what it left running. With ``late``, also stops a turn that
         starts after the abort, because OpenCode had already accepted its prompt. With ``isolated``, the end of its
-        worktree follows, which ends what it left running without a word to the session."""
+        worktree follows, which ends what it left running, and reports nothing to the session."""
         session, directory = args["session"], args["directory"]
         host = self.hosts.of(session)
         await host.abort(session, directory=directory)
-        is_told = not args.get("isolated") and await host.leave(session, directory=directory, is_last=False)
-        for _ in range(LATE_LOOKS if is_told or args.get("late") else 0):
+        if not args.get("isolated"):
+            await host.leave(session, directory=directory, is_last=False)
+        for _ in range(LATE_LOOKS if args.get("late") else 0):
             await asyncio.sleep(LATE_SECONDS)
             if await host.status(session) == "busy":
                 await host.abort(session, directory=directory)

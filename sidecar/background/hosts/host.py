@@ -115,14 +115,12 @@ class Host(Protocol):
         The call fails if a phantom's process is running but cannot be reached, so that the caller tries again.
         """
 
-    async def leave(self, session: str, *, directory: str, is_last: bool) -> bool:
-        """End the shell commands that a session, or one below it, left running. OpenCode may tell the session that they
-        ended, and so begin a turn: returns whether it may.
+    async def leave(self, session: str, *, directory: str, is_last: bool) -> None:
+        """End the shell commands that a session, or one below it, left running. OpenCode may report that to it.
 
-        ``is_last``: nobody works in the directory any more, so OpenCode also ends what it started there by itself, and
-        forgets the directory. Nothing may be running in the session.
+        ``is_last``: nobody works in the directory any more, and nothing runs in the session. So OpenCode also ends what
+        it started there by itself, and forgets the directory.
         """
-        return False
 
     async def status(self, session: str) -> Status:
         """What a session is doing in the process that hosts it.

@@ -175,15 +175,13 @@ class V2Host(Host):
             if not error.permanent:
                 raise
 
-    async def leave(self, session: str, *, directory: str, is_last: bool) -> bool:
+    async def leave(self, session: str, *, directory: str, is_last: bool) -> None:
         client = await self._client(session)
-        if is_last:  # this also ends all commands there, and tells no session
+        if is_last:  # this also ends all commands there, and reports nothing
             await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
-            return False
-        shells = await self._shells(client, session, directory)
-        for shell in shells:
+            return
+        for shell in await self._shells(client, session, directory):
             await requests.change(client, "DELETE", f"/api/shell/{shell}?{_at(directory)}")
-        return bool(shells)
 
     async def _shells(self, client: ServiceClient, session: str, directory: str) -> dict[str, str]:
         """The shell commands that a session, and those below it, have running in a directory, by id."""

@@ -64,7 +64,7 @@ def prompted(state: State, event: StreamEvent) -> list[Output]:
         return []
     if event.type == "agent.input" and v2_ids.is_phantom(session):
         is_report = event.payload.get("synthetic") and event.ts < (intent.ended or event.ts) + REPORTS_MS
-        return [asked.abort(intent)] if is_report else []
+        return [asked.abort(intent, is_late=True)] if is_report else []
     # In OpenCode 1 the session is a child, where a person's prompt is recorded as an agent's.
     if event.type == "agent.input" and not is_human(event.payload.get("parts") or []):
         return []

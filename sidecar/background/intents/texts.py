@@ -39,6 +39,9 @@ def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     elif state == "completed":
         lines.append("It gave no answer.")
     changes = about.get("changes") or {}
+    if intent.resumes:
+        often = "once" if intent.resumes == 1 else f"{intent.resumes} times"
+        lines.append(f"Note: it was interrupted {often}{'; no tool ran after that' if intent.steps <= 1 else ''}.")
     lines += changes_text(intent, changes)
     left = dict.fromkeys([*about.get("left", ()), *changes.get("ended", ())])
     lines += [f"Note: it left this running, which was stopped: {inline(each, MAX_LEFT)}" for each in left]

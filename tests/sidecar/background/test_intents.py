@@ -390,6 +390,21 @@ def test_the_end_of_a_turn_is_only_a_reason_to_look(outcome: str) -> None:
     assert world.intent("a").result == "forty two"
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_work_that_only_talked_after_it_was_interrupted_says_so(more: int) -> None:
+    world = World(isolation="shared")
+    intent = world.register("a")
+    world.settle()
+    world.ends(intent, "interrupted")
+    world.settle()
+    for _ in range(more):
+        world.spends("ses_int_a", 1)
+    world.spends("ses_int_a", 1, finish="stop")
+    world.ends(intent)
+    (notice,) = world.agent.data.notices.values()
+    assert "interrupted" in notice.text and ("no tool ran" in notice.text) is (more == 0)
+
+
 @pytest.mark.parametrize("isolation", ["worktree", "shared"])
 def test_what_finished_work_left_running_is_stopped_and_told(isolation: str) -> None:
     world, intent = running(isolation=isolation)

@@ -89,8 +89,8 @@ class Host:
     async def abort(self, session: str, *, directory: str) -> None:
         return None
 
-    async def leave(self, session: str, **about: Any) -> bool:
-        return False
+    async def leave(self, session: str, **about: Any) -> None:
+        return None
 
     async def status(self, session: str) -> Status:
         return "idle" if self.idle else "busy"

@@ -212,14 +212,15 @@ class FakeHost:
     """A session that says these things about itself, the last one for ever."""
 
     def __init__(
-        self, *statuses: Status | HostError, abort: HostError | None = None, leave: HostError | bool = False
+        self, *statuses: Status | HostError, abort: HostError | None = None, leave: HostError | None = None
     ) -> None:
-        self.statuses, self.error, self.aborts, self.left = list(statuses), abort, 0, leave
+        self.statuses, self.error, self.aborts, self.fault = list(statuses), abort, 0, leave
+        self.left: list[bool] = []
 
-    async def leave(self, session: str, *, directory: str, is_last: bool) -> bool:
-        if isinstance(self.left, HostError):
-            raise self.left
-        return self.left and not is_last
+    async def leave(self, session: str, *, directory: str, is_last: bool) -> None:
+        self.left.append(is_last)
+        if self.fault is not None:
+            raise self.fault
 
     async def abort(self, session: str, *, directory: str) -> None:
         self.aborts += 1
@@ -326,14 +327,13 @@ def test_what_is_only_in_a_kept_worktree_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "leaves", "aborts"),
-    [({}, False, 1), ({"late": True}, False, 3), ({}, True, 3), ({"isolated": True}, True, 1)],
+    ("args", "leaves", "aborts"), [({}, [False], 1), ({"late": True}, [False], 3), ({"isolated": True}, [], 1)]
 )
-async def test_a_turn_that_begins_after_a_late_abort_or_because_of_what_was_ended_is_aborted(
-    args: dict[str, Any], leaves: bool, aborts: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_turn_that_begins_after_a_late_abort_is_aborted(
+    args: dict[str, Any], leaves: list[bool], aborts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "LATE_SECONDS", 0.0)
-    host = FakeHost("idle", "busy", "busy", "idle", leave=leaves)
+    host = FakeHost("idle", "busy", "busy", "idle")
     acts = HostActs(cast(Hosts, Only(host)), PLAIN, print)
     assert await acts.abort({"session": "ses_1", "directory": "/p", **args}, "key") == {}
-    assert host.aborts == aborts
+    assert (host.aborts, host.left) == (aborts, leaves)
