@@ -102,6 +102,22 @@ test("an ack does not send what is collected", (t) => {
   assert.deepEqual(frames, [2, 4]);
 });
 
+test("a read that a lost link interrupts returns nothing, and the next one begins again", async (t) => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), "shim-"));
+  t.after(() => fs.rmSync(dir, { recursive: true }));
+  const counters = newCounters();
+  const spool = new Spool({ dir: path.join(dir, "spool"), name: "s.jsonl", header: () => ({}), limit: 1e6, counters });
+  for (const seq of upTo(3)) spool.append({ seq, text: "{}", bytes: 2 });
+  const first = await spool.read();
+  assert.equal(first.length, 3);
+  spool.rewind();
+  const interrupted = spool.read();
+  spool.rewind();
+  assert.deepEqual(await interrupted, []);
+  assert.deepEqual(await spool.read(), first);
+  spool.remove();
+});
+
 test("without a usable spool, items are sent when their hook returns", async (t) => {
   const { sidecar, live, home } = newBench(t);
   sidecar.autoAck = false;

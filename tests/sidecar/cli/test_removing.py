@@ -329,6 +329,30 @@ class TestForget:
         for name in ("tree", "status", "streams"):
             assert run(marked_home, name).code == 0
 
+    @IN_SQLITE
+    def test_the_prompt_of_background_work_goes_with_its_session(self, marked_home: Path) -> None:
+        """The record with the prompt is older than the session, and does not name it."""
+        identity, made = seeded_identity(5), []
+
+        def own(kind: str, **payload: object) -> None:
+            about = {"stream_id": "agent/intents", "actor": "intents", "metadata": {"role": "output"}}
+            source = {"agent": "intents", "adapter": "runtime"}
+            said = {"type": kind, "source": source, "payload": {"intent": "int_0123", "ts": 1, **payload}}
+            made.append(identity.stamp({**about, **said}))
+
+        own("intent.created", prompt="MARK-prompt", title="MARK-title", parent=None, root="int_0123", directory="/p")
+        own("intent.starting", session="ses_work")
+        own("intent.started", session="ses_work")
+        own("intent.completed", result="MARK-result")
+        work = event("work", stream="ses_work", payload={"session": "ses_work", "text": "MARK-work"})
+        asyncio.run(append(marked_home / "store", [made, [work]]))
+        words = ("MARK-prompt", "MARK-title", "MARK-result", "MARK-work")
+        assert all(files_with(marked_home, word) for word in words)
+        done = run_and_stop(marked_home, "forget", "ses_work", "--yes")
+        assert done.code == 0, done
+        assert [word for word in words if files_with(marked_home, word)] == []
+        assert run(marked_home, "verify").code == 0
+
     def test_what_a_dead_opencode_left_in_the_spool_is_forgotten_too(self, marked_home: Path, tmp_path: Path) -> None:
         whole = make_home(tmp_path / "whole", "chat")
         stream = next(iter(streams(whole)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.read.past.compare import same_until
+from sidecar.read.past.compare import figures, same_until
 from streams.identity import seeded_identity
 from streams.store import Record
 from tests.sidecar.cli.helpers import append, events_of, run
@@ -96,6 +96,13 @@ def test_what_happened_between_two_moments(home: Path, named: Named) -> None:
 
 def _tool(home: Path, stream: str, at: int) -> str:
     return str(run(home, "state", stream, "--at", str(at), "--json").objects()[0]["event"]["label"])
+
+
+def test_a_side_counts_its_tools_and_those_that_failed() -> None:
+    for name, tools, failed in (("bash_exit_1", {"bash": 1}, 1), ("write_edit", {"write": 1, "edit": 1}, 0)):
+        events = events_of(name, Translator(seeded_identity(2)))
+        told = figures(events[0].stream_id, [Record(event, n, n, "") for n, event in enumerate(events)])
+        assert (told["tools"], told["failed"]) == (tools, failed), name
 
 
 def test_two_runs_are_the_same_until_they_differ(home: Path, named: Named) -> None:
