@@ -63,6 +63,7 @@ def test_an_upgrade_goes_on_in_the_same_log(opencode_binary: Path, model: ModelS
             assert inputs == 3, "what 1 recorded of a session that 2 took over is not recorded again"
             keys = Counter(r["event"]["idempotency_key"] for records in durable.whole_log().values() for r in records)
             assert set(keys.values()) == {1} and {old, new} <= set(durable.whole_log())
+            assert not durable.lines("query", "--type", "capture.gap"), "every subscription heard everything"
             assert durable.running() == sidecar and plugin.read_bytes() == installed
             durable.end_with(two, one)
 
