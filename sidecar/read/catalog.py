@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from sidecar.read.asked import CHECKPOINT, OpenAsk, OpenCall, asked_text
-from sidecar.read.fields import as_int, as_mapping, as_text, has_cut, is_forgotten, model_name
+from sidecar.read.fields import as_directory, as_int, as_mapping, as_text, has_cut, is_forgotten, model_name
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.read.sums import add_step
 from sidecar.read.views import Place, SessionView, StreamView, mark, place_of
@@ -36,7 +36,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 118
+CATALOG_VERSION: Final = 119
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 WORK, WORK_STARTED = "agent/intents", "intent.started"
@@ -139,7 +139,11 @@ class Catalog(Lineage[SessionView]):
         self.cut += has_cut(payload)
         session_id = payload.get("session")
         if not isinstance(session_id, str) or is_agents(event.stream_id):
-            if event.stream_id == WORK and event.type == WORK_STARTED and (given := as_text(payload.get("directory"))):
+            if (
+                event.stream_id == WORK
+                and event.type == WORK_STARTED
+                and (given := as_directory(payload.get("directory")))
+            ):
                 self._work(as_text(session_id), given)
             return
         session = self.sessions.get(session_id)
@@ -213,13 +217,13 @@ class Catalog(Lineage[SessionView]):
             session.retries, _ = cut_middle(str(describe(event)), _ASK_LENGTH)
         elif event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
-            stream.directory = stream.directory or as_text(payload.get("directory"))
+            stream.directory = stream.directory or as_directory(payload.get("directory"))
             if stream.directory and (given := self.works.pop(session.id, "")):
                 self._work(session.id, given)
             stream.project = stream.project or as_text(payload.get("project"))
         elif event.type == MOVED and session.parent is None:
             stream.moves.append((record.position, stream.directory))
-            stream.directory = as_text(payload.get("directory")) or stream.directory
+            stream.directory = as_directory(payload.get("directory")) or stream.directory
             stream.project = as_text(payload.get("project")) or stream.project
         elif event.type == CHECKPOINT:
             self._checkpoint(record, session)

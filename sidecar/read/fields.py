@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+import re
+from typing import Any, Final, TypeGuard
 
 from sidecar.read.wording import bytes_text
 
@@ -95,6 +96,16 @@ def has_failed(step: dict[str, Any]) -> bool:
 def first_text(values: dict[str, Any], *names: str) -> str:
     """The first named value that is a non-empty string; otherwise the empty string."""
     return next(filter(None, (as_text(values.get(name)) for name in names)), "")
+
+
+def as_directory(value: object) -> str:
+    """A directory. One of Windows has one spelling, however its drive, slashes and prefix are written."""
+    text = as_text(value)
+    match = _OF_WINDOWS.fullmatch(text)
+    return text if match is None else f"{match[1].upper()}:\\" + "\\".join(filter(None, re.split(r"[\\/]", match[2])))
+
+
+_OF_WINDOWS: Final = re.compile(r"(?:[\\/]{2}[?.][\\/])?([A-Za-z]):((?:[\\/].*)?)", re.DOTALL)
 
 
 def is_forgotten(payload: dict[str, Any]) -> bool:

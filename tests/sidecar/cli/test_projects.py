@@ -120,6 +120,15 @@ class TestProjects:
         assert short_directory("/home/adam", "/home/ada") == "/home/adam"
 
 
+def test_a_directory_of_windows_is_one_project_however_it_is_written(tmp_path: Path) -> None:
+    one = ["C:\\w\\shop", "c:\\w\\shop", "C:/w/shop", "c:/w/shop/", "C:\\w\\shop\\", "\\\\?\\C:\\w\\shop", "c:\\w/shop"]
+    others = ["D:\\w\\shop", "/c:/w/shop", "/w/shop", "c:", "c:shop"]
+    written = [session(f"ses_{n}", directory, n) for n, directory in enumerate([*one, *others])]
+    asyncio.run(append(tmp_path / "store", written))
+    rows = sorted(run(tmp_path, "streams", "--json").objects(), key=lambda row: int(row["stream_id"][4:]))
+    assert [row["directory"] for row in rows] == ["C:\\w\\shop"] * len(one) + [*others[:3], "C:\\", "c:shop"]
+
+
 class TestWaiting:
     def test_what_waits_is_shown_until_it_is_answered(self, projects_home: Path) -> None:
         store = projects_home / "store"
