@@ -239,5 +239,12 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     alerts = [r["event"]["payload"]["text"] for r in durable.lines("query", "--type", "alert.raised")]
     assert sum("Model not found" in text for text in alerts) == 1, "though it took less than min_seconds"
     assert durable.cli("spawn", "SAY:the result", *here, "--wait") == "the result\n"
+    last = intents(durable)[-1]
+    places = {each["stream_id"]: each["directory"] for each in durable.lines("streams")}
+    assert places[last["session"]] == str(client.project) != last["place"]
+    long = durable.cli("spawn", f"SAY:{'long ' * 5000}", *here, "--wait")
+    session = intents(durable)[-1]["session"]
+    assert len(long) < 17_000 and f"`durable-stream read {session}`" in long
+    assert durable.cli("read", session).count("long ") >= 5000 * 2, "the prompt and the answer"
     durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
     wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")

@@ -146,6 +146,8 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     (following,) = ended(durable, again["id"])
     assert (following["session"], following["place"]) == (session, done["place"])
     assert (following["result"], following["changes"]["count"]) == ("went on", 1)
+    places = {each["stream_id"]: each["directory"] for each in durable.lines("streams")}
+    assert places[session] == str(client.project), "it belongs to the project that it was done for"
     wait_until(lambda: len(told(client, parent)) == 2, "the second result in the parent")
     (durable.home / "config.toml").unlink()
     durable.stop()
