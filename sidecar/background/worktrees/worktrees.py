@@ -255,16 +255,13 @@ class Worktrees:
         if not await asyncio.to_thread(Path(directory).is_dir):
             advice = f"in another directory of the repository, `git cherry-pick {ref}` applies the changes"
             raise WorktreeError("git-failed", f"the directory {directory} no longer exists; {advice}")
-        top, repository = worktree.get("top"), worktree["repository"]
-        if top is None:  # made by an earlier version
-            place = await find(directory)
-            top = place.top if place is not None else directory
+        repository = worktree["repository"]
         try:
             commit = await Git(repository).commit(commit or ref)
         except WorktreeError:
             raise WorktreeError("no-changes", f"no changes are saved as {ref}") from None
         try:
-            return await applying.apply(Git(repository, top), worktree["base"], commit)
+            return await applying.apply(Git(repository, worktree["top"]), worktree["base"], commit)
         except applying.Conflict as conflict:
             merge = f"commit your own changes, then `git cherry-pick {ref}` merges the two"
             advice = f"the changes conflict with the current files; {merge}"
@@ -357,10 +354,7 @@ async def _save(git: Git, root: Path, base: str, ref: str, message: str, reposit
     made = await asyncio.to_thread(_listed, git.folder, _MADE)
     with TemporaryDirectory() as temporary:
         index = Path(temporary, "index")
-        try:
-            shutil.copy2(Path(git.folder, INDEX), index)
-        except FileNotFoundError:  # made by an earlier version
-            shutil.copy2(Path(git.folder, "index"), index)
+        shutil.copy2(Path(git.folder, INDEX), index)
         scratch = git.with_index(index)
         await _stage(scratch, copied, await _added(git, base))
         hosted = await _without_hosts(scratch, base)
@@ -425,13 +419,9 @@ def _remember(root: Path, folder: str, saved: set[str], copied: Mapping[str, str
 
 def _listed(folder: str, name: str) -> dict[str, str]:
     try:
-        text = Path(folder, name).read_bytes()
+        return dict(json.loads(Path(folder, name).read_bytes()))
     except FileNotFoundError:
         return {}
-    try:
-        return dict(json.loads(text))
-    except ValueError:  # written by an earlier version: names, each with a NUL
-        return {os.fsdecode(each): "" for each in text.split(b"\0") if each}
 
 
 def _is_strange(root: Path, folder: str) -> bool:

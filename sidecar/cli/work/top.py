@@ -245,8 +245,5 @@ def _screen(out: Output, state: dict[str, Any]) -> Group:
 
 def _shares(sizes: list[int], most: int) -> list[int]:
     """How many of ``most`` rows each part gets: one in turn, until all has its place."""
-    shares = [0] * len(sizes)
-    while sum(shares) < min(most, sum(sizes)):
-        for number, size in enumerate(sizes):
-            shares[number] += shares[number] < size and sum(shares) < most
-    return shares
+    turns = sorted((turn, part) for part, size in enumerate(sizes) for turn in range(size))[:most]
+    return [sum(part == number for _, part in turns) for number in range(len(sizes))]
