@@ -62,7 +62,7 @@ class Host(Protocol):
 
     _state: CaptureState
 
-    starts = "task"
+    starts: str = "task"
     """OpenCode's own tool that starts an agent, as its rules name it."""
 
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
