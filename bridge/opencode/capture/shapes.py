@@ -223,12 +223,9 @@ def is_copy(info: dict[str, Any], now_ms: int) -> bool:
     """True for a message that a fork copied: it keeps its time, but has a newer id. A time that cannot be true tells
     nothing."""
     made, found = number(mapping(info.get("time")).get("created")), _ID_TIME.match(text(info.get("id")) or "")
-    return (
-        made is not None
-        and found is not None
-        and _FIRST_MS <= made <= now_ms
-        and (0 < (int(found[1], 16) - made) % 2**36 < 2**35)
-    )
+    if made is None or found is None or not _FIRST_MS <= made <= now_ms:
+        return False
+    return 0 < (int(found[1], 16) - made) % 2**36 < 2**35
 
 
 def is_typed(part: dict[str, Any]) -> bool:

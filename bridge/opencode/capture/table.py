@@ -167,8 +167,8 @@ RULES: tuple[Rule, ...] = (
         "session_status",
         (RETRIED, "turn.ended"),
         "bus event; user message",
-        "`retry` is recorded for the first failed attempt of a chain, the second, the fourth, and so on; it says which "
-        "attempt comes next, when, and why. `idle` ends the turn, as `session.idle` does.",
+        "Of a chain of failed attempts, the first, the second, the fourth, and so on are recorded. `idle` ends the "
+        "turn, as `session.idle` does.",
     ),
     Rule("session.diff", "state", "nothing"),
     Rule("message.part.delta", "drop", "nothing", note="May be lost, as every `.delta`; the final part has all of it."),

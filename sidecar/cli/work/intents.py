@@ -139,14 +139,14 @@ async def _diff(intent: Intent) -> str:
         raise Failure(error.code, f"the changes of {intent.id} cannot be read: {error}") from None
 
 
-async def _retries(reader: LogReader, intents: list[Intent]) -> dict[str | None, str]:
+async def _retries(reader: LogReader, intents: list[Intent]) -> dict[Any, str]:
     """Why and when a failed model is called again, by the sessions at work."""
     working = [each.session for each in intents if each.session is not None and each.state not in ENDED]
     sessions = (await catalog_of(reader))[0].sessions if working else {}
     return {name: sessions[name].retries for name in working if name in sessions}
 
 
-def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]], retries: dict[str | None, str]) -> None:
+def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]], retries: dict[Any, str]) -> None:
     now = own_identity().now_ms()
     columns = (Column("id"), Column("state"), Column("started"), Column("ran", right=True), Column("cost", right=True))
     rows = []
