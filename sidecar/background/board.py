@@ -149,16 +149,10 @@ class Board:
 
 
 async def open_board(reader: Any) -> tuple[Board, int]:
-    """The board of a log in its present state, and the position after which to continue with ``apply``.
-
-    Raises:
-        CorruptLog: the log is damaged, and ``reader`` does not end there.
-    """
+    """The board of a log in its present state, and the position after which to continue with ``apply``."""
     from sidecar.read.select import catalog_of, newest
 
-    catalog, fault = await catalog_of(reader)
-    if fault is not None:
-        raise fault
+    catalog, _ = await catalog_of(reader)
     board = Board(catalog)
     for stream in board.streams:
         async for record in reader.read(stream):
@@ -170,11 +164,9 @@ async def open_board(reader: Any) -> tuple[Board, int]:
     state = board.state(0)
     sessions = {row["session"] for row in (*state["agents"], *state["sessions"])}
     for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions} - set(board.streams):
-        records, fault = await newest(
+        records, _ = await newest(
             reader, Filter(streams=(stream,)), LOOK_BACK, lambda record: record.position <= catalog.position
         )
-        if fault is not None:
-            raise fault
         for record in records:
             board.remember(record)
     return board, catalog.position

@@ -51,6 +51,23 @@ async def running_at(reader: StreamReader, root: str, position: int) -> list[dic
     return [{name: getattr(each, name) for name in names} for each in found]
 
 
+async def diff_of(intent: Intent) -> str:
+    """The whole diff of an intent's changes. The log has only its beginning, so git is asked.
+
+    Raises:
+        RequestError: nothing is saved, or the repository or the commit is gone.
+    """
+    from sidecar.background.worktrees.worktrees import whole_diff
+
+    changes = intent.changes
+    if not changes.get("ref"):
+        why = "they were discarded" if intent.discarded else "it made none, or has not ended"
+        raise RequestError("no-changes", f"{intent.id} has no changes to show: {why}")
+    return await whole_diff(
+        intent.worktree["repository"], intent.worktree["base"], changes.get("commit") or changes["ref"]
+    )
+
+
 async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
     """One intent, even if the agent's state has dropped it because many others have ended since."""
     state = State()

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from sidecar.background.gate import of_person
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.intents.state import State
 from sidecar.background.people import teller
 from sidecar.background.people.checkpoints import as_row as checkpoint_row
-from sidecar.background.reading import background_of, costs_of, read_intents, read_notices, waiting
-from sidecar.background.worktrees.worktrees import whole_diff
+from sidecar.background.reading import background_of, costs_of, diff_of, read_intents, read_notices, waiting
 from sidecar.inspector.around import approvals_of, relatives, shown_status
 from sidecar.inspector.drawn import MOST_SPANS, drawn
 from sidecar.inspector.pasts import Pasts
@@ -316,17 +316,9 @@ class Data:
         return {"intents": listed[::-1], "hosts": host_agents(catalog)[::-1], **told}
 
     async def diff(self, given: str) -> dict[str, str]:
-        """The whole diff of what a piece of background work changed, with which a person decides whether to apply it.
-
-        Raises:
-            SelectError: there is no such work, or no saved changes.
-            WorktreeError: the repository or the commit is gone.
-        """
-        intent = (await self._intents()).intents.get(given)
-        if intent is None or not (commit := intent.changes.get("commit") or intent.changes.get("ref")):
-            raise SelectError("not-found", f"no changes are saved for {one_line(given)[:40]!r}")
-        whole = await whole_diff(intent.worktree["repository"], intent.worktree["base"], commit)
-        return {"diff": _BINARY.sub("binary, not shown\n", whole)}
+        """The whole diff of what a piece of background work changed, for whoever decides whether to apply it."""
+        intent = of_person((await self._intents()).intents.values(), given, "intent")
+        return {"diff": _BINARY.sub("binary, not shown\n", await diff_of(intent))}
 
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""

@@ -23,7 +23,7 @@ if RUNS:
     from sidecar.background.people import teller
     from sidecar.background.people.teller import state_of, waits
     from sidecar.background.people.teller import used as used_by
-    from sidecar.background.reading import read_checkpoints, read_intents
+    from sidecar.background.reading import diff_of, read_checkpoints, read_intents
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.identity import own_identity
@@ -82,7 +82,7 @@ async def intents(
     if intent is not None:
         named = of_person(state.intents.values(), intent, "intent")
         if diff and not out.json:
-            out.text(visible((await _diff(named)).rstrip("\n")))
+            out.text(visible((await diff_of(named)).rstrip("\n")))
             return
         _show(out, named, state, await _waits(home, reader, state, named))
         return
@@ -122,21 +122,6 @@ async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
 async def _host_agents(reader: LogReader) -> list[dict[str, Any]]:
     catalog, _ = await catalog_of(reader)
     return host_agents(catalog)
-
-
-async def _diff(intent: Intent) -> str:
-    """The whole diff of an intent's changes. The log has only its beginning, so git is asked."""
-    from sidecar.background.worktrees.worktrees import WorktreeError, whole_diff
-
-    changes = intent.changes
-    if not changes.get("ref"):
-        why = "they were discarded" if intent.discarded else "it made none, or has not ended"
-        raise Failure("no-changes", f"{intent.id} has no changes to show: {why}")
-    try:
-        commit = changes.get("commit") or changes["ref"]
-        return await whole_diff(intent.worktree["repository"], intent.worktree["base"], commit)
-    except WorktreeError as error:
-        raise Failure(error.code, f"the changes of {intent.id} cannot be read: {error}") from None
 
 
 async def _retries(reader: LogReader, intents: list[Intent]) -> dict[Any, str]:
