@@ -144,6 +144,7 @@ function line(row, now, isNew, kind) {
   const tokens = tokensOf(row.tokens);
   const more = [
     kind ? row.place : "",
+    row.pinned ? "pinned" : "",
     row.background ? `${row.background} in the background` : "",
     row.sessions > 1 ? `${row.sessions - 1} ${row.sessions > 2 ? "children" : "child"}` : "",
     row.fork ? "fork" : "",

@@ -209,9 +209,14 @@ def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_
     own = {"stream_id": "agent/intents", "actor": "intents", "source": {"agent": "intents", "adapter": "engine"}}
     for kind, payload in (("intent.created", intent), ("intent.starting", started), ("intent.started", started)):
         made.append(identity.stamp({**own, "type": kind, "payload": payload, "metadata": {"role": "output"}}))
+    mark = {"stream_id": stream, "actor": "user", "source": {"agent": "user", "adapter": "sidecar"}}
+    made.append(identity.stamp({**mark, "type": "stream.pinned", "payload": {}}))
+    made.append(identity.stamp({**mark, "type": "stream.named", "payload": {"name": "Keep this"}}))
     aside(record, home, made)
     with looking(browser, home) as (page, served):
+        expect(page.locator(".row", has_text="Keep this")).to_contain_text("pinned")
         page.goto(f"{served.base}/s/{stream}/timeline")
+        expect(page.locator("h1")).to_have_text("Keep this")
         expect(page.locator(".side h2")).to_have_text(["1 session", "In the background", "Forks"])
         expect(page.locator(".lanes .name")).to_contain_text(["Some work · background"])
         page.locator(".leaf", has_text="Some work").click()
