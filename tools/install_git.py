@@ -60,18 +60,17 @@ def install() -> Path | None:
         InstallError: apt failed, or what it brought does not run or is not new.
     """
     binary = binary_path()
-    if binary.exists():
-        return binary
-    if (source := archive()) is None:
-        return None
-    PLACE.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=PLACE.parent) as temporary:
-        made = Path(temporary, "made")
-        for package in _download(source, Path(temporary)):
-            subprocess.run(["dpkg-deb", "-x", package, made], check=True)
-        _write_start(made)
-        shutil.rmtree(PLACE, ignore_errors=True)
-        made.rename(PLACE)
+    if not binary.exists():
+        if (source := archive()) is None:
+            return None
+        PLACE.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=PLACE.parent) as temporary:
+            made = Path(temporary, "made")
+            for package in _download(source, Path(temporary)):
+                subprocess.run(["dpkg-deb", "-x", package, made], check=True)
+            _write_start(made)
+            shutil.rmtree(PLACE, ignore_errors=True)
+            made.rename(PLACE)
     if not is_new(binary):
         raise InstallError(f"{binary} does not run, or is older than git {'.'.join(map(str, OLDEST))}. Remove {PLACE}.")
     return binary
@@ -103,14 +102,16 @@ def _failure(output: str) -> str:
 
 
 def _write_start(place: Path) -> None:
-    """The program that starts git with its own libraries. Git starts itself through it, too."""
+    """The program that starts git with its own libraries, wherever it is. Git starts itself through it, too."""
     [loader] = place.glob("usr/lib/*/ld-linux*.so.*")
-    own, name = f"{PLACE}/{loader.parent.relative_to(place)}", binary_path().relative_to(PLACE)
-    start = Path(place, name)
+    start = place / binary_path().relative_to(PLACE)
     start.unlink()
     start.write_text(
-        f"#!/bin/sh\nexport GIT_EXEC_PATH='{binary_path().parent}'\n"
-        f"exec '{own}/{loader.name}' --argv0 \"$0\" --library-path '{own}' '{PLACE}/usr/bin/git' \"$@\"\n"
+        f"""#!/bin/sh
+here=${{0%/*}} own=${{0%/*}}/../{loader.parent.name}
+export GIT_EXEC_PATH="$here"
+exec "$own/{loader.name}" --argv0 "$0" --library-path "$own" "$here/../../bin/git" "$@"
+"""
     )
     start.chmod(0o755)
     shutil.rmtree(place / "usr/share")
