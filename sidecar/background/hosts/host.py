@@ -119,8 +119,9 @@ class Host(Protocol):
         """End the shell commands that a session, or one below it, left running. OpenCode may report that to it.
 
         ``is_last``: nobody works in the directory any more, and nothing runs in the session. So OpenCode also ends what
-        it started there by itself, and forgets the directory.
+        it started there by itself, and forgets the directory. A host that keeps nothing does nothing.
         """
+        return
 
     async def status(self, session: str) -> Status:
         """What a session is doing in the process that hosts it.
