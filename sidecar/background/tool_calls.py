@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
@@ -36,9 +38,13 @@ MOST_WAITS: Final = 50
 class _Call(NamedTuple):
     """A call of a tool: the id that OpenCode gave the call, the session, and the user message that the session was
     answering.
+
+    A local model may give all calls of a step one id, or an empty one. So ``key`` names the arguments, too: only the
+    same call with the same arguments is the same.
     """
 
     id: str
+    key: str
     session: str
     turn: str | None
 
@@ -68,7 +74,9 @@ class ToolCalls:
                 raise RequestError("not-recorded", "this session is not recorded yet; try again")
             if not session:
                 raise RequestError("no-session", "this call names no session")
-            call = _Call(str(context.get("callID") or ""), session, self._state.turn_of(session))
+            given = sha256(f"{name} {json.dumps(args, sort_keys=True)}".encode()).hexdigest()[:16]
+            key = f"{session}:{context.get('messageID')}:{context.get('callID')}:{given}"
+            call = _Call(str(context.get("callID") or ""), key, session, self._state.turn_of(session))
             mine = self._durable.of_caller(session)
             match checked:
                 case None:
@@ -84,7 +92,7 @@ class ToolCalls:
                     await self._durable.cancel(intent, "cancelled by the model")
                     return f"{intent.id} is being cancelled."
                 case tools.NotifyArgs():
-                    return await self._durable.people.notify(session, checked, context)
+                    return await self._durable.people.notify(session, checked, call.key)
                 case tools.AskArgs():
                     return await self._durable.people.ask(session, checked, call.id, call.turn or "")
                 case tools.WaitArgs():
@@ -108,7 +116,7 @@ class ToolCalls:
         return await self._others.call(
             name,
             args,
-            f"{call.session}:{context.get('messageID')}:{call.id}",
+            call.key,
             call.turn or call.session,
             actor=str(context.get("agent") or "agent"),
             traceparent=traceparent(root, call.session),
@@ -117,7 +125,6 @@ class ToolCalls:
 
     async def _spawn(self, link: Any, call: _Call, args: tools.SpawnArgs, context: dict[str, Any]) -> str:
         session = call.session
-        key = f"{session}:{context.get('messageID')}:{context.get('callID')}"
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
         # Another agent may have its own model, which the parent's model must not replace.
         is_other = args.agent not in (None, context.get("agent"))
@@ -134,7 +141,7 @@ class ToolCalls:
             tokens=args.tokens or 0,
             cost=args.cost or 0.0,
             isolation="worktree" if self._durable.always_isolates else args.isolation,
-            key=key,
+            key=call.key,
         )
         agent = str(context.get("agent") or "")
         intent = await self._durable.register_intent(

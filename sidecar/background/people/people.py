@@ -192,10 +192,9 @@ class People:
 
     # --- tools ---
 
-    async def notify(self, session: str, args: NotifyArgs, context: Mapping[str, Any]) -> str:
-        """The tool ``notify_user``: raise an alert, and say where it was shown."""
-        call = f"{session}:{context.get('messageID')}:{context.get('callID')}"
-        identifier = f"alr_{sha256(call.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+    async def notify(self, session: str, args: NotifyArgs, key: str) -> str:
+        """The tool ``notify_user``: raise one alert for each ``key``, and say where it was shown."""
+        identifier = f"alr_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
         payload = {
             "alert": identifier,
             "session": self._asker(session).tell,

@@ -228,7 +228,7 @@ async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_
 async def test_the_model_learns_whether_anybody_was_told(tmp_path: Path, shows: bool, said: str) -> None:
     async with people(tmp_path) as (made, host, _):
         host.shows = shows
-        assert said in await made.notify("ses_1", NotifyArgs(message="done"), {"messageID": "m", "callID": "c"})
+        assert said in await made.notify("ses_1", NotifyArgs(message="done"), "m:c")
         kept = [(toast["session"], toast["text"]) for toast in made.toasts]
         assert kept == ([] if shows else [("ses_1", "done")]), "a terminal may show what the host cannot"
 

@@ -203,6 +203,16 @@ async def test_work_gets_model_agent_and_rights_of_the_session_that_asks_unless_
         assert "rights" not in json.dumps(made.status()), "they are not listed"
 
 
+async def test_calls_to_which_a_model_gave_one_id_are_as_many_as_they_differ(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, _host, _run):
+        for prompt in ("one", "two", "one"):
+            await call(made, "agent_spawn", prompt=prompt, title="it")
+        assert sorted(intent.prompt for intent in made.data.intents.values()) == ["one", "two"]
+        for text in ("first", "second", "first"):
+            await call(made, "notify_user", message=text)
+        assert sorted(alert.text for alert in made.people.alerts.data.alerts.values()) == ["first", "second"]
+
+
 async def test_one_chain_of_causes_and_one_trace_lead_from_the_call_to_the_message_with_the_result(
     tmp_path: Path,
 ) -> None:
