@@ -16,7 +16,7 @@ from sidecar.care.metrics import SidecarMetrics
 from sidecar.handler import Sidecar
 from sidecar.record.opencode2.http import ServiceGone
 from sidecar.registry import Args, NoArgs, Requests
-from streams.lineage import traceparent
+from streams.lineage import MAX_NAME, traceparent
 from streams.log.directory import Backend
 from streams.log.prune_plan import PruneRequest
 
@@ -32,7 +32,7 @@ class PruneArgs(Args):
 class MarkArgs(Args):
     stream: str = Field(description="the full name of a session's stream")
     mark: Literal["pinned", "unpinned", "named"] = Field(description="`pinned`, `unpinned` or `named`")
-    name: str = Field(default="", max_length=200, description="for `named`; empty takes the name away")
+    name: str = Field(default="", max_length=MAX_NAME, description="for `named`; empty takes the name away")
 
 
 class ForgetArgs(Args):
@@ -120,7 +120,7 @@ class SidecarRequests:
                 "type": type_,
                 "stream_id": args.stream,
                 "idempotency_key": f"{type_}:{identity.ulid()}",
-                "actor": "sidecar",
+                "actor": "user",
                 "source": {"agent": "sidecar", "adapter": "durable-stream"},
                 "traceparent": traceparent(own.id, own.id),
                 "payload": self._clean({"name": args.name}) if args.mark == "named" else {},

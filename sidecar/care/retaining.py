@@ -15,13 +15,13 @@ from sidecar.failure import Failure
 from sidecar.processes import still_runs
 from streams.event import StreamEvent
 from streams.hashing import canonical, is_digest
-from streams.lineage import PINNED, STEP_STARTED, UNPINNED, Session
+from streams.lineage import MARKS, NAMED, PINNED, STEP_STARTED, Session
 from streams.log.directory import store_bytes
 from streams.log.log import Log
 from streams.log.prune_plan import HOUR_MS, PrunePlan, PruneRequest, make_plan
 from streams.log.reader import LogReader
 from streams.query import Filter
-from streams.retention import Removed
+from streams.retention import Removed, StreamSize
 from streams.store import Record
 
 SYSTEM: Final = "system"
@@ -58,17 +58,24 @@ async def plan_prune(
     stream. Streams of agents stay, too, because their records are the agents' state and the keys of what they handled.
     So do pinned streams, also if they are named.
     """
-    sizes = await log.sizes()
+    marks = {(r.event.stream_id, r.event.type == NAMED): r.event async for r in log.query(Filter(types=MARKS))}
+    marked = {stream_id for stream_id, _ in marks}
+    sizes = [await _unmarked(log, size) if size.stream_id in marked else size for size in await log.sizes()]
     needed = {
         size.stream_id: "a turn is in progress"
         for size in sizes
         if size.stream_id in open_turns and now_ms - size.last_ts < STALE_MS
     }
     needed |= {size.stream_id: "it is an agent's own stream" for size in sizes if size.stream_id.startswith(AGENTS)}
-    pins = {r.event.stream_id: r.event.type async for r in log.query(Filter(types=(PINNED, UNPINNED)))}
-    needed |= dict.fromkeys((name for name, last in pins.items() if last == PINNED), "it is pinned")
+    needed |= {stream_id: "it is pinned" for (stream_id, _), last in marks.items() if last.type == PINNED}
     disk = await asyncio.to_thread(store_bytes, log.store) if request.max_bytes is not None else 0
     return make_plan(sizes, needed, request, now_ms=now_ms, disk_bytes=disk, uncapped=(SYSTEM,))
+
+
+async def _unmarked(log: Log | LogReader, size: StreamSize) -> StreamSize:
+    """The size of a stream whose age does not count what a person says about it."""
+    times = [record.event.ts async for record in log.read(size.stream_id) if record.event.type not in MARKS]
+    return size._replace(last_ts=max(times, default=size.last_ts))
 
 
 async def prune(

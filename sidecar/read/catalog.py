@@ -21,14 +21,12 @@ from streams.event import StreamEvent
 from streams.lineage import (
     CREATED,
     ENDED,
+    MARKS,
     MOVED,
-    NAMED,
-    PINNED,
     RESUMED,
     RETRIED,
     STEP_STARTED,
     TURN_STARTED,
-    UNPINNED,
     Lineage,
 )
 from streams.store import NOTHING, Record
@@ -36,7 +34,7 @@ from streams.store import NOTHING, Record
 CATALOG: Final = "catalog"
 """The name of the catalog's snapshot."""
 
-CATALOG_VERSION: Final = 119
+CATALOG_VERSION: Final = 120
 """Version of the dumped catalog and of the fold. Snapshots of another version are not used."""
 
 WORK, WORK_STARTED = "agent/intents", "intent.started"
@@ -126,13 +124,15 @@ class Catalog(Lineage[SessionView]):
             if is_agents(event.stream_id):
                 self.agents.append(event.stream_id)
         stream.records += 1
-        stream.last_position = record.position
-        stream.first_ts = min(stream.first_ts, event.ts)
-        stream.last_ts = max(stream.last_ts, event.ts)
-        self.last_ts = stream.last_ts if self.last_ts is None else max(self.last_ts, stream.last_ts)
+        self.last_ts = event.ts if self.last_ts is None else max(self.last_ts, event.ts)
+        # What a person says about a session makes it no newer: neither its age nor its place in a list changes.
+        if event.type not in MARKS or stream.last_position == NOTHING:
+            stream.last_position = record.position
+            stream.first_ts = min(stream.first_ts, event.ts)
+            stream.last_ts = max(stream.last_ts, event.ts)
         if event.type == GAP:
             self._gap(record)
-        elif event.type in (PINNED, UNPINNED, NAMED) and (own := self.own_session(stream.id)) is not None:
+        elif event.type in MARKS and (own := self.own_session(stream.id)) is not None:
             mark(own, event)
         if is_forgotten(payload):
             stream.forgotten += 1

@@ -19,7 +19,7 @@ RECENT_MS: Final = 24 * HOUR_MS
 CAP_SHARE: Final = 0.9
 """A log over its cap is pruned to this share of the cap. Otherwise, every check might prune a little."""
 
-Why = Literal["age", "size", "named"]
+Why = Literal["age", "size", "asked for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def make_plan(
     wanted: dict[str, Why] = {}
     for stream_id in dict.fromkeys(request.streams):
         if stream_id in by_id:
-            wanted[stream_id] = "named"
+            wanted[stream_id] = "asked for"
         else:
             plan.unknown.append(stream_id)
     for size in oldest_first:

@@ -58,7 +58,7 @@ LOOKING = ("prune --older-than 1s", f"forget {STREAM}")
 
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "metrics", "agents", "send", "spawn"}
 ELSEWHERE |= {"fork", "signal", "notify", "import", "replay", "inspect", "dlq show", "dlq redrive", "dlq drop"}
-ELSEWHERE |= {"mirror status", "mirror verify", "mirror rebuild"}
+ELSEWHERE |= {"mirror status", "mirror verify", "mirror rebuild", "pin", "unpin", "name"}
 """They do not open the log, or need more than a log and have tests of their own."""
 
 BROKEN: dict[Backend, State] = {"jsonl": log_directory_gone, "sqlite": database_gone}

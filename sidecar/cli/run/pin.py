@@ -12,6 +12,7 @@ from sidecar.cli.shared.command import RUNS, Run
 if RUNS:
     from sidecar.cli.shared.control import ask
     from sidecar.read.select import find_session, open_reader
+    from streams.lineage import MAX_NAME
 
 
 async def pin(run: Run, stream: SessionArgument) -> None:
@@ -21,16 +22,20 @@ async def pin(run: Run, stream: SessionArgument) -> None:
 
 async def unpin(run: Run, stream: SessionArgument) -> None:
     """Take a pin away, so that `prune` may remove the session again."""
-    await _mark(run, stream, "unpinned", "{} is not pinned")
+    await _mark(run, stream, "unpinned", "{} is not pinned any more, so `prune` may remove it")
 
 
 async def name(
     run: Run,
     stream: SessionArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Its name; an empty text takes the name away.")],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="Its name, of up to 200 characters; an empty text takes it away.")
+    ],
 ) -> None:
     """Give a session a name, which every list shows instead of OpenCode's title."""
-    await _mark(run, stream, "named", "{} is named", text)
+    if len(text) > MAX_NAME:
+        raise typer.BadParameter(f"a name has at most {MAX_NAME} characters", param_hint="TEXT")
+    await _mark(run, stream, "named", "{} is named" if text else "{} has only its title again", text)
 
 
 async def _mark(run: Run, given: str, mark: str, told: str, text: str = "") -> None:

@@ -161,7 +161,7 @@ def _show(
     plan."""
     now = own_identity().now_ms()
     short = out.terminal and out.width < WHOLE_ID_WIDTH
-    for title, items in (("", plan["cuts"]), ("kept, because they are still needed:", plan["kept"])):
+    for title, items in (("", plan["cuts"]), ("kept, for the reason that each row gives:", plan["kept"])):
         if items and title:
             out.text(title)
         if items:

@@ -99,7 +99,8 @@ async def spawn(
 ) -> None:
     """Start background work that keeps going even if OpenCode or the sidecar restarts.
 
-    Returns at once. With --wait, the exit code is 1 if the work fails, and stderr says why.
+    Returns at once. With --wait, the exit code is 1 if the work fails, and stderr says why; 0 if it
+    has not ended by then, and the last line says so.
     """
     if not prompt.strip():
         raise typer.BadParameter("the prompt is empty")
@@ -122,7 +123,7 @@ async def spawn(
     home = run.home
     found = await ask(home, "spawn", given, "it is safe to run the same command again with the same `--key`")
     if wait is not None:
-        note(f"{found['id']} goes on without this command; waiting for its end.")
+        note(f"{found['id']} goes on also if this command ends; waiting for its end.")
         intent = await _watched(home, found["id"], wait)
         found = found if intent is None else as_row(intent)
     if out.json:

@@ -387,6 +387,21 @@ class TestPin:
         assert run(marked_home, "prune", "--stream", first, "--yes").code == 0
         assert first not in streams(marked_home)
 
+    def test_what_a_person_says_of_a_session_makes_it_no_newer(self, marked_home: Path) -> None:
+        def told() -> list[tuple[str, str]]:
+            return [(each["stream_id"], each["last_ts"]) for each in run(marked_home, "streams", "--json").objects()]
+
+        before, oldest = told(), told()[-1][0]
+        for said in (("pin", oldest), ("unpin", oldest), ("name", oldest, "mine")):
+            assert run(marked_home, *said).code == 0
+        assert run(marked_home, "stop").code == 0
+        assert told() == before
+        plan = run(marked_home, "prune", "--older-than", "1d", "--json").objects()[0]["plan"]
+        assert oldest in {cut["stream_id"] for cut in plan["cuts"]}
+        assert run(marked_home, "name", oldest, "x" * 201).code == 2
+        marks = run(marked_home, "query", "--type", "stream.*", "--actor", "user", "--json").objects()
+        assert len(marks) == 3
+
     def test_pin_and_name_are_events_that_every_list_shows_and_an_export_keeps(
         self, marked_home: Path, tmp_path: Path
     ) -> None:
