@@ -12,7 +12,7 @@ from tests.real import rings
 from tests.real.background import assert_typing_answers, cancel_from_the_list, intents, one, only, spawn, window
 from tests.real.durable import DurableStream
 from tests.real.model_server import ModelServer
-from tests.real.opencode2 import RealOpenCode2
+from tests.real.opencode2 import Api2Error, RealOpenCode2
 from tests.real.terminal import ENTER, READY, Terminal
 from tests.sidecar.background.receiver import Receiver
 from tools.install_opencode import VERSION_2, binary_path
@@ -101,8 +101,10 @@ def asks_in_the_list(screen: Terminal, client: RealOpenCode2, durable: DurableSt
     done = one(durable, "completed", intents(durable)[-1]["root"])
     assert done["result"].startswith("RESULT<<it")
     client.wait(done["parent"])  # the result woke it
-    client.prompt(done["session"], "SAY:a person prompts it")
-    screen.wait_for("This background work has ended")  # a toast: how it can go on
+    before = len(model.requests)
+    with pytest.raises(Api2Error, match="500"):
+        client.prompt(done["session"], "SAY:a person prompts it")
+    assert len(model.requests) == before, "its worktree is gone, and no turn runs elsewhere"
     assert_typing_answers(screen, durable, client.project.name)
     settings = client.config_directory / SETTINGS_NAME
     assert TUI_NAME in settings.read_text(), "it copied the plugin of OpenCode 1, without a word"
