@@ -165,15 +165,15 @@ def _show(
         if items and title:
             out.text(title)
         if items:
-            columns = [Column("stream"), Column("last record"), Column("records", right=True)]
-            columns += [Column("size", right=True), Column("why"), Column("title")]
+            columns = [Column("stream"), Column("why"), Column("last record"), Column("records", right=True)]
+            columns += [Column("size", right=True), Column("title")]
             rows = [
                 (
                     shortened(item["stream_id"]) if short else item["stream_id"],
+                    item["why"],
                     ago(now - item["last_ts"]) if out.terminal else iso_time(item["last_ts"]),
                     str(item["records"]),
                     bytes_text(item["bytes"]),
-                    item["why"],
                     titles.get(item["stream_id"], ""),
                 )
                 for item in (items if not out.terminal else items[:SHOWN_STREAMS])
