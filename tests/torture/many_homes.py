@@ -221,7 +221,7 @@ class World:
         self.wires: list[Wire] = []
         self.plain: subprocess.Popen[bytes] | None = None
 
-    async def build(self, *, take_over: bool) -> None:
+    async def build(self, *, take_over: bool, lease_s: float) -> None:
         (self.path / "plain").mkdir()
         (self.path / "plain" / "words.py").write_text(self._tool("plain"))
         script = PLAIN.format(folder=str(self.path / "plain"), example=str(EXAMPLE))
@@ -238,7 +238,7 @@ class World:
         )
         given = ({}, {"take_over": "true"} if take_over else {})
         self.homes = [
-            await self._member(name, agents=AGENTS, lease_seconds=LEASE_S, **more)
+            await self._member(name, agents=AGENTS, lease_seconds=lease_s, **more)
             for name, more in zip("ab", given, strict=True)
         ]
         source = "from typing import Any\n" + inspect.getsource(Tally)
@@ -410,12 +410,13 @@ async def undisturbed(count: int, prompts: Sequence[StreamEvent] = ()) -> str:
 
 
 @asynccontextmanager
-async def world(path: Path, *, take_over: bool = False) -> AsyncIterator[World]:
-    """Both homes at work, of which the first owns the agent; ``take_over`` lets the second take it."""
+async def world(path: Path, *, take_over: bool = False, lease_s: float = LEASE_S) -> AsyncIterator[World]:
+    """Both homes at work, of which the first owns the agent; ``take_over`` lets the second take it, ``lease_s`` seconds
+    after the first was heard."""
     with real_server(path / "nats", jetstream=unsynced(path / "nats")) as server:
         made = World(path, server)
         try:
-            await made.build(take_over=take_over)
+            await made.build(take_over=take_over, lease_s=lease_s)
             yield made
         finally:
             await made.close()
