@@ -75,7 +75,9 @@ async def read(
     notes = await notes_of(reader, stream)
     reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if shown:
-        _show(out, roots, reading, pager=pager)
+        # The project of background work, not its worktree; what is redacted is in the records alone.
+        where = roots[0].directory if redact and roots else family.catalog.directory(stream)
+        _show(out, roots, reading, shown_directory(where), pager=pager)
     else:
         named = "json" if out.json else format_of(form, output)
         with written_to(output) as file:
@@ -89,9 +91,8 @@ async def read(
             note(f"Wrote {named} to {output}{hint}.")
 
 
-def _show(out: Output, roots: list[Session], reading: Reading, *, pager: bool) -> None:
+def _show(out: Output, roots: list[Session], reading: Reading, where: str, *, pager: bool) -> None:
     from sidecar.cli.printing.transcript_text import transcript_rows
 
-    where = shown_directory(roots[0].directory) if roots else ""
     rows = transcript_rows(out.console, roots, reading, where)
     page((out.styled(row) for row in rows), out.console.height, wanted=pager)

@@ -142,6 +142,8 @@ def test_background_work_belongs_to_the_project_that_it_was_done_for(tmp_path: P
     assert {each["event"]["stream_id"] for each in log} == {"ses_work"}
     changes = ANSI.sub("", on_terminal(home, "changes", "ses_work", width=120))
     assert "/home/ada/shop" in changes and " a.txt" in changes and worktree not in changes
+    read = ANSI.sub("", on_terminal(home, "read", "ses_work", "--no-pager", width=120))
+    assert "/home/ada/shop" in read and "int_0123456789ab" not in read
 
 
 def test_a_moved_session_is_in_its_new_project_and_what_it_had_cost_stays_in_the_old_one(tmp_path: Path) -> None:
