@@ -27,7 +27,7 @@ ENDED = "lifecycle.session.ended"
 LINKED = "lineage.linked"
 FORKED = "lineage.forked"
 MARKS = PINNED, UNPINNED, NAMED = "stream.pinned", "stream.unpinned", "stream.named"
-"""What a person says about a session. It is bookkeeping: the session is no newer because of it."""
+"""The events by which a person pins or names a session. They do not make the session newer."""
 MAX_NAME = 200
 """Maximum length of the name that a person gives to a session."""
 """What a person says about a whole stream: `prune` spares it, or no longer does; it has another title."""

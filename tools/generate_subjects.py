@@ -347,7 +347,7 @@ REFUSALS: dict[str, str] = {
     "unknown-call": "the agent has no call of this `tool_call_id` in this turn",
     "old-epoch": "`turn_epoch` is not the one of the call",
     "protocol_violation": "`CG-Recursion-Depth` is missing, or is not the depth of the call",
-    "no-card": "`tool_result_card_id` is no card, or what it holds is not JSON; the call waits on",
+    "no-card": "`tool_result_card_id` names no card, or the card is not JSON; the call goes on waiting",
 }
 
 
@@ -358,15 +358,15 @@ def _agent() -> list[str]:
         "",
         *_prose(
             f"""This page is all that an agent or a tool in another program needs. A **card** is a message in
-            `{EVENTS}` that other messages point at, as `{card_id(17)}`, where 17 is its sequence in the stream. Whoever
-            has something to say puts one on `evt.{{project}}.{{name}}.{{agent}}.tool.call` or `….tool.result`, with
+            `{EVENTS}`. Other messages name it, for example `{card_id(17)}`; 17 is its sequence in the stream. The
+            sender publishes a card on `evt.{{project}}.{{name}}.{{agent}}.tool.call` or `….tool.result`, with
             any name of its own in the place of a log's id. The card of a call is JSON with the arguments in
             `payload.args`: a home's is the whole record `effect.requested`. The card of a result is JSON with the
             field `result`, also if the call failed."""
         ),
         *_prose(
             f"""The **inbox** of an agent is a part of its commands: `cmd.{{project}}.{{workspace}}.{{agent}}.{REPORT}`
-            and `….{STOP}`, with the workspace `_` if there is no other. **A command's body** is, from a home, the
+            and `….{STOP}`, where the default workspace is `_`. A home sends as **the body of a command** the
             whole event (5.2 and 5.3: only the fields), so the command's own content is in `payload`. A home takes the
             same, `{{"payload": {{…}}}}` with any of `type`, `correlation_id`, `idempotency_key`, `actor`, or the bare
             payload. A command's key is `idempotency_key`, or else `Nats-Msg-Id`. **The turn** has the command's

@@ -113,8 +113,8 @@ export class Feed {
   }
 
   /**
-   * Take all events until the instance ends. A subscription that breaks or ends before is renewed, and if there was no
-   * other, a gap is told.
+   * Take all events until the instance ends. A subscription that breaks or ends before is renewed. If no
+   * other instance listened meanwhile, a gap is recorded.
    *
    * @param {any} ctx
    * @param {AbortSignal} stopping

@@ -22,7 +22,7 @@ test("identify says who we are, and the proof is right", async (t) => {
   await until(() => sidecar.sockets.size === 1, "the fake takes our proof and stays");
 });
 
-test("a new sidecar is told of what nobody has acknowledged", async (t) => {
+test("the plugin tells a new sidecar what nobody has acknowledged", async (t) => {
   const { sidecar, live } = newBench(t);
   const { hooks, counters } = await live({}, INPUT);
   hooks.event(someEvent(1, "a"));

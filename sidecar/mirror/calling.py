@@ -262,7 +262,7 @@ class RemoteCalls:
         return None
 
     async def _content(self, card: str) -> Any:
-        """What a card holds. Raises ``LookupError`` if there is no such card, or it is not JSON."""
+        """Return the content of a card. Raises ``LookupError`` if the card does not exist or is not JSON."""
         sequence, bus = card_sequence(card), self._bus()
         if sequence is None or bus is None:
             raise LookupError(card)

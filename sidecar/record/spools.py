@@ -104,7 +104,7 @@ async def take_marks(directory: Path, ingest: Ingest) -> None:
             continue
         if not match[4] and still_runs(origin.pid or 0, at_ms):
             continue
-        # Its time is no seq of an item, so the gap has a key of its own.
+        # The gap's number is a time, which no item has as its number, so its key is unique.
         item = HookItem("capture.gap", at_ms, {"lost": int(match[4] or 0), "reason": "not_kept"}, None)
         ingest.take(origin, at_ms, [item], None)
         if not await ingest.at_most(0, origin):

@@ -99,8 +99,8 @@ class AnyBackend:
 class LogReader(AnyBackend):
     """``StreamReader`` over a store's directory, in either backend; a missing directory reads as an empty log.
 
-    With ``to_damage``, each read ends before a damaged record, and ``damage`` says where. Whoever shows what was read
-    must show ``damage``, too. Without it, such a read raises ``CorruptLog``.
+    With ``to_damage``, each read ends before a damaged record, and ``damage`` says where. A caller that shows
+    what it read must also show ``damage``. Without it, such a read raises ``CorruptLog``.
 
     Raises:
         ForeignStore: another program or a newer version wrote the store.

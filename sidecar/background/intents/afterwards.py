@@ -17,8 +17,8 @@ from sidecar.registry import Args
 from streams.event import StreamEvent
 
 REPORTS_MS: Final = 60_000
-"""For how many ms after the end of work its session is told what was stopped. Later reports belong to a person's
-turns."""
+"""Time in ms after the end of work in which OpenCode reports to its session what was stopped. Later reports belong to
+a person's turns."""
 
 
 class IntentArgs(Args):

@@ -156,7 +156,7 @@ export function diffOf(patch) {
   return h("pre", { class: "diff" }, lines.map((line) => h("span", { class: line.startsWith("diff --git ") ? "of" : kinds[line[0]] ?? "same" }, line || " ")));
 }
 
-/** A window in which a person decides: `parts` show what `button` will do. Whoever closes it does nothing. */
+/** A window in which a person decides: `parts` show what `button` will do. Closing it does nothing. */
 export function decide(title, parts, button, act) {
   const close = () => dialog.close();
   const main = h("button", { class: "button main", onclick: () => (close(), act()) }, button);

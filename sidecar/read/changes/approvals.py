@@ -34,8 +34,8 @@ class Ask(Kept):
     """A permission or a question: exactly what was asked, who answered, what the answer was, and how long it took.
 
     ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``. ``by`` is
-    empty if there is no answer or a program rejected the ask. ``joined`` is the checkpoint whose answer answered this
-    one, too.
+    empty if there is no answer or a program rejected the ask. ``joined`` is the checkpoint whose answer also
+    settled this one.
     """
 
     event: str
