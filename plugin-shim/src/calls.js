@@ -54,6 +54,7 @@ function post(client, url, requestID, body) {
 
 export class Calls {
   #client;
+  #methods;
   #timeoutMs;
   #counters;
   #underWay = 0;
@@ -61,11 +62,13 @@ export class Calls {
   /**
    * @param {object} parts
    * @param {any} parts.client OpenCode's in-process client
+   * @param {typeof METHODS} [parts.more] methods beside those of the client
    * @param {number} parts.timeoutMs
    * @param {Counters} parts.counters
    */
-  constructor({ client, timeoutMs, counters }) {
+  constructor({ client, more, timeoutMs, counters }) {
     this.#client = client;
+    this.#methods = { ...METHODS, ...more };
     this.#timeoutMs = timeoutMs;
     this.#counters = counters;
   }
@@ -96,7 +99,7 @@ export class Calls {
    * @returns {Promise<{value: unknown} | {error: CallError}>}
    */
   async #execute(method, args) {
-    if (!Object.hasOwn(METHODS, method)) {
+    if (!Object.hasOwn(this.#methods, method)) {
       return { error: { code: "unknown_method", message: `this shim has no method ${method.slice(0, 200)}` } };
     }
     if (!this.#client) return { error: { code: "unavailable", message: "OpenCode gave the plugin no client" } };
@@ -109,7 +112,7 @@ export class Calls {
         timer = setTimeout(() => resolve(LATE), this.#timeoutMs);
         timer.unref?.();
       });
-      const response = await Promise.race([METHODS[method](this.#client, args), late]);
+      const response = await Promise.race([this.#methods[method](this.#client, args), late]);
       if (response === LATE) {
         return { error: { code: "timeout", message: `${method} took more than ${this.#timeoutMs} ms` } };
       }

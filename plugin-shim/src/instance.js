@@ -33,9 +33,10 @@ export function isOff(env) {
  * @param {NodeJS.ProcessEnv} env
  * @param {any} client OpenCode's, for the sidecar's calls; null if there is none
  * @param {() => object} describe what the spool's header and the link say of this OpenCode
- * @param {() => object} more what only the link says
+ * @param {(token: string) => object} more what only the link says
+ * @param {(home: string) => Record<string, any>} methods what the sidecar may call beside the client's methods
  */
-export function newInstance(options, env, client, describe, more = () => ({})) {
+export function newInstance(options, env, client, describe, more = () => ({}), methods = () => ({})) {
   const counters = newCounters();
   options.onCounters?.(counters);
   const home = homeOf(options, env);
@@ -50,8 +51,8 @@ export function newInstance(options, env, client, describe, more = () => ({})) {
     locate: () => locate(home),
     starter: new Starter({ command, home, env, counters, spawn: options.spawn }),
     WebSocket: options.WebSocket ?? globalThis.WebSocket,
-    identity: () => ({ ...about(), ...more(), last_seq: capture.lastSeq }),
-    calls: new Calls({ client, timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
+    identity: (token) => ({ ...about(), ...more(token), last_seq: capture.lastSeq }),
+    calls: new Calls({ client, more: methods(home), timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
     counters,
     timings: { ackTimeoutMs, backoffMinMs, backoffMaxMs, refusedMs },
   });

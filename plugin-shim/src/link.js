@@ -77,7 +77,7 @@ const OPEN = 1;
  * @property {() => Promise<import("./start.js").Place | "absent" | "unsafe">} locate
  * @property {import("./start.js").Starter} starter
  * @property {new (url: string) => WebSocket} WebSocket
- * @property {() => object} identity the fields of `identify` besides the proof
+ * @property {(token: string) => object} identity the fields of `identify` besides the proof
  * @property {import("./calls.js").Calls} calls
  * @property {{answered: (frame: any) => void, lost: () => void}} [tools]
  * @property {import("./counters.js").Counters} counters
@@ -345,7 +345,7 @@ export class Link {
     }
     this.#move("proved");
     const proof = makeProof(token, "shim", port, this.#nonce, frame.nonce);
-    this.send(JSON.stringify({ type: "identify", proof, shim_version: SHIM_VERSION, ...identity() }));
+    this.send(JSON.stringify({ type: "identify", proof, shim_version: SHIM_VERSION, ...identity(token) }));
     if (verdict === "outdated") {
       counters.upgrades += 1;
       this.send('{"type":"bye","reason":"upgrade"}');

@@ -9,6 +9,8 @@ import { createHash } from "node:crypto";
 import { Background, hasList } from "./background.js";
 import { COUNTERS } from "./counters.js";
 import { goDirectly } from "./direct.js";
+import { endIfAlone, headlessId, headlessMethods } from "./headless.js";
+import { identity } from "./identity.js";
 import { isOff, newInstance, textOrNull } from "./instance.js";
 import { encodeItem } from "./item.js";
 import { makeSetup } from "./service.js";
@@ -78,12 +80,21 @@ function newHooks(options, env, input) {
   /** @type {{value: string | null}} */
   const version = { value: null };
   goDirectly(input.client);
-  const { home, counters, tools, link, capture, record } = newInstance(options, env, input.client, () => ({
-    project: textOrNull(input.project?.id),
-    directory: textOrNull(input.directory),
-    worktree: textOrNull(input.worktree),
-    opencode_version: version.value,
-  }));
+  const headless = headlessId(env);
+  const { home, counters, tools, link, capture, record } = newInstance(
+    options,
+    env,
+    input.client,
+    () => ({
+      project: textOrNull(input.project?.id),
+      directory: textOrNull(input.directory),
+      worktree: textOrNull(input.worktree),
+      opencode_version: version.value,
+    }),
+    (token) => ({ headless, ...identity(token, env) }),
+    (place) => headlessMethods(place, env, options.spawn),
+  );
+  if (headless) endIfAlone(env, link);
   askVersion(input.client, version);
 
   /**
@@ -123,8 +134,8 @@ function newHooks(options, env, input) {
 
   // The same object, from which the tools' hooks may remove one.
   const hooks = Object.assign(tools.hooks(readTools(home)), {
-    ...(env.DURABLE_STREAM_HEADLESS
-      ? { config: allowSubagents, "shell.env": hidePassword }
+    ...(headless
+      ? { config: allowSubagents }
       : new Background(input.client, (...call) => tools.call(...call), hasList(options.file)).hooks()),
     /** @param {unknown} hookInput */
     event: async (hookInput) => take("event", hookInput, null),
@@ -158,21 +169,6 @@ async function allowSubagents(config) {
     config.subagent_depth = (config.subagent_depth ?? 1) + 1;
   } catch {
     // The config cannot be changed, so OpenCode's task tool refuses to start a subagent and says why.
-  }
-}
-
-/**
- * Hide the password of the headless server from the shells of its agents. OpenCode lays these variables over its own, so
- * they cannot be removed, only emptied.
- *
- * @param {any} _input
- * @param {any} output OpenCode's, which is changed here
- */
-async function hidePassword(_input, output) {
-  try {
-    output.env = { ...output.env, OPENCODE_SERVER_PASSWORD: "", OPENCODE_SERVER_USERNAME: "" };
-  } catch {
-    // The variables cannot be changed, so the shell sees the password, as SECURITY.md says.
   }
 }
 

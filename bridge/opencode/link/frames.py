@@ -147,6 +147,16 @@ class ShimIdentity:
     """The registration file of the OpenCode 2 service that the plugin runs in; empty in OpenCode 1."""
     scope: tuple[str, ...] = ()
     """The directories whose sessions are recorded; empty for all."""
+    headless: str = ""
+    """The id that a headless OpenCode 1 was started with; empty in a person's own."""
+    kernel: str = ""
+    """A keyed digest of what the system allows the process."""
+    environment: str = ""
+    """A keyed digest of its variables, without those that only name a terminal."""
+    pid_space: str = ""
+    """The pid namespace in which ``pid`` counts; empty if the system has none."""
+    program: str = ""
+    """The program that the process runs."""
 
 
 class Identify(_Frame, frozen=True, tag="identify"):
@@ -169,6 +179,11 @@ class Identify(_Frame, frozen=True, tag="identify"):
     last_seq: Seq | None = None
     service: Place | None = None
     scope: tuple[Place, ...] | None = None
+    headless: Name | None = None
+    kernel: Name | None = None
+    environment: Name | None = None
+    pid_space: Name | None = None
+    program: Place | None = None
 
     @property
     def shim(self) -> ShimIdentity | None:
@@ -190,6 +205,11 @@ class Identify(_Frame, frozen=True, tag="identify"):
             last_seq=self.last_seq,
             service=self.service or "",
             scope=self.scope or (),
+            headless=self.headless or "",
+            kernel=self.kernel or "",
+            environment=self.environment or "",
+            pid_space=self.pid_space or "",
+            program=self.program or "",
         )
 
 
