@@ -178,7 +178,7 @@ function ask(port, password, route, directory, ms) {
     let answer = "";
     const end = () => {
       socket.destroy();
-      done(Number(/^HTTP\/1\.\d (\d{3})/.exec(answer)?.[1] ?? 0));
+      done(Number(answer.match(/^HTTP\/1\.\d (\d{3})/)?.[1] ?? 0));
     };
     socket.setTimeout(ms, end);
     socket.on("data", (data) => (answer += data) && answer.includes("\r\n") && end());

@@ -96,7 +96,7 @@ export function kernelLines() {
   }
   lines.push(...cgroupLines());
   // Nobody can read what a filter of system calls allows. Those of process 1 are everybody's.
-  const filters = (/** @type {string} */ text) => /^Seccomp_filters:\s*(\d+)/m.exec(text)?.[1] ?? "0";
+  const filters = (/** @type {string} */ text) => text.match(/^Seccomp_filters:\s*(\d+)/m)?.[1] ?? "0";
   if (filters(status.join("\n")) !== filters(read("/proc/1/status"))) lines.push(`process=${bootId()}`);
   // In a pid namespace, the numbers above are used again when its first process has ended.
   if (readLink("/proc/self/ns/pid") !== FIRST_PIDS) {
@@ -106,7 +106,7 @@ export function kernelLines() {
 }
 
 function cgroupLines() {
-  let place = /^0::(.*)$/m.exec(read("/proc/self/cgroup"))?.[1] ?? "";
+  let place = read("/proc/self/cgroup").match(/^0::(.*)$/m)?.[1] ?? "";
   const lines = [];
   for (; place.startsWith("/") && place !== "/"; place = place.slice(0, place.lastIndexOf("/"))) {
     for (const name of CGROUP) {
