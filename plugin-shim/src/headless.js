@@ -10,7 +10,7 @@ import { randomBytes } from "node:crypto";
 import fs from "node:fs";
 import net from "node:net";
 import path from "node:path";
-import { startOf, sees } from "./identity.js";
+import { inode, startOf, sees } from "./identity.js";
 
 /** How long it may take until it serves, and until it opens its first directory, ms. */
 const START_MS = 60_000;
@@ -94,16 +94,6 @@ export function program() {
   const running = `/proc/${process.pid}/exe`;
   if (fs.existsSync(running) && inode(file) !== inode(running)) file = running;
   return isCompiled ? [file] : [file, script];
-}
-
-/** @param {string} file */
-function inode(file) {
-  try {
-    const { dev, ino } = fs.statSync(file, { bigint: true });
-    return `${dev}:${ino}`;
-  } catch {
-    return ""; // There is no such file any more.
-  }
 }
 
 /**

@@ -87,9 +87,11 @@ export function kernelLines() {
   // Without these files, nobody can tell what a process may do, so each is alone.
   if (status.length < 2) return [`process=${bootId()}`];
   const lines = status.filter((line) => STATUS.test(line)).map((line) => line.replace(/:\s*/, "=").replace(/\s+/g, " ").trim());
-  for (const name of SPACES) lines.push(`ns.${name}=${readLink(`/proc/self/ns/${name}`)}`);
-  const root = fs.statSync("/", { bigint: true });
-  lines.push(`root=${root.dev}:${root.ino}`, `label=${read("/proc/self/attr/current")}`);
+  const isFirst = readLink("/proc/self/ns/pid") === FIRST_PIDS;
+  // Another kernel gives process 1 other numbers.
+  const known = isFirst && isBesideOne() ? ["mnt", "net"] : [];
+  for (const name of SPACES) lines.push(`ns.${name}=${known.includes(name) ? "1" : readLink(`/proc/self/ns/${name}`)}`);
+  lines.push(`root=${inode("/")}`, `label=${read("/proc/self/attr/current")}`);
   // A process may raise its soft limits, and OpenCode does.
   for (const line of read("/proc/self/limits").split("\n").slice(1)) {
     lines.push(`limit.${line.slice(0, 26).trim()}=${line.slice(47, 68).trim()}`);
@@ -99,10 +101,30 @@ export function kernelLines() {
   const filters = (/** @type {string} */ text) => text.match(/^Seccomp_filters:\s*(\d+)/m)?.[1] ?? "0";
   if (filters(status.join("\n")) !== filters(read("/proc/1/status"))) lines.push(`process=${bootId()}`);
   // In a pid namespace, the numbers above are used again when its first process has ended.
-  if (readLink("/proc/self/ns/pid") !== FIRST_PIDS) {
-    lines.push(`one=${read("/proc/sys/kernel/random/boot_id")}:${startOf(1)}`);
-  }
+  if (!isFirst) lines.push(`one=${read("/proc/sys/kernel/random/boot_id")}:${startOf(1)}`);
   return lines;
+}
+
+/**
+ * Whether this process has the mounts, users and network of process 1. The id of a mount, and the inode of a network's
+ * file, are unique while they last, and everybody may read them.
+ */
+function isBesideOne() {
+  const first = (/** @type {string} */ file) => read(file).split("\n")[0];
+  const own = inode("/proc/self/net/dev");
+  /** @param {string} name */
+  const like = (name) => first(`/proc/self/${name}`) !== "" && first(`/proc/self/${name}`) === first(`/proc/1/${name}`);
+  return ["mountinfo", "uid_map", "gid_map"].every(like) && own !== "" && own === inode("/proc/1/net/dev");
+}
+
+/** @param {string} file @returns {string} what tells a file from all others; empty if there is none */
+export function inode(file) {
+  try {
+    const { dev, ino } = fs.statSync(file, { bigint: true });
+    return `${dev}:${ino}`;
+  } catch {
+    return "";
+  }
 }
 
 function cgroupLines() {

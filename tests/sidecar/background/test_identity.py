@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-import os
+import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -144,7 +146,48 @@ def test_a_relative_place_belongs_to_its_directory(name: str, value: str, expect
     assert (environment_lines({name: value}, "/a") != environment_lines({name: value}, "/b")) is expected
 
 
-def test_the_facts_of_this_process_make_a_key() -> None:
-    facts = read_facts(os.getpid())
-    assert kernel_lines(facts) == kernel_lines(read_facts(os.getpid()))
-    assert facts.status or not Path("/proc/self/status").exists()
+IDENTITY = Path(__file__).parents[3] / "plugin-shim" / "src" / "identity.js"
+NODE = """
+const {{ digest, environmentLines, kernelLines }} = await import({module});
+const [env, cwd] = JSON.parse(process.argv[1]);
+console.log(digest("t", kernelLines()), digest("t", environmentLines(env, cwd)));
+process.stdin.on("data", () => undefined);
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        ["setpriv", "--no-new-privs"],
+        ["prlimit", "--nofile=100:200"],
+        ["unshare", "-rmn"],
+        ["unshare", "-rpf", "--mount-proc"],
+    ],
+    ids=" ".join,
+)
+def test_the_plugin_computes_the_same_keys(before: list[str]) -> None:
+    if before and (not shutil.which(before[0]) or subprocess.run([*before, "true"], check=False).returncode):
+        pytest.skip(f"{before[0]} does not work here")
+    environment = {"A": "1", "PATH": "/bin:x", "É\udcff": "é", "TERM": "x", "SSH_AUTH_SOCK": "/s", "B": "a\nb"}
+    environment = {name.encode("utf-8", "replace").decode(): value for name, value in environment.items()}
+    code = NODE.format(module=json.dumps(str(IDENTITY)))
+    command = [*before, "node", "--input-type=module", "-e", code, json.dumps([environment, "/a"])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        kernel, variables = node.stdout.readline().split()
+        pid = node.pid if "-rpf" not in before else child_of(node.pid)
+        facts = read_facts(pid)
+        if "-rpf" in before:  # from outside, its process 1 is another one
+            facts = facts._replace(one_stat=Path(f"/proc/{pid}/stat").read_text())
+        assert digest("t", kernel_lines(facts)) == kernel
+        assert digest("t", environment_lines(environment, "/a")) == variables
+        node.kill()
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def test_a_process_without_facts_is_alone() -> None:
+    assert kernel_lines(read_facts(2**30)) != kernel_lines(read_facts(2**30 + 1))
