@@ -46,7 +46,7 @@ class Times:
     """From the phantom's last request to the model, to the request in which the parent reads the result."""
     woken_by_hand: list[float] = field(default_factory=list)
     observed: list[float] = field(default_factory=list)
-    """From the phantom's last request to ``notice.observed`` in the log."""
+    """From the phantom's last request to ``message.seen`` in the log."""
 
 
 class Arrivals:
@@ -162,8 +162,8 @@ async def _observed(home: Home, ends: dict[str, float]) -> list[float]:
     async with asyncio.timeout(HANG_SECONDS):
         while True:
             found = {}
-            async for record in LogReader(home.store_path).query(Filter(types=("notice.observed",))):
-                found[f"int_{record.event.payload['notice'][4:]}"] = record.event.ts / 1000
+            async for record in LogReader(home.store_path).query(Filter(types=("message.seen",))):
+                found[f"int_{record.event.payload['message'][4:]}"] = record.event.ts / 1000
             if ends.keys() <= found.keys():
                 return [found[intent] - end for intent, end in ends.items()]
             await asyncio.sleep(0.1)

@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sidecar.background.intents.lifecycle import INTENT, NOTICE
+from sidecar.background.intents.lifecycle import INTENT
+from sidecar.background.messages.message import MESSAGE
 from sidecar.background.people.alerts import ALERT
 from sidecar.background.people.checkpoints import CHECKPOINT
 
@@ -32,9 +33,9 @@ CHAPTERS = (
         INTENT,
     ),
     (
-        "Notice",
-        "A notice is one message to a session. Only the state `observed` confirms that the session has the message.",
-        NOTICE,
+        "Message",
+        "A message is for a session. Only the state `seen` confirms that the session has it.",
+        MESSAGE,
     ),
     (
         "Checkpoint",

@@ -14,6 +14,9 @@ from sidecar.background.intents.intents import NAME
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import spent_by
 from sidecar.background.intents.state import Intent, State
+from sidecar.background.messages import agent as messages
+from sidecar.background.messages.message import CLOSED as HEARD
+from sidecar.background.messages.message import State as Messages
 from sidecar.background.people import checkpoints, teller
 from sidecar.background.people.checkpoints import CLOSED, CheckpointAgent
 from sidecar.background.reading import of_ask
@@ -31,7 +34,6 @@ MOST_ENDED: Final = 8
 LOOK_BACK: Final = 200
 """How many of a stream's records are read when ``top`` starts, to find out what a session is doing."""
 
-_SEEN: Final = "observed"
 _QUIET: Final = ("capture.", "lifecycle.", STEP_STARTED)
 
 
@@ -41,15 +43,15 @@ class Board:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self._intents, self._checkpoints = State(), CheckpointAgent()
+        self._intents, self._checkpoints, self._messages = State(), CheckpointAgent(), Messages()
         self._doing: dict[str, tuple[int, str]] = {}
         self._asked: dict[str, dict[str, Any]] = {}
         """The payloads of what was asked, by event."""
 
     @property
-    def streams(self) -> tuple[str, str]:
+    def streams(self) -> tuple[str, ...]:
         """The agents' streams. Pass all records of these streams to ``remember`` before the first ``apply``."""
-        return agent_stream(NAME), agent_stream(checkpoints.NAME)
+        return agent_stream(NAME), agent_stream(messages.NAME), agent_stream(checkpoints.NAME)
 
     def apply(self, record: Record) -> None:
         self.catalog.apply(record)
@@ -65,6 +67,8 @@ class Board:
                 return
             if event.stream_id == self.streams[0]:
                 self._intents.fold(event.type, event.payload)
+            elif event.stream_id == self.streams[1]:
+                self._messages.fold(event)
             else:
                 self._checkpoints.apply(event)
             return
@@ -111,7 +115,7 @@ class Board:
             "waiting": self._waiting(),
             "roots": [spent for root in roots if (spent := spent_by(data, root))["sessions"] > 1],
             "sessions": sessions,
-            "unseen": sum(notice.state != _SEEN for notice in data.notices.values()),
+            "unseen": sum(each.state not in HEARD for each in self._messages.messages.values()),
         }
 
     def _row(self, intent: Intent, now_ms: int) -> dict[str, Any]:

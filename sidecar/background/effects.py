@@ -18,10 +18,11 @@ from sidecar.agents.effects.runner import EffectKind, Reconciled
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
-from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT, WAKE
+from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.background.intents.texts import result_of
 from sidecar.background.intents.watch import CHECKED
-from sidecar.background.messages import for_person
+from sidecar.background.messages.deliver import WAKE
+from sidecar.background.messages.wording import for_person
 from sidecar.background.people import teller
 from sidecar.background.people.alerts import TOAST
 from sidecar.background.people.channels import Channels
@@ -162,7 +163,7 @@ class HostActs:
         return {}
 
     async def wake(self, args: dict[str, Any], key: str) -> dict[str, Any]:
-        """``opencode.wake``: sends notices to a user's session, only while the session is idle, and only through the
+        """``opencode.wake``: sends messages to a user's session, only while the session is idle, and only through the
         host of the session.
 
         Result: ``{"status": "sent" | "busy" | "absent"}``, and after ``sent`` also ``kept``: whether the session's

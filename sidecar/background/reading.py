@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,11 @@ from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.agents.letters import letters_of
 from sidecar.background.gate import of_person
 from sidecar.background.intents.intents import NAME
-from sidecar.background.intents.state import Intent, State, steps_of
+from sidecar.background.intents.lifecycle import after
+from sidecar.background.intents.state import Intent, State
+from sidecar.background.messages import agent as messages
+from sidecar.background.messages.message import MESSAGE
+from sidecar.background.messages.message import State as Messages
 from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent
 from sidecar.background.people.consent import answer_of, asked
@@ -34,6 +38,14 @@ async def read_intents(reader: StreamReader, up_to: int | None = None) -> State:
     state = State()
     async for event in _outputs(reader, NAME, up_to):
         state.fold(event.type, event.payload)
+    return state
+
+
+async def read_messages(reader: StreamReader) -> Messages:
+    """Fold the stream of the agent ``messages``."""
+    state = Messages()
+    async for event in _outputs(reader, messages.NAME):
+        state.fold(event)
     return state
 
 
@@ -168,10 +180,9 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
     ``kind`` is ``wake`` for a message to a session's model, and ``alert`` for a message to a person.
     """
     rows: dict[str, dict[str, Any]] = {}
-    async for event in _outputs(reader, NAME):
-        for step, about in steps_of(event.type, event.payload):
-            if step.startswith("notice.") and "notice" in about:
-                _wake(rows, event, step, about)
+    async for event in _outputs(reader, messages.NAME):
+        if event.type.startswith("message."):
+            _wake(rows, event)
     async for event in _outputs(reader, alerts.NAME):
         if event.type.startswith("alert."):
             _alert(rows, event)
@@ -209,17 +220,19 @@ async def read_failing(reader: StreamReader, since: int = 0) -> dict[str, str]:
 
 
 def _row(kind: str, identifier: str, about: str, event: StreamEvent) -> dict[str, Any]:
-    given = {"id": identifier, "kind": kind, "session": event.payload.get("session"), "about": about}
-    return {**given, "text": event.payload["text"], "state": "queued", "queued": event.ts, "channels": []}
+    to, text = event.payload.get("to") or event.payload.get("session"), event.payload["text"]
+    given = {"id": identifier, "kind": kind, "session": to, "about": about, "text": text}
+    return {**given, "state": "queued", "queued": event.ts, "channels": []}
 
 
-def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent, step: str, given: Mapping[str, Any]) -> None:
-    if step == "notice.queued":
-        rows[given["notice"]] = _row("wake", given["notice"], given.get("intent") or "", event)
-    elif (row := rows.get(given["notice"])) is not None:
-        state = step.removeprefix("notice.")
-        row["state"] = "queued" if state == "held" else state
-        row[state] = event.ts
+def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
+    given = event.payload
+    if event.type == "message.queued":
+        rows[given["message"]] = _row("wake", given["message"], given.get("intent") or "", event)
+    elif (row := rows.get(given.get("message", ""))) is not None:
+        row["state"] = after(MESSAGE, row["state"], event.type)
+        row[event.type.removeprefix("message.")] = event.ts
+        row["session"] = given.get("to", row["session"])
 
 
 def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
@@ -240,7 +253,7 @@ def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
     elif event.type == "alert.sending":
         row["state"], row["escalated"] = "escalated", event.ts
     elif event.type == "alert.seen":
-        row["state"], row["observed"], row["why"] = "observed", event.ts, given["why"]
+        row["state"], row["seen"], row["why"] = "seen", event.ts, given["why"]
 
 
 async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:

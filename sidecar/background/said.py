@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sidecar.background.hosts.host import HostError
-from sidecar.background.messages import quoted
+from sidecar.background.messages.wording import quoted
 
 KEPT: Final = 500
 """How many prompts and answers are kept; the oldest are dropped first."""

@@ -35,6 +35,7 @@ from sidecar.background.intents.registering import RegisterArgs, check_agent, di
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.works import Works
+from sidecar.background.messages.deliver import waiting_sessions
 from sidecar.background.people.people import People
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
@@ -77,7 +78,7 @@ def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
 
 
 class DurableStream:
-    """A component: intents, phantoms and notices of one home. Attach the runtime before ``start``."""
+    """A component: intents, phantoms and messages of one home. Attach the runtime before ``start``."""
 
     _runtime: Runtime
 
@@ -166,9 +167,9 @@ class DurableStream:
         in_background(stack, self._keep_time())
 
     def owes(self) -> bool:
-        """See ``Component``: true for an intent that has not ended, or a notice that can be delivered."""
+        """See ``Component``: true for an intent that has not ended, or a message that can be delivered."""
         running = any(intent.state not in ENDED for intent in self.data.intents.values())
-        return running or self.people.owes() or any(notice.state == "sending" for notice in self.data.notices.values())
+        return running or self.people.owes()
 
     async def _keep_time(self) -> None:
         """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
@@ -219,13 +220,14 @@ class DurableStream:
         sessions has stopped."""
         host = self.hosts.at(link)
         environment = await host.know(link)
-        waiting = {notice.session for notice in self.data.notices.values() if notice.state == "queued"}
+        waiting = waiting_sessions(self.people.messages.data)
         at_work = {i.session for i in self.data.intents.values() if i.state in WORKING and i.session is not None}
         wanted = sorted(host.waiting_for(link, waiting | at_work))
         hosted = any(i.waits and i.environment == environment for i in self.data.unfinished())
         if wanted or hosted:
             about = {"sessions": wanted, "environments": [environment] if hosted else []}
             await self.tell("host.ready", f"host:{self._identity.ulid()}", about)
+        await self.people.reached(wanted)
 
     async def resume(self) -> None:
         """Continue the work that earlier processes left unfinished: check every session that was at work.
@@ -315,7 +317,7 @@ class DurableStream:
         return found
 
     def asked(self, session: str, mark: str) -> Asked | None:
-        return causes.asked(self.data, session, mark)
+        return self.people.messages.data.asked(mark) or causes.asked(self.data, session, mark)
 
     def _environment(self, work: str) -> str:
         intent = self.works.intent(work) or self.data.intents.get(work)
@@ -446,6 +448,6 @@ class DurableStream:
     def status(self) -> dict[str, Any]:
         return {
             "intents": [as_row(intent) for intent in self.data.intents.values()],
-            "notices": [asdict(notice) for notice in self.data.notices.values()],
+            "notices": [asdict(each) for each in self.people.messages.data.messages.values()],
             "headless": self.headless.pid,
         }

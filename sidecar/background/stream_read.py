@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from bridge.opencode.link.protocol import RequestError
-from sidecar.background.messages import without_tags
+from sidecar.background.messages.wording import without_tags
 from sidecar.read.catalog import Catalog
 from sidecar.read.projects import Project
 from sidecar.read.select import catalog_of, family_of, newest

@@ -13,11 +13,11 @@ from sidecar.background import background_command, tools
 from sidecar.background.gate import Caller
 from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.lifecycle import ENDED
-from sidecar.background.intents.notices import notice_id
 from sidecar.background.intents.registering import DEFAULT_MINUTES, RegisterArgs
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
-from sidecar.background.messages import inline
+from sidecar.background.messages.deliver import notice_id
+from sidecar.background.messages.wording import inline
 from sidecar.background.model_tools import ModelTools
 from sidecar.background.people.answerers import IN_OPENCODE
 from sidecar.background.people.people import AnswerArgs, counted
@@ -186,8 +186,7 @@ class ToolCalls:
         # to the model.
         is_told = intent.parent == call.session and call.turn == self._state.turn_of(call.session)
         if is_told and call.id and call.turn is not None:
-            told_by = {"notice": notice_id(intent.id), "session": call.session, "call": call.id, "turn": call.turn}
-            await self._durable.tell("notice.told", f"told:{self._identity.ulid()}", told_by)
+            await self._durable.people.returned(notice_id(intent.id), call.session, call.id, call.turn)
         return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
 
     async def _wait_for(self, args: tools.WaitArgs, call: _Call, mine: Caller) -> str:

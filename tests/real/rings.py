@@ -68,7 +68,7 @@ def assert_rings(screen: Terminal, durable: DurableStream, model: ModelServer, p
     screen.press(FRONT)
     wait_focus(durable, "front")
     long_turn("front", "SAY:in front")
-    wait_until(lambda: [each["state"] for each in turns()][-2:] == ["observed"] * 2, "the turn in front")
+    wait_until(lambda: [each["state"] for each in turns()][-2:] == ["seen"] * 2, "the turn in front")
     screen.press(AWAY)
     wait_focus(durable, "away")
     long_turn("failing", "HTTPERR:400")

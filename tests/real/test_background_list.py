@@ -113,7 +113,7 @@ def test_the_phone_hears_what_no_window_shows_and_a_result_waits_for_a_closed_te
             screen.press(rings.FRONT)
             rings.wait_focus(durable, "front")
             model.release("looked")
-            wait_until(lambda: [each["state"] for each in _alerts(durable, looked)] == ["observed"], "a look at it")
+            wait_until(lambda: [each["state"] for each in _alerts(durable, looked)] == ["seen"], "a look at it")
             hidden = spawned(screen, "hidden")
             screen.press(rings.AWAY)
             rings.wait_focus(durable, "away")

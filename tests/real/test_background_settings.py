@@ -89,7 +89,7 @@ def test_stop_ends_a_headless_opencode_that_has_no_work(
     model.release("work")
     done = one(durable, "completed", parent)["id"]
     mine = lambda: [each["state"] for each in durable.lines("notices") if each["about"] == done]  # noqa: E731
-    wait_until(lambda: mine() == ["observed"], "the result to arrive")
+    wait_until(lambda: mine() == ["seen"], "the result to arrive")
     assert durable.status()["headless"] == headless
     durable.cli("stop")
     wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")

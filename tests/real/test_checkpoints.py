@@ -61,7 +61,7 @@ def test_a_permission_below_background_work_is_answered_from_the_command_line(
     (alert,) = (each for each in durable.lines("notices") if each["about"] == asked["id"])
     assert alert["session"] == parent
     assert [each["channel"] for each in alert["channels"]] == ["toast"]
-    wait_until(lambda: [e["state"] for e in durable.lines("notices") if e["id"] == alert["id"]] == ["observed"], "it")
+    wait_until(lambda: [e["state"] for e in durable.lines("notices") if e["id"] == alert["id"]] == ["seen"], "it")
 
 
 def test_a_permission_survives_a_kill_of_the_sidecar(client: RealOpenCode, durable: DurableStream) -> None:
@@ -172,7 +172,7 @@ def test_what_the_model_tells_the_user_is_durable_and_an_answer_after_a_stopped_
     assert "shows it" in json.dumps(client.messages(session)[-1])
     assert (alert()["kind"], alert()["text"], alert()["state"]) == ("alert", "the build is green", "sent")
     client.prompt(session, "SAY:fine")
-    wait_until(lambda: alert()["state"] == "observed", "the person's next words")
+    wait_until(lambda: alert()["state"] == "seen", "the person's next words")
     session = client.create_session("asks, and is stopped")
     client.prompt_async(session, 'CALL:checkpoint_ask {"question": "Ship it?"}')
     wait_until(lambda: waiting(durable), "the question")

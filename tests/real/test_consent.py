@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.background.messages import TAGS
+from sidecar.background.messages.wording import TAGS
 from sidecar.background.people.alerts import MOST_ALONE
 from sidecar.background.people.people import MOST_ASKS
 from tests.real.background import intents, one, only, refused, spawn, two_with_plugin, with_plugin

@@ -62,7 +62,7 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: Mod
     assert intent["parent"] == parent
     wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")
     assert_one_chain(durable, intent)
-    wait_until(lambda: wakes(durable, parent) == ["observed"], "receipt")
+    wait_until(lambda: wakes(durable, parent) == ["seen"], "receipt")
     assert_few_records(durable, intent)
 
 
@@ -200,7 +200,7 @@ def test_two_that_end_together_wake_a_parent_once_whether_it_streams_or_is_idle(
     wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["completed", "completed"], "the end of both")
     if streams:
         model.release("stream")
-    seen = ["observed", "observed"]
+    seen = ["seen", "seen"]
     wait_until(lambda: wakes(durable, parent) == seen, "both receipts")
     client.prompt(parent, "SAY:after")
     given = [json.dumps(m) for m in client.messages(parent) if m["info"]["role"] == "user"]
@@ -242,14 +242,14 @@ def test_what_was_said_in_a_forgotten_session_or_about_it_is_in_no_file_and_noth
         client.prompt_async(session, f"CALL:checkpoint_ask {json.dumps({'question': word})} THEN: SAY:heard {word}")
         durable.cli("checkpoints", only(durable, "ask", background=False)["id"], "--answer", word)
         wait_until(lambda s=session: "heard" in json.dumps(client.messages(s)[-1]), "the answer")
-        wait_until(lambda s=session: wakes(durable, s)[-1:] == ["observed"], "receipt")
+        wait_until(lambda s=session: wakes(durable, s)[-1:] == ["seen"], "receipt")
     calls = len(model.requests)
     child = intents(durable, parent)[0]["session"]
     exported = [line["event"] for line in durable.lines("export", parent) if "event" in line]
     told = {event["type"]: event["payload"] for event in exported if event["source"]["adapter"] == "runtime"}
     assert told["intent.created"]["prompt"] == f"SAY:{WORD}" and "intent.completed" in told
     assert told["checkpoint.opened"]["text"] == WORD and told["checkpoint.answered"]["answer"] == [WORD]
-    assert WORD in told["notice.queued"]["text"] and KEPT not in json.dumps(exported)
+    assert WORD in told["message.queued"]["text"] and KEPT not in json.dumps(exported)
     would = durable.lines("forget", parent)[0]
     assert {each["id"] for each in would["sessions"]} == {parent, child}
     done = durable.lines("forget", parent, "--yes")[0]["done"]

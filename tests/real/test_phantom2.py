@@ -68,7 +68,7 @@ def settled(client: RealOpenCode2, durable: DurableStream, parent: str, session:
     def wakes() -> list[str]:
         return [n["state"] for n in durable.lines("notices") if n["kind"] == "wake" and n["session"] == parent]
 
-    wait_until(lambda: wakes() == ["observed"], "receipt")
+    wait_until(lambda: wakes() == ["seen"], "receipt")
     wait_until(
         lambda: prompts(durable, "requested", mine) == prompts(durable, "completed", mine),
         "the end of all that is sent",

@@ -99,7 +99,7 @@ class Torment(Tormented):
         if ended[0][0] == "cancelled":
             return True
         notices = [n for n in self.durable.lines("notices") if n["kind"] == "wake" and n["about"] == found[0]["id"]]
-        return bool(notices) and all(notice["state"] == "observed" for notice in notices)
+        return bool(notices) and all(notice["state"] == "seen" for notice in notices)
 
     def judge(self, mark: str) -> None:
         """One session, one result, one message."""

@@ -37,7 +37,7 @@ class Tormented:
     """
 
     steps = 22
-    last = "notice.observed"
+    last = "message.seen"
 
     def __init__(self, durable: DurableStream, client: RealOpenCode) -> None:
         self.durable, self.client = durable, client

@@ -2,7 +2,7 @@
 Pure.
 
 The turn of the call causes the intent. The intent causes its session, the input of the session, and all that the agent
-``intents`` does for the intent. The notice with the result causes the message in the parent.
+``intents`` does for the intent. The message with the result, once queued, causes the input of the parent.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from bridge.opencode.capture.shapes import present
 from bridge.opencode.capture.state import SessionState
 from sidecar.agents.agent import Cause, Output
 from sidecar.background.hosts import v2_ids
-from sidecar.background.intents.intent_effects import WAKE
-from sidecar.background.intents.state import Intent, Notice, State
+from sidecar.background.intents.state import Intent, State
 from streams.event import StreamEvent
 from streams.trace import is_one_trace
 
@@ -33,34 +32,25 @@ def of_call(session: SessionState | None, call: str | None, before: Intent | Non
 
 
 def begin(state: State, event: StreamEvent) -> None:
-    """Remember the event with which an intent or a notice begins. The event is already folded into the state."""
-    known: Intent | Notice | None = None
+    """Remember the event with which an intent begins. The event is already folded into the state."""
     if event.type in ("intent.created", "intent.refused"):
-        known = state.intents.get(event.payload["intent"])
-    elif event.type == "notice.queued":
-        known = state.notices.get(event.payload["notice"])
-    if known is not None:
+        known = state.intents[event.payload["intent"]]
         known.cause, known.trace = event.id, event.traceparent or ""
 
 
 def in_their_chains(state: State, event: StreamEvent, outputs: list[Output]) -> list[Output]:
     """The outputs for an input. What another chain sets off, such as a tick or the end of other work, still belongs to
-    the chain of its own intent or notice."""
+    the chain of its own intent."""
     found: list[Output] = []
     for output in outputs:
-        payload = output.payload if output.effect != WAKE else output.payload["steps"][-1][1]
-        known: Intent | Notice | None = state.notices.get(payload.get("notice", ""))
-        known = known or state.intents.get(payload.get("intent") or "") or state.intents.get(output.node)
+        known = state.intents.get(output.payload.get("intent") or "") or state.intents.get(output.node)
         is_own = known is None or not known.cause or is_one_trace(known.trace, event.traceparent)
         found.append(output if known is None or is_own else output._replace(cause=Cause(known.cause, known.trace)))
     return found
 
 
 def asked(state: State, session: str, mark: str) -> Asked | None:
-    """What asked for a session of background work, or for a message that the sidecar sent; see ``Asks``."""
-    notice = next((each for each in state.notices.values() if mark and each.key == mark), None)
-    if notice is not None:
-        return Asked(notice.cause, notice.trace) if notice.cause else None
+    """What asked for a session of background work; see ``Asks``."""
     known = state.intents.get(state.sessions.get(session, mark))
     if known is None and v2_ids.is_phantom(session):
         known = next((each for each in state.unfinished() if v2_ids.session_id(each.id) == session), None)

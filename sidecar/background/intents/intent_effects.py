@@ -14,7 +14,7 @@ from sidecar.background.people.alerts import TOAST, glance
 from sidecar.background.people.teller import who
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
-CHECK, WAKE = "opencode.check", "opencode.wake"
+CHECK = "opencode.check"
 ISOLATE, COLLECT = "worktree.add", "worktree.collect"
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
@@ -93,5 +93,5 @@ def how_to_continue(intent: Intent) -> Output:
 
 
 def effect(kind: str, node: str, args: dict[str, Any], *steps: list[Any]) -> Output:
-    """The request of an effect, with the steps of intents and notices that it is; see ``state.steps_of``."""
+    """The request of an effect, with the steps of intents that it is; see ``state.steps_of``."""
     return Output("effect.requested", args | ({"steps": list(steps)} if steps else {}), effect=kind, node=node)

@@ -1,10 +1,10 @@
-"""The built-in agent ``intents``: registers intents, runs each in a phantom session, and reports to the parent. Pure.
+"""The built-in agent ``intents``: registers intents, runs each in a phantom session, and tells its result. Pure.
 
 The agent decides, and effects act (``effects.py``). The agent's inputs are commands (``intent.register``,
-``intent.cancel``, ``notify``, ``tick``, ``host.ready``), the results of its effects, and what capture records about the
-sessions that the agent knows.
+``intent.cancel``, ``tick``, ``host.ready``), the results of its effects, and what capture records about the sessions
+that the agent knows. The agent ``messages`` takes the result from the end of an intent.
 
-An intent's events have its id as ``payload.intent``; a notice's events have its id as ``payload.notice``.
+An intent's events have its id as ``payload.intent``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
-from sidecar.background.intents import afterwards, budgets, causes, edits, notices, watch
+from sidecar.background.intents import afterwards, budgets, causes, edits, watch
 from sidecar.background.intents import intent_effects as asked
 from sidecar.background.intents.budgets import Doom, doomed, refusal
-from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT, WAKE
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, State, intent_of
 from sidecar.background.intents.texts import cause_text, result_of, told
@@ -76,8 +76,7 @@ class IntentAgent(OwnAgent[State]):
         """When the agent wants the next ``tick``, in ms UTC."""
         if any(doomed(self.data, self._limits, intent) for intent in self.data.unfinished()):
             return 0
-        times = watch.deadlines(self.data, self._check_ms) + notices.deadlines(self.data)
-        return min(times, default=None)
+        return min(watch.deadlines(self.data, self._check_ms), default=None)
 
     # --- deciding ---
 
@@ -89,20 +88,16 @@ class IntentAgent(OwnAgent[State]):
             return []  # the turn's end follows, and finished work is not stopped because of its cost
         if event.type not in ("tick", "sidecar.started") and not any(output.type in _CHANGES for output in outputs):
             return []
-        return causes.in_their_chains(self.data, event, self._follow(outputs, event.ts))
+        return causes.in_their_chains(self.data, event, self._follow(len(outputs), event.ts))
 
-    def _follow(self, outputs: Sequence[Output], ts: int) -> list[Output]:
-        """Stop what must stop, or else deliver what was queued, or else start what may start."""
+    def _follow(self, said: int, ts: int) -> list[Output]:
+        """Stop what must stop, or else start what may start, after so many outputs."""
         data, limits = self.data, self._limits
-        if len(outputs) <= MAX_STOPPED:
+        if said <= MAX_STOPPED:
             stopping = [(each, doom) for each in data.unfinished() if (doom := doomed(data, limits, each))]
             stopped = [output for each, doom in stopping[:MAX_STOPS] for output in self._stop(each, ts, doom)]
-            if first := stopped or notices.inherited(data) or budgets.warnings(data, limits):
+            if first := stopped or budgets.warnings(data, limits):
                 return first
-        for session in notices.to_deliver(data, outputs):
-            gathering = notices.gather(data, session, ts)
-            if found := notices.deliver(data, session) if gathering is None else gathering:
-                return found
         for intent in data.intents.values():
             is_next = intent.state == "queued" and not intent.waits and doomed(data, limits, intent) is None
             if is_next and not budgets.full(data, limits, intent):
@@ -128,10 +123,6 @@ class IntentAgent(OwnAgent[State]):
                 return self._applied(event)
             case "intent.discard":
                 return [Output("intent.discarded", {"intent": event.payload["intent"], "ts": event.ts})]
-            case "notify":
-                return notices.queued(self.data, event)
-            case "notice.told":
-                return notices.returned(self.data, event)
             case "tick":
                 return self._tick(event)
             case "sidecar.started":
@@ -141,9 +132,9 @@ class IntentAgent(OwnAgent[State]):
             case "effect.completed" | "effect.failed":
                 return self._effect_ended(event)
             case "turn.ended":
-                return self._turn_ended(event) + notices.over(self.data, event)
+                return self._turn_ended(event)
             case "execution.step":
-                return budgets.spend(self.data, event) + edits.seen(self.data, event) + notices.kept(self.data, event)
+                return budgets.spend(self.data, event) + edits.seen(self.data, event)
             case "execution.output":
                 return self._output(event)
             case "lifecycle.session.created":
@@ -226,7 +217,7 @@ class IntentAgent(OwnAgent[State]):
         ended = {output.payload.get("intent") for output in outputs}
         for intent in watch.due(self.data, now, self._check_ms):
             outputs += [asked.check(intent, event.ts)] if intent.id not in ended else []
-        return [*outputs, *notices.unseen(self.data, now), *notices.again(self.data, now)]
+        return outputs
 
     def _resume(self, event: StreamEvent) -> list[Output]:
         """Handle the start of a sidecar: check every session that was at work, and everything that is waiting for a
@@ -237,14 +228,10 @@ class IntentAgent(OwnAgent[State]):
 
     def _host_ready(self, event: StreamEvent) -> list[Output]:
         sessions = event.payload.get("sessions", ())
-        outputs = notices.deliver_to(self.data, sessions)
-        for intent in watch.checkable(self.data):
-            if intent.session in sessions:
-                outputs.append(asked.check(intent, event.ts))
-        for intent in self.data.unfinished():
-            if intent.waits and intent.environment in event.payload.get("environments", ()):
-                outputs.append(Output("intent.hosted", {"intent": intent.id, "ts": event.ts}))
-        return outputs
+        outputs = [asked.check(each, event.ts) for each in watch.checkable(self.data) if each.session in sessions]
+        hosted = [each for each in self.data.unfinished() if each.waits]
+        hosted = [each for each in hosted if each.environment in event.payload.get("environments", ())]
+        return [*outputs, *(Output("intent.hosted", {"intent": each.id, "ts": event.ts}) for each in hosted)]
 
     def _looked(self, intent: Intent, found: dict[str, Any], ts: int) -> list[Output]:
         """Handle the result of checking a session, unless the log already shows that result.
@@ -282,8 +269,6 @@ class IntentAgent(OwnAgent[State]):
     def _effect_ended(self, event: StreamEvent) -> list[Output]:
         kind, node, result = event.payload.get("kind"), event.payload.get("node", ""), event.payload.get("result")
         failed = event.type == "effect.failed"
-        if kind == WAKE:
-            return notices.woken(self.data, event, node, {} if failed or not isinstance(result, dict) else result)
         intent = self.data.intents.get(node)
         if kind == PROMPT and intent is not None and intent.is_stopped:
             # OpenCode accepted the prompt after the abort or at the same time, so abort the session again.
@@ -337,9 +322,7 @@ class IntentAgent(OwnAgent[State]):
     def _turn_ended(self, event: StreamEvent) -> list[Output]:
         session, outcome = str(event.payload.get("session")), event.payload.get("outcome")
         intent = self.data.intents.get(self.data.sessions.get(session, ""))
-        if intent is None:
-            return notices.turn_ended(self.data, session, str(event.payload.get("message")))
-        if intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
+        if intent is None or intent.state in ENDED or intent.state == "finishing" or outcome == "continued":
             return []
         if intent.state == "cancelling":
             return self._end(intent, "intent.cancelled", event.ts, reason=intent.reason, code=intent.code)
@@ -447,17 +430,16 @@ class IntentAgent(OwnAgent[State]):
         return self._ended(intent, intent.ending["type"], ts, **intent.ending["about"], changes=changes)
 
     def _ended(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
-        known = {"title": intent.title, "parent": intent.parent, "created": intent.created}
+        known: dict[str, Any] = {"title": intent.title, "parent": intent.parent, "created": intent.created}
         known |= {"directory": intent.directory, "gist": on_one_line(about.get("result") or intent.result)[:MAX_GIST]}
         child = intent.parent in self.data.sessions
-        ended = Output(type_, {"intent": intent.id, "ts": ts, **known, "child": child, **about})
-        outputs = [ended]
-        state = after(INTENT, intent.state, type_)
-        if intent.parent is not None and state != "cancelled":
-            text = told(intent, state, about)
-            about = {"session": intent.parent, "text": text, "intent": intent.id, "wake": intent.wake}
-            outputs.append(Output("notice.queued", {"notice": notices.notice_id(intent.id), **about}))
-        return outputs
+        heir, state = self.data.heir(intent), after(INTENT, intent.state, type_)
+        # The agent ``messages`` sends the result, and passes on what waits for the session that ends.
+        known |= {"child": child, "ends": intent.session, "heir": heir}
+        if heir is not None and state != "cancelled":
+            more = any(each.parent == intent.parent and each.id != intent.id for each in self.data.unfinished())
+            known["told"] = {"to": heir, "text": told(intent, state, about), "wake": intent.wake, "more": more}
+        return [Output(type_, {"intent": intent.id, "ts": ts, **known, **about})]
 
     # --- remembering ---
 
@@ -474,5 +456,6 @@ _CHANGES: Final = {
     "intent.completed",
     "intent.failed",
     "intent.cancelled",
-} | {"intent.fallback", "notice.queued", "notice.held", "notice.observed"}
-"""Events after which something may start, must stop, or can be delivered."""
+    "intent.fallback",
+}
+"""Events after which something may start or must stop."""

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sidecar.background.intents.lifecycle import ENDED, INTENT, NOTICE, after
+from sidecar.background.intents.lifecycle import ENDED, INTENT, after
 
 KEPT_ENDED: Final = 200
-"""How many ended intents and observed notices stay in the state; the log has them all."""
-
+"""How many ended intents stay in the state; the log has them all."""
 
 KEPT_ROOTS: Final = 1000
 """How many roots stay in the state, with the sums that they have used, after the intents of these roots were
@@ -165,43 +164,12 @@ class Intent:
 
 
 @dataclass(slots=True)
-class Notice:
-    id: str
-    session: str
-    text: str
-    state: str = "queued"
-    intent: str | None = None
-    key: str = ""
-    """The key that marks the message with this notice."""
-    sent: int | None = None
-    failures: int = 0
-    due: int | None = None
-    """The time, in ms UTC, when the notice is sent: after it has waited for other results, or again after a failure."""
-    call: str = ""
-    """The tool call that returned the notice's content."""
-    turn: str = ""
-    """The user message that the turn of that call answers; empty if unknown."""
-    returned: int = 0
-    """When that call returned, in ms UTC."""
-    wake: bool = True
-    """Whether the model should answer the notice."""
-    said: str = ""
-    """The digest of an answer in the text, if redaction replaced words of it (see ``said.py``)."""
-    cause: str = ""
-    """The event that queued the notice, and its ``traceparent`` in ``trace``. The message has this cause."""
-    trace: str = ""
-
-
-@dataclass(slots=True)
 class State:
     intents: dict[str, Intent] = field(default_factory=dict)
-    notices: dict[str, Notice] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
     """Maps a phantom session to its intent."""
     children: dict[str, str] = field(default_factory=dict)
     """Maps a session that OpenCode's own task tool started in a phantom, at any depth, to the phantom's intent."""
-    nudged: dict[str, bool] = field(default_factory=dict)
-    """Parents that became idle while a message was on its way."""
     spent: dict[str, Spent] = field(default_factory=dict)
     """What each root has used."""
 
@@ -242,11 +210,6 @@ class State:
     def _fold(self, type_: str, payload: Mapping[str, Any]) -> None:
         if type_ in ("intent.created", "intent.refused"):
             self._add(type_, payload)
-        elif type_ == "notice.queued":
-            notice = notice_of(payload)
-            self.notices[notice.id] = notice
-        elif type_ == "notice.nudged":
-            self.nudged[payload["session"]] = True
         elif type_ == "budget.warning":
             self.spent[payload["root"]].warnings.append(payload["what"])
         elif type_ == "budget.closed":
@@ -257,8 +220,6 @@ class State:
             self._pause(type_, payload)
         elif type_.startswith("intent."):
             self._change_intent(type_, payload)
-        elif type_.startswith("notice."):
-            self._change_notice(type_, payload)
 
     def _add(self, type_: str, payload: Mapping[str, Any]) -> None:
         intent = intent_of(payload)
@@ -369,25 +330,6 @@ class State:
         if "ts" in payload:
             self._count(intent, payload["ts"])
 
-    def _change_notice(self, type_: str, payload: Mapping[str, Any]) -> None:
-        notice = self.notices.get(payload["notice"])
-        if notice is None:
-            return
-        notice.state, notice.due = after(NOTICE, notice.state, type_), None
-        if type_ == "notice.sending":
-            notice.key = payload["key"]
-            self.nudged.pop(notice.session, None)
-        elif type_ == "notice.gathering":
-            notice.due = payload["due"]
-        elif type_ == "notice.held":
-            notice.due = payload.get("due")
-            notice.failures = notice.failures + 1 if notice.due is not None else 0
-        elif type_ == "notice.returned":
-            notice.call, notice.turn = payload["call"], str(payload.get("turn") or "")
-            notice.returned = payload.get("ts") or 0
-        elif type_ == "notice.sent":
-            notice.sent = payload["ts"]
-
     def _tidy(self) -> None:
         ended = [i.id for i in self.intents.values() if i.state in ENDED]
         for old in ended[: max(len(ended) - KEPT_ENDED, 0)]:
@@ -395,9 +337,6 @@ class State:
             if self.sessions.get(session) == old:  # otherwise, later work continues the session
                 del self.sessions[session]
             self.children = {child: of for child, of in self.children.items() if of != old}
-        seen = [n.id for n in self.notices.values() if n.state == "observed"]
-        for old in seen[: max(len(seen) - KEPT_ENDED, 0)]:
-            del self.notices[old]
         roots = {intent.root for intent in self.intents.values()}
         idle = [root for root in self.spent if root not in roots]
         for number, root in enumerate(idle):
@@ -407,7 +346,7 @@ class State:
 
 
 def steps_of(type_: str, payload: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The steps of intents and notices that an event of the agent is: types with their payloads. The request of an
+    """The steps of intents that an event of the agent is: types with their payloads. The request of an
     effect says which steps go with it.
     """
     yield type_, payload
@@ -425,7 +364,3 @@ _REGISTERED: Final = (
     *("prompt", "title", "parent", "directory", "agent", "models", "wall_ms", "max_tokens", "max_cost"),
     *("rights", "environment", "said", "call", "turn", "depth", "starter", "isolation", "wake", "continues"),
 )
-
-
-def notice_of(payload: Mapping[str, Any]) -> Notice:
-    return Notice(payload["notice"], **some_of(payload, "session", "text", "intent", "wake", "said"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sidecar.background.intents.state import Intent
-from sidecar.background.messages import inline, message, quoted
+from sidecar.background.messages.wording import inline, message, quoted
 from sidecar.read.fields import as_text
 from sidecar.read.telling.markup import QUOTES
 

@@ -138,7 +138,7 @@ class AlertAgent(OwnAgent[State]):
         "intent.completed",
         "intent.failed",
         "budget.warning",
-        "notice.observed",
+        "message.seen",
         "checkpoint.opened",
         "checkpoint.answered",
         "checkpoint.expired",
@@ -200,8 +200,8 @@ class AlertAgent(OwnAgent[State]):
                 return self._turn_ended(given, event.ts)
             case "execution.step" if not event.metadata.get("history"):
                 return self._spent(event.stream_id, given, event.ts)
-            case "notice.observed":
-                return self._in_history(f"int_{str(given.get('notice'))[4:]}")
+            case "message.seen":
+                return self._in_history(f"int_{str(given.get('message'))[4:]}")
             case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
                 return self._closed(str(given.get("checkpoint")), event.type, event.ts)
         return []

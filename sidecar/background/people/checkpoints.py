@@ -21,11 +21,11 @@ from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.intents.state import some_of
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.messages import message, quoted
+from sidecar.background.messages.tool_results import WHOLE, is_earlier, keeps_result, loses_result
+from sidecar.background.messages.wording import message, quoted
 from sidecar.background.own_agent import OwnAgent
 from sidecar.background.people import doubts
 from sidecar.background.people.consent import answer_of, asked
-from sidecar.background.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from sidecar.read.asked import answered_with, checkpoint_id
 from sidecar.read.telling.describe import input_text
 from streams.event import StreamEvent
@@ -451,9 +451,9 @@ def _who(known: Checkpoint) -> dict[str, Any]:
 def _notify(known: Checkpoint, session: str, answer: list[str], expired: bool = False) -> Output:
     came = answer_text(answer, expired or known.state == "expired", known.by)
     text = message("checkpoint", {"id": known.id}, ["You asked:", quoted(known.text), came])
-    payload = {"notice": f"ntc_{known.id[4:]}", "session": session, "text": text, "intent": None, "wake": True}
+    payload = {"message": f"ntc_{known.id[4:]}", "kind": "answer", "to": session, "text": text}
     payload |= {"said": known.said} if known.said else {}
-    return Output("notify", payload, to="intents")
+    return Output("message.queue", payload, to="messages")
 
 
 def _is_asker(known: Checkpoint, given: dict[str, Any]) -> bool:

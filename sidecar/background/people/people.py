@@ -1,12 +1,12 @@
 """Questions and signals between a person and a model, through the agents ``checkpoints``, ``alerts`` and
-``signals``."""
+``messages``."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
@@ -21,7 +21,11 @@ from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.people import alerts, checkpoints, signals
+from sidecar.background.messages import agent as messages
+from sidecar.background.messages import signals
+from sidecar.background.messages.agent import MessageAgent
+from sidecar.background.messages.deliver import waiting_sessions
+from sidecar.background.people import alerts, checkpoints
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answer_page import AnswerPage
 from sidecar.background.people.answerers import LINK, Answerers, Who
@@ -37,7 +41,6 @@ from sidecar.background.people.checkpoints import (
 )
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.background.people.doubts import DECISIONS, RESOLVE
-from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.terminals import read_focus
 from sidecar.background.reading import find_checkpoint, read_checkpoints, waiting
 from sidecar.background.said import Said
@@ -60,6 +63,7 @@ ANSWER_SECONDS: Final = 25.0
 """How many seconds an answer may take to reach OpenCode, including all attempts."""
 
 TOAST_SECONDS: Final = 5.0
+QUEUED_SECONDS: Final = 5.0
 
 MOST_ASKS: Final = 5
 """How many questions of one session may wait for an answer at a time."""
@@ -109,7 +113,7 @@ class People:
         self.channels, self._turns = Channels(config), config.turns
         self._asker = asker
         self.checkpoints = CheckpointAgent(bool(self.channels.names), asker)
-        self.signals = SignalAgent()
+        self.messages = MessageAgent(asker)
         self.alerts = AlertAgent(self.channels.stages, config)
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
@@ -127,8 +131,8 @@ class People:
         """How many calls in this process are waiting, by the session that asked and the checkpoint."""
 
     @property
-    def agents(self) -> tuple[CheckpointAgent, AlertAgent, SignalAgent]:
-        return self.checkpoints, self.alerts, self.signals
+    def agents(self) -> tuple[CheckpointAgent, AlertAgent, MessageAgent]:
+        return self.checkpoints, self.alerts, self.messages
 
     def attach(self, runtime: Runtime, worker: Callable[[], Mapping[str, Any]] = dict) -> None:
         """Use this runtime, which runs ``agents``; ``worker`` returns the status of all agents."""
@@ -138,14 +142,15 @@ class People:
         await self.page.start(stack)
 
     def owes(self) -> bool:
-        """Whether a person should get a message, or may still use the link in an earlier message."""
+        """Whether somebody should get a message now, or may still use the link in an earlier one."""
         waits = self.page.is_on and any(c.state not in CLOSED for c in self.checkpoints.data.checkpoints.values())
-        return waits or self.alerts.deadline() is not None
+        sends = any(each.state == "sending" for each in self.messages.data.messages.values())
+        return waits or sends or self.alerts.deadline() is not None
 
     async def keep_time(self) -> None:
         """Send a tick to the agents whose deadline has passed, and note which calls are no longer waiting, and which
         agents are in trouble."""
-        for agent in (self.checkpoints, self.alerts):
+        for agent in self.agents:
             deadline = agent.deadline()
             if deadline is not None and deadline <= (now := self._identity.now_ms()):
                 await self._command(agent.name, f"tick:{now}", "tick", {"now": now, **await self._focus()})
@@ -275,19 +280,33 @@ class People:
         """
         if re.fullmatch(signals.SIGNAL, name) is None:
             raise RequestError("bad-signal", f"{name[:40]!a} is neither an id nor the name of a signal")
-        if await until(lambda: name in self.signals.data.signals, seconds):
-            signal = self.signals.data.signals[name]
+        if await until(lambda: name in self.messages.data.signals.known, seconds):
+            signal = self.messages.data.signals.known[name]
             age = max(self._identity.now_ms() - signal.raised, 0) // 1000
             return f"Signal {name} came {age} s ago. Payload:\n{signals.as_json(signal.payload)}"
         later = f"Signal {name} has not come yet. Call wait_for again to wait longer"
         if self._asker(session).intent is not None:
             return f"{later}, and do not end before."
         awaited = {"name": name, "session": session, "root": root}
-        await self._command(signals.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
-        if session not in self.signals.data.awaited.get(name, ()) and name not in self.signals.data.signals:
+        await self._command(messages.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
+        known = self.messages.data.signals
+        if session not in known.awaited.get(name, ()) and name not in known.known:
             many = f"this session and its background work already wait for {signals.MOST_AWAITED} others"
             raise RequestError("too-many-signals", f"{later}; it will come as no message, because {many}")
         return f"{later}, or end your turn: the signal will come as a message."
+
+    async def returned(self, message: str, session: str, call: str, turn: str) -> None:
+        """Note that a tool call of the session that a message is for returned its content."""
+        # The agent takes the message from the log a moment after what the message tells is known.
+        if await until(lambda: message in self.messages.data.messages, QUEUED_SECONDS):
+            about = {"message": message, "session": session, "call": call, "turn": turn}
+            await self._command(messages.NAME, f"return:{self._identity.ulid()}", "message.return", about)
+
+    async def reached(self, sessions: Sequence[str]) -> None:
+        """Send what waits for sessions, which an OpenCode that has just linked can reach."""
+        if waiting := sorted(waiting_sessions(self.messages.data) & set(sessions)):
+            command = f"host:{self._identity.ulid()}"
+            await self._command(messages.NAME, command, "host.ready", {"sessions": waiting})
 
     async def read(self, args: ReadArgs, session: str) -> str:
         return await read_lines(open_reader(self._home.store_path), session, args.stream, args.last)
@@ -389,8 +408,8 @@ class People:
     async def signal(self, args: SignalArgs) -> dict[str, Any]:
         """Raise a signal. The signal is durable when this method returns."""
         key = args.key or self._identity.ulid()
-        await self._command(signals.NAME, f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
-        return {"name": args.name, "count": self.signals.data.signals[args.name].count}
+        await self._command(messages.NAME, f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
+        return {"name": args.name, "count": self.messages.data.signals.known[args.name].count}
 
     async def test(self, args: NoArgs) -> dict[str, Any]:
         """Send a test message to every configured channel, immediately and only once."""

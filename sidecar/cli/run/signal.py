@@ -13,7 +13,7 @@ from sidecar.failure import Failure
 if RUNS:
     import json as reading
 
-    from sidecar.background.people.signals import SIGNAL
+    from sidecar.background.messages.signals import SIGNAL
     from sidecar.cli.shared.control import ask
 
 

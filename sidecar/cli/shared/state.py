@@ -158,8 +158,9 @@ def _agent_notes(status: Mapping[str, Any]) -> list[str]:
 
 async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
     """What background work runs and waits and what nobody has seen; and what failed in the last day, in words."""
+    from sidecar.background.messages.message import CLOSED
     from sidecar.background.people import teller
-    from sidecar.background.reading import read_intents
+    from sidecar.background.reading import read_intents, read_messages
 
     data = await read_intents(reader)
     since = own_identity().now_ms() - RECENT_MS
@@ -169,7 +170,7 @@ async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
     told = [teller.failure(each) for each in failed[-MOST_FAILED:]]
     if more := len(failed[:-MOST_FAILED]):
         told.append(f"{more} more of the background work failed; `durable-stream intents` lists it")
-    unseen = sum(each.state != "observed" for each in data.notices.values())
+    unseen = sum(each.state not in CLOSED for each in (await read_messages(reader)).messages.values())
     lines += [f"{counted(unseen, 'message')} not seen yet; `durable-stream notices` lists them"] if unseen else []
     return lines, told
 

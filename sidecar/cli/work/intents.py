@@ -20,10 +20,11 @@ if RUNS:
     from sidecar.background.intents.rows import as_row, spent_by
     from sidecar.background.intents.state import Intent, State
     from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
+    from sidecar.background.messages.deliver import notice_id
     from sidecar.background.people import teller
     from sidecar.background.people.teller import state_of, waits
     from sidecar.background.people.teller import used as used_by
-    from sidecar.background.reading import diff_of, read_checkpoints, read_intents
+    from sidecar.background.reading import diff_of, read_checkpoints, read_intents, read_messages
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.identity import own_identity
@@ -84,7 +85,8 @@ async def intents(
         if diff and not out.json:
             out.text(visible((await diff_of(named)).rstrip("\n")))
             return
-        _show(out, named, state, await _waits(home, reader, state, named))
+        told = (await read_messages(reader)).messages.get(notice_id(named.id))
+        _show(out, named, state, await _waits(home, reader, state, named), told.state if told is not None else None)
         return
     listed = list(state.intents.values())[-limit if limit else 0 :]
     hosts = (await _host_agents(reader))[-limit if limit else 0 :] if everything else []
@@ -180,13 +182,10 @@ def _place(intent: Intent) -> str | None:
     return intent.worktree.get("root") or "your files, without a worktree"
 
 
-def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]) -> None:
-    notice: Any = next((each for each in state.notices.values() if each.intent == intent.id), None)
+def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]], notice: str | None) -> None:
     if out.json:
         spent = spent_by(state, intent.root)
-        out.object(
-            {**as_row(intent), "spent": spent, "notice": None if notice is None else notice.state, "waits": waits}
-        )
+        out.object({**as_row(intent), "spent": spent, "notice": notice, "waits": waits})
         return
     used = spent_by(state, intent.root)
     together = f"{used['sessions']} started, {rough_span(used['ran'])}, {amount(used['tokens'])} tokens"
@@ -202,7 +201,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         ("registered", local_time(intent.created)),
         ("used", used_by(intent, own_identity().now_ms())),
         *(("waits for", _wait_text(each)) for each in waits),
-        ("notice", notice and notice.state),
+        ("notice", notice),
         ("its root", f"{together}, {money(used['cost'])}" if used["sessions"] > 1 else None),
     ):
         if value:

@@ -23,7 +23,7 @@ if RUNS:
 async def notices(run: Run, limit: Annotated[int | None, limit_option("messages")] = None) -> None:
     """List messages to sessions and alerts for you, newest last, with states, channels and times.
 
-    A message is queued, then sent, then observed. If nobody sees it, the next channel is used.
+    A message is queued, then sent, then seen. If nobody sees it, the next channel is used.
     """
     out, reader = run.out, run.reader
     rows = (await read_notices(reader))[-limit if limit else 0 :]

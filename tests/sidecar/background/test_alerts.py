@@ -95,7 +95,7 @@ async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: 
         await run.happened("intent.failed", **ended(run.clock, reason="timeout"))
         (glance,) = toast.runs
         assert glance["text"] == "tests failed: timeout"
-        await run.happened("notice.observed", stream="agent/intents", notice="ntc_1")
+        await run.happened("message.seen", stream="agent/messages", message="ntc_1")
         assert (agent.data.alerts["alr_1"].state == "seen") == looks
         await run.tick(NAME, 60)
         await run.tick(NAME, 60)
@@ -117,7 +117,7 @@ async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_wait
         assert len(send.runs) == 2
         await run.tick(NAME, 1)
         assert (send.runs[2]["title"], send.runs[2]["text"].count("\n")) == ("OpenCode: 3 messages", 2)
-        await run.happened("notice.observed", stream="agent/intents", notice="ntc_2")
+        await run.happened("message.seen", stream="agent/messages", message="ntc_2")
         await run.tick(NAME, 60)
         urls = [(args["channel"], args["title"]) for args in send.runs[3:] if "chk_q" not in args["text"]]
         assert urls == [(channel, "OpenCode: 3 messages") for channel in ("json:1", "ntfy:2")]

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from sidecar.agents.effects.policy import Effect
-from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.intents.works import Asker, user
+from sidecar.background.messages.agent import MessageAgent
 from sidecar.background.people.alerts import NAME as ALERTS
 from sidecar.background.people.alerts import SEND, AlertAgent
 from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent
 from sidecar.background.people.people import People
 from sidecar.background.people.teller import heading
-from sidecar.config import PhantomConfig
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.asked import checkpoint_id
@@ -46,9 +45,9 @@ class Checkpoints(CheckpointAgent):
 
 
 @asynccontextmanager
-async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, Checkpoints, IntentAgent]]:
-    """Background work with a child session; notices of the agent ``intents`` find no host."""
-    agent, intents = Checkpoints(), IntentAgent(PhantomConfig())
+async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, Checkpoints, MessageAgent]]:
+    """Background work with a child session; messages find no host."""
+    agent, intents = Checkpoints(), MessageAgent()
     kinds = {ANSWER: kind or Script({"status": "answered"}), "opencode.wake": Script({"status": "absent"})}
     async with bench(MemoryStore(), [agent, intents], kinds) as run:
         yield run, agent, intents
@@ -103,7 +102,7 @@ async def test_the_model_is_told_who_answered() -> None:
             await run.command(NAME, "checkpoint.later", checkpoints=[f"chk_{by}"])
             given = {"checkpoint": f"chk_{by}", "answer": ["yes"], "by": by, "key": by, "ask": {}}
             await run.command(NAME, "checkpoint.answer", **given)
-            assert said in intents.data.notices[f"ntc_{by}"].text
+            assert said in intents.data.messages[f"ntc_{by}"].text
 
 
 async def test_an_ask_of_the_user_is_not_opened_by_itself() -> None:
@@ -135,7 +134,7 @@ async def test_what_a_person_types_answers_the_ask_that_their_session_waits_for(
             "user",
             {"channel": "opencode"},
         )
-        assert intents.data.notices == {}, "the call that waits returns it"
+        assert intents.data.messages == {}, "the call that waits returns it"
 
 
 async def test_a_message_answers_nothing_if_it_is_not_clear_what_it_answers() -> None:
@@ -229,7 +228,7 @@ async def test_nobody_answers_in_time() -> None:
         await run.tick(NAME, 1)
         known = agent.data.checkpoints["chk_1"]
         assert (known.state, known.answer) == ("expired", ["no"])
-        assert [(n.session, "default" in n.text) for n in intents.data.notices.values()] == [(PARENT, True)]
+        assert [(n.to, "default" in n.text) for n in intents.data.messages.values()] == [(PARENT, True)]
         assert await answer(run, "chk_1", "yes") == ["checkpoint.late"]
 
 
@@ -237,16 +236,16 @@ async def test_an_answer_goes_to_the_call_that_waits_and_else_to_the_session_onc
     async with asking() as (run, agent, intents):
         await ask(run, PARENT)
         await answer(run, "chk_1", "yes")
-        assert intents.data.notices == {}
+        assert intents.data.messages == {}
         await run.command(NAME, "checkpoint.told", checkpoints=["chk_1"])
-        assert intents.data.notices == {}
+        assert intents.data.messages == {}
 
         await ask(run, PARENT, "chk_2")
         await answer(run, "chk_2", "yes")
         # The call gave up, or its process died, before it could return the answer.
         await run.command(NAME, "checkpoint.later", checkpoints=["chk_2"])
         await run.command(NAME, "checkpoint.later", checkpoints=["chk_2"])
-        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+        assert [n.to for n in intents.data.messages.values()] == [PARENT]
         assert agent.data.checkpoints["chk_2"].waiting is False
 
 
@@ -256,7 +255,7 @@ async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
         await run.happened("turn.ended", session=PARENT, outcome="aborted")
         assert (agent.data.checkpoints["chk_1"].state, agent.data.checkpoints["chk_1"].waiting) == ("open", False)
         await answer(run, "chk_1", "yes")
-        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+        assert [n.to for n in intents.data.messages.values()] == [PARENT]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +283,7 @@ async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(
         await run.happened("turn.ended", session=PARENT, outcome=outcome)
         await run.happened("turn.ended", session=PARENT, outcome="completed")
         assert known.told is kept
-        assert len(intents.data.notices) == (0 if kept else 1)
+        assert len(intents.data.messages) == (0 if kept else 1)
 
 
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
@@ -295,7 +294,7 @@ async def test_the_answer_for_background_work_that_ended_goes_to_the_session_abo
         await run.happened("intent.completed", intent="int_1")
         assert agent.data.checkpoints["chk_1"].state == "open"
         await answer(run, "chk_1", "yes")
-        assert [n.session for n in intents.data.notices.values()] == [PARENT]
+        assert [n.to for n in intents.data.messages.values()] == [PARENT]
 
 
 async def test_what_a_person_lets_ended_work_ask_names_the_work_and_its_project() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from sidecar.background.hosts.host import HostError, Part
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.state import State
 from sidecar.background.intents.works import Works
+from sidecar.background.messages.agent import MessageAgent
 from sidecar.background.people import answerers
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answerers import Answerers
@@ -37,7 +38,7 @@ from streams.store import Record
 from tests.memory import MemoryStore
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import records
-from tests.sidecar.background.support import Only, Script, bench
+from tests.sidecar.background.support import Bench, Only, Script, bench
 from tests.sidecar.cli.helpers import RECORDINGS, make_home, run
 from tests.sidecar.life import end_sidecars
 
@@ -216,7 +217,6 @@ def test_what_cannot_be_forked_is_refused_with_a_code(home: Path) -> None:
     assert of_type(home, "lineage.forked") == []
 
 
-LINES = (Path(__file__).parent / "older_log.jsonl").read_text().splitlines()
 RESULTS = {
     "worktree.add": {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"},
     "opencode.create": {"session": "ses_bg"},
@@ -227,21 +227,43 @@ RESULTS = {
 }
 
 
+REGISTERED = {"intent": "int_1", "title": "count things", "prompt": "do it", "directory": "/p", "parent": "ses_user"}
+CAPTURED: list[tuple[str, dict[str, Any]]] = [
+    ("execution.output", {"kind": "text", "text": "forty two"}),
+    ("execution.step", {"kind": "inference", "finish": "stop", "tokens": {"input": 7}, "cost": 0.5}),
+    ("turn.ended", {"outcome": "completed"}),
+]
+AGENTS = ("agent/intents", "agent/messages", "agent/checkpoints", "agent/alerts")
+
+
 def ends_a_batch(event: StreamEvent) -> bool:
-    return event.stream_id not in ("agent/intents", "agent/checkpoints", "agent/alerts") or "state" in event.metadata
+    return event.stream_id not in AGENTS or "state" in event.metadata
+
+
+@asynccontextmanager
+async def running(store: MemoryStore, now_ms: int) -> AsyncIterator[Bench]:
+    kinds = {kind: Script(result) for kind, result in RESULTS.items()}
+    agents = (IntentAgent(PhantomConfig()), MessageAgent(), CheckpointAgent(), AlertAgent([], NotifyConfig()))
+    async with bench(store, agents, kinds, Clock(now_ms), seed=now_ms % 97) as run:
+        yield run
 
 
 async def test_it_goes_on_wherever_it_was_cut_off() -> None:
-    older = [StreamEvent.parse(json.loads(line)) for line in LINES]
+    store = MemoryStore()
+    async with running(store, 1_700_000_000_000) as run:
+        await run.command(NAME, "intent.register", **REGISTERED, above=["ses_user"], isolation="worktree")
+        for type_, about in CAPTURED:
+            await run.happened(type_, session="ses_bg", **about)
+    older = [record.event async for record in store.read_all()]
     captured = [event for event in older if not event.stream_id.startswith("agent/")]
     cuts = [n for n, event in enumerate(older, 1) if ends_a_batch(event)]
     assert len(cuts) > 25
     for cut in cuts:
-        store, clock = MemoryStore(), Clock(1_700_000_100_000)
+        store = MemoryStore()
+        async with running(store, 1_700_000_000_000):
+            pass  # the agents have begun
         await store.append(older[:cut])
-        kinds = {kind: Script(result) for kind, result in RESULTS.items()}
-        agents = (IntentAgent(PhantomConfig()), CheckpointAgent(), AlertAgent([], NotifyConfig()))
-        async with bench(store, agents, kinds, clock, seed=5) as run:
+        async with running(store, 1_700_000_100_000) as run:
             run._count = len(older)  # the keys of its commands are new ones
             await run.settled()
             for event in captured:
@@ -251,8 +273,8 @@ async def test_it_goes_on_wherever_it_was_cut_off() -> None:
             intent = (await read_intents(store)).intents["int_1"]
             assert (intent.state, intent.result, intent.tokens) == ("completed", "forty two", 7), cut
             wakes = [row["state"] for row in await read_notices(store) if row["kind"] == "wake"]
-            assert wakes == ["observed"], cut
-        done = [r.event.payload for r in await records(store, effects_stream(NAME)) if r.event.payload.get("final")]
-        acts = [each for each in done if each["kind"] in RESULTS]
+            assert wakes == ["seen"], cut
+        done = [r.event.payload for name in (NAME, "messages") for r in await records(store, effects_stream(name))]
+        acts = [each for each in done if each["kind"] in RESULTS and each.get("final")]
         assert Counter(each["kind"] for each in acts) == dict.fromkeys(RESULTS.keys() - {"opencode.toast"}, 1), cut
         assert not any("error" in each for each in acts), cut

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from sidecar.background.intents import state as intent_state
-from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, WAKE
+from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE
 from sidecar.background.intents.lifecycle import ENDED
-from sidecar.background.intents.state import State
+from sidecar.background.messages.deliver import WAKE
+from sidecar.background.messages.message import State
 from tests.sidecar.background.world import World, later
+from tests.streams.builders import event
 
 
 def test_a_silent_one_is_stopped() -> None:
     world = World(silence_minutes=1)
     world.register("a")
     world.settle()
-    for quiet, ended in ((59_999, []), (60_000, ["intent.failed", "notice.queued", "notice.sending"])):
+    for quiet, ended in ((59_999, []), (60_000, ["intent.failed", "message.queued", "message.sending"])):
         result = {"state": "busy", "quiet_ms": quiet, "resumes": 0}
         assert world.happens("effect.completed", kind=CHECK, node="int_a", result=result) == ended
     assert world.intent("a").code == "silence" and world.effects[0][0] == ABORT
@@ -192,14 +194,14 @@ def test_a_message_whose_attempts_failed_is_sent_again_later_and_later() -> None
         assert kind == WAKE and not world.effects
         world.happens("effect.failed", kind=kind, node=node, error="OpenCode answers with 500")
         assert world.happens("turn.ended", session="ses_other", outcome="completed") == []
-        due = world.agent.deadline()
+        due = world.deadline()
         assert due is not None
         pauses.append((due - world.clock.now_ms) // 60_000)
         world.clock.now_ms = due
-        assert world.happens("tick", now=due) == ["notice.sending"]
+        assert world.happens("tick", now=due) == ["message.sending"]
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     world.settle()
-    assert world.agent.data.notices["ntc_a"].state == "observed" and world.agent.deadline() is None
+    assert world.told("a").state == "seen" and world.deadline() is None
 
 
 def test_a_message_that_opencode_accepted_and_did_not_save_is_sent_again() -> None:
@@ -209,12 +211,12 @@ def test_a_message_that_opencode_accepted_and_did_not_save_is_sent_again() -> No
     world.ends(world.intent("a"))
     world.keeps = False
     world.settle()
-    parts = [{"metadata": {"durable_stream": {"key": world.agent.data.notices["ntc_a"].key}}}]
+    parts = [{"metadata": {"durable_stream": {"key": world.told("a").key}}}]
     world.happens("agent.input", session="ses_user", message="msg_1", parts=parts)
-    assert world.messages == {} and world.agent.data.notices["ntc_a"].state == "sent"
+    assert world.messages == {} and world.told("a").state == "sent"
     later(world, 61)
     assert len(world.messages["ses_user"]) == 1
-    assert world.agent.data.notices["ntc_a"].state == "observed"
+    assert world.told("a").state == "seen"
 
 
 def told_by_a_call(world: World) -> None:
@@ -223,7 +225,7 @@ def told_by_a_call(world: World) -> None:
     world.settle()
     world.ends(world.intent("a"))
     kind, node, _ = world.effects.pop()
-    world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_1")
+    world.happens("message.return", message="ntc_a", session="ses_user", call="call_1")
     assert world.happens("effect.completed", kind=kind, node=node, result={"status": "busy"}) == []
 
 
@@ -250,8 +252,8 @@ def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
     world.happens("turn.ended", session="ses_user", outcome=outcome)
     world.settle()
     assert len(world.messages.get("ses_user", [])) == wakes
-    assert world.agent.data.notices["ntc_a"].state == "observed"
-    assert world.happens("notice.told", notice="ntc_a", session="ses_user", call="call_2") == []
+    assert world.told("a").state == "seen"
+    assert world.happens("message.return", message="ntc_a", session="ses_user", call="call_2") == []
 
 
 def test_three_that_end_soon_after_one_another_are_told_in_one_message_once_the_last_has_ended() -> None:
@@ -260,12 +262,12 @@ def test_three_that_end_soon_after_one_another_are_told_in_one_message_once_the_
         world.register(name)
     world.settle()
     for name in "ab":
-        assert world.ends(world.intent(name))[-2:] == ["notice.queued", "notice.gathering"] and not world.effects
+        assert world.ends(world.intent(name))[-2:] == ["message.queued", "message.held"] and not world.effects
         later(world, 1)
-    assert world.ends(world.intent("c"))[-4:] == ["notice.queued", *(["notice.sending"] * 3)]
+    assert world.ends(world.intent("c"))[-4:] == ["message.queued", *(["message.sending"] * 3)]
     world.settle()
-    assert len(set(world.messages["ses_user"])) == 1 and world.agent.deadline() is None
-    assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
+    assert len(set(world.messages["ses_user"])) == 1 and world.deadline() is None
+    assert set(world.heard()) == {"seen"}
 
 
 def test_a_result_waits_a_few_seconds_at_most_for_work_that_goes_on() -> None:
@@ -279,14 +281,14 @@ def test_a_result_waits_a_few_seconds_at_most_for_work_that_goes_on() -> None:
     assert "ses_user" not in world.messages
     later(world, 1)
     assert len(set(world.messages["ses_user"])) == 1 and world.intent("c").state == "running"
-    assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
+    assert set(world.heard()) == {"seen"}
 
 
 def test_one_message_at_a_time_is_on_its_way_to_a_session() -> None:
     world = World()
 
     def states() -> list[str]:
-        return [notice.state for notice in world.agent.data.notices.values()]
+        return world.heard()
 
     def works(name: str) -> None:
         """Work begins and ends, while messages wait to be sent."""
@@ -308,6 +310,7 @@ def test_one_message_at_a_time_is_on_its_way_to_a_session() -> None:
 def test_a_message_that_was_seen_stays_seen_when_what_sent_it_is_forgotten() -> None:
     """One message had the results of two sessions, and one of the sessions was forgotten."""
     state = State()
-    state.fold("notice.queued", {"notice": "ntc_a", "session": "ses_user", "text": "done"})
-    state.fold("notice.observed", {"notice": "ntc_a"})
-    assert state.notices["ntc_a"].state == "observed"
+    queued = {"message": "ntc_a", "kind": "result", "to": "ses_user", "text": "done"}
+    for type_, payload in (("message.queued", queued), ("message.seen", {"message": "ntc_a"})):
+        state.fold(event("a", stream="agent/messages", type_=type_, payload=payload))
+    assert state.messages["ntc_a"].state == "seen"

@@ -14,11 +14,12 @@ from sidecar.agents.effects.ledger import bounded
 from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import Look
 from sidecar.background.intents import afterwards
-from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CREATE, ISOLATE, PROMPT, WAKE
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.intents import MAX_STOPS
 from sidecar.background.intents.lifecycle import ACTIVE, ENDED
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import MAX_RESULT
+from sidecar.background.messages.deliver import WAKE
 from sidecar.background.said import Said
 from tests.sidecar.background.support import Only
 from tests.sidecar.background.world import World, later
@@ -38,7 +39,7 @@ def test_forty_wait_for_four_places_and_run_in_their_order() -> None:
     assert ran == sorted(ran) and len(ran) == 40
     assert world.states() == {"completed": 40}
     assert all(count == 1 for (kind, _), count in world.done.items() if kind in (CREATE, PROMPT))
-    assert {notice.state for notice in world.agent.data.notices.values()} == {"observed"}
+    assert set(world.heard()) == {"seen"}
 
 
 def test_cancelling_reaches_the_whole_tree() -> None:
@@ -71,7 +72,7 @@ def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> N
     assert world.ends(world.intent("writer"), "aborted") == [] == world.happens("intent.cancel", intent="int_writer")
     world.settle()
     assert world.intent("writer").state == "completed"
-    assert "+one" in world.agent.data.notices["ntc_writer"].text
+    assert "+one" in world.told("writer").text
     world.happens("intent.apply", intent="int_writer")
     assert world.intent("writer").applied
 
@@ -98,7 +99,7 @@ def test_a_worktree_that_does_not_get_ready_fails_the_work_and_tells_why() -> No
         world.happens("effect.completed", kind=ISOLATE, node=node, result={"failed": "setup: npm ci", "setup": runs})
     intent = world.intent("a")
     assert (intent.state, intent.code, intent.setup) == ("failed", "setup-failed", runs) and not intent.worktree
-    assert "npm ci" in next(iter(world.agent.data.notices.values())).text
+    assert "npm ci" in next(iter(world.teller.data.messages.values())).text
     assert {kind for kind, _, _ in world.effects} == {WAKE}, "there is no worktree to collect"
     world.register("b", isolation="auto")
     _, node, _ = world.effects.pop()
@@ -233,7 +234,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
             asked.append(f"chk_{count}")
             world.happens("checkpoint.opened", checkpoint=asked[-1], intent=one.id, kind="ask")
         elif step == "tell":
-            world.happens("notice.told", notice=f"ntc_{one.id[4:]}", session="ses_user", call=f"call_{count}")
+            world.happens("message.return", message=f"ntc_{one.id[4:]}", session="ses_user", call=f"call_{count}")
         elif step == "cancel":
             world.happens("intent.cancel", intent=one.id)
         elif one.session is not None and step == "child":
@@ -252,7 +253,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
             if each.state == "running":
                 world.ends(each)
         world.happens("turn.ended", session="ses_user", outcome="completed")
-        if (deadline := world.agent.deadline()) is not None:
+        if (deadline := world.deadline()) is not None:
             world.clock.now_ms = max(deadline, world.clock.now_ms)
             world.happens("tick", now=world.clock.now_ms)
     intents = world.agent.data.intents.values()
@@ -261,9 +262,9 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
     assert not stopped & world.busy, "work that was stopped goes on"
     assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
     assert not world.worktrees
-    told = Counter(notice.intent for notice in world.agent.data.notices.values())
+    told = Counter(notice.intent for notice in world.teller.data.messages.values())
     assert told == Counter(each.id for each in intents if each.state in ("completed", "failed"))
-    assert all(notice.state == "observed" for notice in world.agent.data.notices.values())
+    assert all(notice.state == "seen" for notice in world.teller.data.messages.values())
 
 
 def edits(world: World, session: str, file: str) -> list[str]:
@@ -285,7 +286,7 @@ def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
     world.ends(one)
     assert world.intent("one").overlaps == {"/p/a.py": two.id}
     assert world.intent("two").overlaps == {"/p/a.py": one.id, "/p/b.py": "ses_user"}
-    (notice,) = world.agent.data.notices.values()
+    (notice,) = world.teller.data.messages.values()
     assert two.id in notice.text and "/p/a.py" in notice.text
     assert edits(world, f"ses_{two.id}", "/p/a.py") == []
 
@@ -358,7 +359,7 @@ def test_a_long_result_says_where_it_is_cut(size: int) -> None:
     text = Redactor().clean("x" * size)
     world.happens("execution.output", session="ses_int_a", kind="text", text=text)
     world.ends(world.intent("a"))
-    assert cut(world.intent("a"), "ses_int_a") in world.agent.data.notices["ntc_a"].text
+    assert cut(world.intent("a"), "ses_int_a") in world.told("a").text
 
 
 @LONG
@@ -384,8 +385,8 @@ def test_the_end_of_a_turn_is_only_a_reason_to_look(outcome: str) -> None:
     world.ends(intent, outcome)
     assert found(world, "answered", "forty two") == [
         "intent.completed",
-        "notice.queued",
-        "notice.sending",
+        "message.queued",
+        "message.sending",
     ]
     assert world.intent("a").result == "forty two"
 
@@ -401,7 +402,7 @@ def test_work_that_only_talked_after_it_was_interrupted_says_so(more: int) -> No
         world.spends("ses_int_a", 1)
     world.spends("ses_int_a", 1, finish="stop")
     world.ends(intent)
-    (notice,) = world.agent.data.notices.values()
+    (notice,) = world.teller.data.messages.values()
     assert "interrupted" in notice.text and ("no tool ran" in notice.text) is (more == 0)
 
 
@@ -413,7 +414,7 @@ def test_what_finished_work_left_running_is_stopped_and_told(isolation: str) -> 
     stops = [kind for kind, _, args in world.effects if kind == ABORT or args.get("stop")]
     assert stops == [COLLECT if isolation == "worktree" else ABORT]
     world.settle()
-    (notice,) = world.agent.data.notices.values()
+    (notice,) = world.teller.data.messages.values()
     assert world.intent("a").state == "completed" and "npm start" in notice.text
 
 
@@ -451,8 +452,8 @@ def test_a_result_for_work_that_has_ended_goes_to_the_session_above(meets: str) 
     world.settle()
     later(world, 10.0)
     assert set(world.messages) == {"ses_user"} and world.states() == {"completed": 2}
-    said = {each.intent: (each.session, each.state) for each in world.agent.data.notices.values()}
-    assert said == dict.fromkeys(["int_top", "int_leaf"], ("ses_user", "observed"))
+    said = {each.intent: (each.to, each.state) for each in world.teller.data.messages.values()}
+    assert said == dict.fromkeys(["int_top", "int_leaf"], ("ses_user", "seen"))
 
 
 def test_what_a_person_asked_in_the_session_of_ended_work_is_told_there() -> None:

@@ -17,9 +17,9 @@ from sidecar.background.background_command import MAX_ASK, RECENT_MS, listing, p
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
 from sidecar.background.intents.works import Asker, Works
-from sidecar.background.messages import MAX_INLINE, TAGS, for_person, inline, quoted, without_tags
+from sidecar.background.messages.agent import MessageAgent
+from sidecar.background.messages.wording import MAX_INLINE, TAGS, for_person, inline, quoted, without_tags
 from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, answer_text
-from sidecar.background.people.signals import SignalAgent
 from sidecar.background.people.teller import IN_LIST, TYPE_IT
 from sidecar.background.people.terminals import NAME, CardFile, card_text
 from tests.sidecar.agents.kinds import Clock
@@ -87,8 +87,8 @@ def answered(text: str) -> str:
 
 
 def signalled(text: str) -> str:
-    agent = SignalAgent()
-    agent.data.awaited["go"] = {"ses_1": "ses_1"}
+    agent = MessageAgent()
+    agent.data.signals.awaited["go"] = {"ses_1": "ses_1"}
     return str(_outputs(agent, "signal", {"name": "go", "payload": {text: [text]}})[-1].payload["text"])
 
 

@@ -219,9 +219,10 @@ async def test_a_signal_that_comes_after_the_wait_is_a_message_for_each_session_
         await made.signal(SignalArgs(name="other"))
         for _ in range(2):
             await made.signal(SignalArgs(name="go", payload="now"))
-        sent = [r.event for r in await records(run.store, agent_stream("signals")) if r.event.type == "notify"]
-        assert [event.payload["session"] for event in sent] == ["ses_1", "ses_2"]
-        assert '"now"' in sent[0].payload["text"] and sent[0].payload["wake"]
+        sent = [r.event for r in await records(run.store, agent_stream("messages"))]
+        sent = [event for event in sent if event.type == "message.queued"]
+        assert [event.payload["to"] for event in sent] == ["ses_1", "ses_2"]
+        assert '"now"' in sent[0].payload["text"]
 
 
 @pytest.mark.parametrize(("shows", "said"), [(True, "shows it"), (False, "Nobody is known")])

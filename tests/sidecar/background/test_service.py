@@ -19,8 +19,8 @@ from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule
 from sidecar.background.intents import state as intent_state
-from sidecar.background.intents.notices import GATHER_MS
 from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.messages.deliver import GATHER_MS
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.config import PhantomConfig
@@ -175,10 +175,10 @@ async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_w
         phantom = f"ses_{intent.id}"
         await run.happened("execution.output", session=phantom, kind="text", text="forty two")
         await run.happened("turn.ended", session=phantom, outcome="completed")
-        (notice,) = made.data.notices.values()
+        (notice,) = made.people.messages.data.messages.values()
         assert await waits == notice.text and "forty two" in notice.text
         await run.settled()
-        assert made.data.notices[notice.id].state == ("queued" if stopped else "returned")
+        assert made.people.messages.data.messages[notice.id].state == ("queued" if stopped else "returned")
         assert await call(made, "intent_result", intent=intent.id) == notice.text
 
 
@@ -231,10 +231,11 @@ async def test_one_chain_of_causes_and_one_trace_lead_from_the_call_to_the_messa
         await run.happened("turn.ended", session=session, outcome="completed")
         await run.settled()
         events = {r.event.id: r.event for r in await records(run.store, "agent/intents")}
-        events |= {r.event.id: r.event for r in await records(run.store, "agent/intents/effects")}
-        (notice,) = made.data.notices.values()
+        for stream in ("agent/intents/effects", "agent/messages", "agent/messages/effects"):
+            events |= {r.event.id: r.event for r in await records(run.store, stream)}
+        (notice,) = made.people.messages.data.messages.values()
         woken = made.asked(PARENT, notice.key)
-        assert woken is not None and events[woken.cause].type == "notice.queued"
+        assert woken is not None and events[woken.cause].type == "message.queued"
         for first in (about, woken):
             cause = first.cause
             while cause in events:
@@ -251,14 +252,14 @@ async def test_a_result_that_waits_for_others_when_the_sidecar_dies_is_told_once
             intent = await made.register_intent(given)
         await run.settled()
         await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
-        assert [notice.state for notice in made.data.notices.values()] == ["queued"]
+        assert [notice.state for notice in made.people.messages.data.messages.values()] == ["queued"]
     async with orchestration(tmp_path) as (made, host, run):
         assert host.prompts == []
         for _ in range(3):
             run.clock.now_ms += GATHER_MS
             await run.settled()
         assert [session for session, _, _ in host.prompts].count(PARENT) == 1
-        assert [notice.state for notice in made.data.notices.values()] == ["observed"]
+        assert [notice.state for notice in made.people.messages.data.messages.values()] == ["seen"]
 
 
 async def test_nothing_starts_while_it_is_not_known_what_the_session_may_do(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from bridge.opencode.capture.state import SessionState
 from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar import components
 from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.messages.signals import MOST_AWAITED
 from sidecar.background.people.people import AnswerArgs, SignalArgs
-from sidecar.background.people.signals import MOST_AWAITED
 from sidecar.background.service import DurableStream, write_tools
 from sidecar.background.tool_calls import MOST_WAITS, ToolCalls
 from sidecar.background.tools import TOOLS, WAIT_MS, AskArgs, WaitArgs, check, tools_json
@@ -142,13 +142,14 @@ class Two:
 
     def theirs(self) -> str:
         """All that belongs to them, to compare."""
-        asked, data = self.made.people.checkpoints.state(), self.made.agent.state()
+        people, data = self.made.people, self.made.agent.state()
+        asked, told = people.checkpoints.state(), people.messages.state()
         return json.dumps(
             [
                 {key: each for key, each in asked["checkpoints"].items() if each["session"] != OURS},
                 {key: each for key, each in data["intents"].items() if each["parent"] != OURS},
-                {key: each for key, each in data["notices"].items() if each["session"] != OURS},
-                {s: n for n, of in self.made.people.signals.data.awaited.items() for s in of if s != OURS},
+                {key: each for key, each in told["messages"].items() if each["to"] != OURS},
+                {s: n for n, of in people.messages.data.signals.awaited.items() for s in of if s != OURS},
             ],
             sort_keys=True,
         )
@@ -251,7 +252,7 @@ async def test_a_session_looks_at_what_its_tree_asked_and_the_answer_still_goes_
         assert "the answer" in await looks
         await world.run.settled()
         assert not known.returned
-        told = [n.session for n in world.made.data.notices.values() if "the answer" in n.text]
+        told = [n.to for n in world.made.people.messages.data.messages.values() if "the answer" in n.text]
         assert told == [TASK]
         assert (await world.call(TASK, "wait_for", what=world.asks[THEIRS])).startswith("error: "), "not upwards"
 
@@ -301,7 +302,7 @@ async def test_many_waits_of_one_tree_displace_no_others(tmp_path: Path) -> None
             session = (THEIRS, TASK)[number % 2]
             said = await world.call(session, "wait_for", what=f"name-{number}", seconds=0.001)
             assert said.startswith("error: ") is (number >= MOST_AWAITED)
-        awaited = world.made.people.signals.data.awaited
+        awaited = world.made.people.messages.data.signals.awaited
         assert list(awaited.pop("deployed")) == [OURS] and len(awaited) == MOST_AWAITED
         await world.made.people.signal(SignalArgs(name="name-0"))
         assert not (await world.call(THEIRS, "wait_for", what="one-more", seconds=0.001)).startswith("error: ")

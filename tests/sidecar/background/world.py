@@ -1,4 +1,4 @@
-"""The agent ``intents`` with an OpenCode of a few lines, which acts when a test says so."""
+"""The agents ``intents`` and ``messages`` with an OpenCode of a few lines, which acts when a test says so."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from collections import Counter
 from typing import Any
 
 from sidecar.agents.agent import decisions
-from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT, WAKE
+from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.intents.state import Intent, steps_of
+from sidecar.background.intents.works import Asker
+from sidecar.background.messages.agent import MessageAgent
+from sidecar.background.messages.deliver import WAKE
+from sidecar.background.messages.message import Message
 from sidecar.config import PhantomConfig
+from streams.event import StreamEvent
 from tests.sidecar.agents.kinds import Clock
 from tests.streams.builders import event
 
 
 class World:
-    """The agent, and an OpenCode that does what it is asked when the test says so."""
+    """The agents, and an OpenCode that does what it is asked when the test says so."""
 
     def __init__(self, *, begin: str = "ses_", **limits: Any) -> None:
         self.agent, self.clock = (
             IntentAgent(PhantomConfig(**{"max_steps": 0, "silence_minutes": 0, "readers": ()} | limits)),
             Clock(),
         )
+        self.teller = MessageAgent(lambda session: Asker(None, session, "work" * (session in self.agent.data.sessions)))
         self._begin = begin
         """How the ids of sessions begin."""
         self.effects: list[tuple[str, str, dict[str, Any]]] = []
@@ -41,19 +47,41 @@ class World:
         about: dict[str, Any] = {"payload": payload, "metadata": metadata or {}}
         identity = self.clock.identity(self._count)
         given = event(f"{self._count}", stream="ses_1", type_=type_, identity=identity, **about)
-        assert self.agent.receive(given) == self.agent.receive(given)
         found: list[str] = []
-        for outputs in decisions(self.agent, given):
-            for output in outputs:
-                args = {"args": output.payload}
-                if output.effect:
-                    self.effects.append((output.effect, output.node, dict(output.payload)))
-                for step, about in steps_of("", args) if output.effect else [(output.type, output.payload)]:
-                    self.agent.data.fold(step, about)
-                    found += [step] if step else []
-            self.agent.load(self.agent.state())
+        for made in [given, *self._handled(self.agent, given, found)]:
+            self._handled(self.teller, made, found)
         self.types += found
         return found
+
+    def _handled(self, agent: IntentAgent | MessageAgent, given: StreamEvent, found: list[str]) -> list[StreamEvent]:
+        """Let an agent handle an event; the events that it recorded, whose types and steps are added to ``found``."""
+        assert agent.receive(given) == agent.receive(given)
+        recorded = []
+        for outputs in decisions(agent, given):
+            for output in outputs:
+                self._count += 1
+                if output.effect:
+                    self.effects.append((output.effect, output.node, dict(output.payload)))
+                payload = {"args": output.payload} if output.effect else output.payload
+                identity = self.clock.identity(self._count)
+                made = event(f"{self._count}", stream="agent/a", type_=output.type, identity=identity, payload=payload)
+                agent.apply(made)
+                recorded.append(made)
+                found += [step for step, _ in steps_of(made.type, payload) if step != "effect.requested"]
+            agent.load(agent.state())
+        return recorded
+
+    def told(self, intent: str) -> Message:
+        """The message with the result of an intent."""
+        return self.teller.data.messages[f"ntc_{intent}"]
+
+    def heard(self) -> list[str]:
+        """The states of all messages."""
+        return [each.state for each in self.teller.data.messages.values()]
+
+    def deadline(self) -> int | None:
+        due = (self.agent.deadline(), self.teller.deadline())
+        return min((each for each in due if each is not None), default=None)
 
     def register(self, name: str, parent: str | None = "ses_user", **more: Any) -> Intent:
         given = {"intent": f"int_{name}", "prompt": "do it", "title": name, "directory": "/p", "parent": parent}
@@ -86,7 +114,7 @@ class World:
         self.happens("effect.completed", kind=kind, node=node, result=result)
 
     def settle(self) -> None:
-        while self.effects or self.agent.deadline() == 0:
+        while self.effects or self.deadline() == 0:
             if self.effects:
                 self.act()
             else:
@@ -120,7 +148,7 @@ class World:
 def later(world: World, seconds: float) -> None:
     """Time passes, in which the sidecar looks at the clock whenever the agent wants it."""
     end = world.clock.now_ms + round(seconds * 1000)
-    while (deadline := world.agent.deadline()) is not None and deadline <= end:
+    while (deadline := world.deadline()) is not None and deadline <= end:
         world.clock.now_ms = max(deadline, world.clock.now_ms)
         world.happens("tick", now=world.clock.now_ms)
         world.settle()

@@ -114,8 +114,7 @@ async def test_the_agent_of_intents_is_known(tmp_path: Path) -> None:
     store = await Log.open(home.store_path, seeded_identity(1), backend="jsonl")
     runtime = Runtime(store, seeded_identity(2), [IntentAgent(PhantomConfig())])
     await runtime.start()
-    notice = {"notice": "n", "session": "ses_1", "text": "hello", "wake": True}
-    await runtime.command("intents", Command("a", "notify", notice))
+    await runtime.command("intents", Command("a", "intent.discard", {"intent": "int_1"}))
     await runtime.close()
     await store.close()
     done = await asyncio.to_thread(run, home.path, "replay", "agent/intents", "--json")

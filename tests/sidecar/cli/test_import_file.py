@@ -146,7 +146,9 @@ def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path
             "int_2", parent=session, title="paint it", prompt="Paint it.", rights={"rules": "secret"}, root=session
         ),
         *intent("int_3", parent="ses_other", title="not mine"),
-        made_by("intents", "notice.queued", notice="ntc_1", session=session, text="It is blue.", intent="int_1"),
+        made_by(
+            "messages", "message.queued", message="ntc_1", kind="result", to=session, text="It is blue.", intent="int_1"
+        ),
         made_by("checkpoints", "checkpoint.opened", **ask),
         made_by("alerts", "alert.raised", alert="alt_1", session=session, text="Look here", stages=[["phone"]], due=1),
         made_by("alerts", "alert.sent_to", alert="alt_1", channel="phone"),
@@ -156,7 +158,7 @@ def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path
     assert "secret" not in file.read_text() and "not mine" not in file.read_text()
     told = [each["event"] for each in records(file) if each["event"]["source"]["adapter"] == "runtime"]
     assert [each["type"] for each in told] == [
-        *("intent.created", "intent.completed", "intent.created", "notice.queued"),
+        *("intent.created", "intent.completed", "intent.created", "message.queued"),
         *("checkpoint.opened", "alert.raised", "alert.sent_to"),
     ]
     assert run(target, "import", str(file), "--json").objects()[0]["added"] == len(records(file))

@@ -103,7 +103,7 @@ def troubled_home(healthy_home: Home) -> Path:
         *intent("int_wrong", begins, ("intent.failed", {"ts": lately, **wrong}), title="count words", **shop),
         *intent("int_cut", begins, ("intent.interrupted", {"ts": ts}), title="port", **shop),
         *intent("int_queued", title="translate the manual into a language that nobody of us can read", **shop),
-        made_by("intents", "notice.queued", notice="ntc_done", session="ses_wake", text=message, key="k"),
+        made_by("messages", "message.queued", message="ntc_done", kind="result", to="ses_wake", text=message),
         made_by("alerts", "alert.raised", title="OpenCode", text=text, ts=ts, due=None, **alert),
         made_by("alerts", "alert.failed_to", alert="alr_1", channel="ntfy:1f3a9c2e", error="404", attempt=3, ts=ts),
     ]  # fmt: skip

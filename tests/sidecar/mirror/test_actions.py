@@ -15,7 +15,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.runtime import Runtime
-from sidecar.background.people.signals import SignalAgent
+from sidecar.background.messages.agent import MessageAgent
 from sidecar.mirror.actions import Deeds, InternalTools, UiActions
 from streams.bus.command import Command
 from streams.bus.contract import Delivery, Done, EventBus
@@ -129,7 +129,7 @@ class Signals:
     async def answer(self, name: str, args: dict[str, Any]) -> Any:
         assert name == "signal"
         payload = {"name": args["name"], "payload": args["payload"]}
-        await self._runtime.command("signals", Command(f"signal:{args['key']}", "signal", payload))
+        await self._runtime.command("messages", Command(f"signal:{args['key']}", "signal", payload))
         if not self.cut_off.is_set():
             self.cut_off.set()
             await asyncio.Event().wait()
@@ -137,7 +137,7 @@ class Signals:
 
 async def test_six_at_once_on_a_real_server_raise_one_signal_also_over_a_restart(sessions: Sessions) -> None:
     store, bus = MemoryStore(), JetStreamEventBus(sessions, QUICK)
-    runtime = Runtime(store, seeded_identity(7), [SignalAgent()])
+    runtime = Runtime(store, seeded_identity(7), [MessageAgent()])
     await runtime.start()
     signals, noon = Signals(runtime), {"name": "noon", "payload": 1}
     heard = bus.subscribe("ear", ["cg.v1.*.*.evt.sys.ui.action_ack"], (ear := Ear()).hear)
@@ -151,7 +151,7 @@ async def test_six_at_once_on_a_real_server_raise_one_signal_also_over_a_restart
     await asyncio.gather(listening, return_exceptions=True)
     await runtime.close()
     assert [each["status"] for each in ear.heard] == ["accepted"] * 6
-    assert [one.event.type async for one in store.read("agent/signals")].count("signal.raised") == 1
+    assert [one.event.type async for one in store.read("agent/messages")].count("signal.raised") == 1
 
 
 class Ear:
