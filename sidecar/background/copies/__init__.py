@@ -1,0 +1,1 @@
+"""Private copies of a project in which background work edits."""
