@@ -7,11 +7,9 @@ only while nothing has it, and a file that somebody changed meanwhile is put bac
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.background.copies.files import kind_of
 from sidecar.background.copies.store import LINK, Change, CopyError, Store, Version, changed
+from streams.system import locks
 from streams.system.files import write_all, write_durably
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -109,7 +108,8 @@ def _settled(top: str, folder: Path) -> Iterator[_Tree]:
         why = f"nothing was changed, because {top} cannot be opened ({error.strerror}); move the project back"
         raise CopyError("copy-failed", why) from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not locks.take(lock):
+            continue
         tree = _Tree(top)
         _settle(tree, folder)
         yield tree
@@ -324,7 +324,7 @@ def _exchange(
     moment: Callable[[str], None],
 ) -> list[Step]:
     """Exchange the files. After an error, the old ones are put back."""
-    steps = _steps(tree, plan)
+    steps = _steps(tree, plan, folder.name)
     _write_journal(folder, steps)
     path = ""
     try:
@@ -358,8 +358,8 @@ def _exchange(
     return steps
 
 
-def _steps(tree: _Tree, plan: Mapping[str, tuple[Current, Version | None]]) -> list[Step]:
-    token, steps = secrets.token_hex(4), list[Step]()
+def _steps(tree: _Tree, plan: Mapping[str, tuple[Current, Version | None]], token: str) -> list[Step]:
+    steps = list[Step]()
     gone = sorted((path for path, (_, wanted) in plan.items() if wanted is None), reverse=True)
     for number, path in enumerate([*gone, *sorted(plan.keys() - set(gone))]):
         current, wanted = plan[path]

@@ -15,13 +15,13 @@ import asyncio
 import logging
 import os
 import re
-import secrets
 import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sidecar.background.copies import applying, files, repository, work
@@ -231,7 +231,7 @@ class Copies:
         if os.path.lexists(path):
             gone = self._folder / "gone"
             gone.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.rename(gone / f"{path.name}-{secrets.token_hex(4)}")
+            path.rename(Path(mkdtemp(dir=gone), path.name))
 
 
 def _checked(intent: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -46,7 +45,6 @@ _CACHES: Final = ("node_modules", "__pycache__")
 _TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55"
 """How the file ``CACHEDIR.TAG`` begins, with which tools mark a directory that can be made again."""
 
-_FICLONE: Final = 0x40049409
 _CHUNK: Final = 1 << 20
 
 
@@ -159,14 +157,25 @@ def take(store: Store, path: str, copy: str | None = None) -> Version:
 
 def _copy(source: int, info: os.stat_result, copy: str, see: Callable[[bytes], object]) -> None:
     with open(copy, "x+b", buffering=0) as new:
-        try:
-            fcntl.ioctl(new, _FICLONE, source)  # shares the blocks, where the disk can
-        except OSError:
-            _read(source, info.st_size, see, new.fileno())
-        else:
+        if _is_shared(source, new.fileno(), info.st_size):
             _read(new.fileno(), info.st_size, see)
+        else:
+            _read(source, info.st_size, see, new.fileno())
         os.fchmod(new.fileno(), stat.S_IMODE(info.st_mode) & 0o777 | 0o600)
     os.utime(copy, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _is_shared(source: int, new: int, size: int) -> bool:
+    """Copy the content inside of the system, which shares the blocks where the disk can; false if that is impossible.
+    Both files are at their beginnings then."""
+    try:
+        while size > 0 and (copied := os.copy_file_range(source, new, size)):
+            size -= copied
+    except (OSError, AttributeError):
+        os.ftruncate(new, 0)
+    os.lseek(source, 0, os.SEEK_SET)
+    os.lseek(new, 0, os.SEEK_SET)
+    return size == 0
 
 
 def _read(file: int, size: int, see: Callable[[bytes], object], to: int | None = None) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -149,7 +148,10 @@ def listed_in(root: str, entries: Mapping[str, Entry]) -> dict[str, Any]:
 
 def begin(place: Path, manifest: Manifest) -> None:
     heads = {each: repository.heads_of(os.path.join(manifest.root, each)) for each in ("", *manifest.nested)}
-    write(place / MANIFEST, manifest._replace(heads=heads, made=time.time_ns())._asdict())
+    clock = place / "clock"
+    clock.write_bytes(b"")  # the disk has a clock of its own
+    now = clock.stat().st_mtime_ns
+    write(place / MANIFEST, manifest._replace(heads=heads, made=now)._asdict())
 
 
 # --- collecting ---
