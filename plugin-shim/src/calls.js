@@ -5,6 +5,8 @@
  * not in the table are refused, because a link must not give access to everything.
  */
 
+import { listed } from "./plugins.js";
+
 /** @typedef {import("./counters.js").Counters} Counters */
 /** @typedef {{code: "unknown_method" | "opencode" | "unavailable" | "timeout", message: string, status?: number}} CallError */
 
@@ -16,6 +18,7 @@ const MAX_CALLS = 64;
 /** @type {Record<string, (client: any, args: any) => Promise<any>>} */
 const METHODS = {
   "app.agents": (client, args) => client.app.agents(args),
+  "plugin.list": (client) => listed(client),
   "session.create": (client, args) => client.session.create(args),
   "session.get": (client, args) => client.session.get(args),
   "session.list": (client, args) => client.session.list(args),

@@ -13,6 +13,7 @@ import { endIfAlone, headlessId, headlessMethods } from "./headless.js";
 import { identity } from "./identity.js";
 import { isOff, newInstance, textOrNull } from "./instance.js";
 import { encodeItem } from "./item.js";
+import { remember } from "./plugins.js";
 import { makeSetup } from "./service.js";
 import { readTools } from "./tools.js";
 
@@ -132,11 +133,17 @@ function newHooks(options, env, input) {
     }
   };
 
+  const own = headless
+    ? { config: allowSubagents }
+    : new Background(input.client, (...call) => tools.call(...call), hasList(options.file)).hooks();
   // The same object, from which the tools' hooks may remove one.
   const hooks = Object.assign(tools.hooks(readTools(home)), {
-    ...(headless
-      ? { config: allowSubagents }
-      : new Background(input.client, (...call) => tools.call(...call), hasList(options.file)).hooks()),
+    ...own,
+    /** @param {any} config */
+    config: async (config) => {
+      remember(input.client, config);
+      await own.config(config);
+    },
     /** @param {unknown} hookInput */
     event: async (hookInput) => take("event", hookInput, null),
     /** @param {unknown} hookInput @param {unknown} output */

@@ -17,6 +17,7 @@ from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import EffectKind, Reconciled
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.hosts.plugins import PluginMissing
 from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.background.intents.texts import result_of
@@ -104,7 +105,8 @@ class HostActs:
 
     async def create(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``opencode.create``: creates a phantom session for an intent, or reaches the one that it continues, and shows
-        the ``toast``. Result: ``{"session": id}``, or ``absent`` if the intent waits for an OpenCode."""
+        the ``toast``. Result: ``{"session": id}``, ``absent`` if the intent waits for an OpenCode, or ``missing`` if
+        a plugin is, with the reason."""
         try:
             if session := args.get("session"):
                 await self.hosts.of(session).holds(session, key, directory=args["directory"])
@@ -116,9 +118,12 @@ class HostActs:
                     parent=args.get("parent"),
                     agent=args.get("agent"),
                     rights=Rights.of(args["rights"]) if args.get("rights") else None,
+                    project=args.get("project", ""),
                 )
         except HostAbsent:
             return {"absent": True}
+        except PluginMissing as error:
+            return {"missing": str(error)}
         if toast := args.get("toast"):
             try:
                 await self.toast(toast, key)

@@ -8,6 +8,7 @@ shared files, and background work does itself: how rights come to work does not 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,117 @@ def two(model: ModelServer, two_durable: DurableStream) -> Iterator[RealOpenCode
 def shell(tool: str) -> str:
     """A script that runs the command; the answer has what it printed."""
     return f"CALL:{tool} {json.dumps({'command': 'echo ran-$((40+2))', 'description': 'count'})}"
+
+
+GUARDS = {
+    1: """export default async () => ({ "tool.execute.before": async (input, output) => {
+  if (["bash", "shell"].includes(input.tool) && output.args.command.includes(NAME)) throw new Error("guarded");
+} });""",
+    2: """export default { id: NAME, setup: async (ctx) => { await ctx.tool.hook("execute.before", (event) => {
+  if (["bash", "shell"].includes(event.tool) && JSON.stringify(event).includes(NAME)) throw new Error("guarded");
+}); } };""",
+}
+"""A plugin that refuses each command with its name, for either version of OpenCode."""
+
+FORBIDS = "export const FORBIDS = true;"
+
+
+def plant(project: Path, version: int, name: str, *, imports: str = "", at: str = ".opencode/plugin") -> None:
+    """Write a guard plugin, which loads only if what it ``imports`` is there."""
+    text = GUARDS[version].replace("NAME", json.dumps(name))
+    (project / at).mkdir(parents=True, exist_ok=True)
+    (project / at / f"{name}.js").write_text((f"import {json.dumps(imports)};\n" if imports else "") + text)
+
+
+def plant_three(project: Path, version: int) -> list[str]:
+    """Plant guards of which git has nothing: one in a named file, one that imports another file, and one that imports a
+    package from a folder of many files."""
+    files = project / ".opencode" / "node_modules" / "big" / "lib"
+    for folder in (project / "policy", files):
+        folder.mkdir(parents=True)
+    (project / "policy" / "rule.js").write_text(FORBIDS)
+    (files.parent / "index.js").write_text(FORBIDS)
+    for number in range(5_001):
+        (files / f"{number}.js").touch()
+    plant(project, version, "importing", imports="../../policy/rule.js")
+    plant(project, version, "packaged", imports="big")
+    if version == 2:  # it loads no single file that a project's configuration names
+        return ["importing", "packaged"]
+    plant(project, version, "named", at="guards")
+    (project / "opencode.json").write_text(json.dumps({"plugin": ["./guards/named.js"]}))
+    return ["importing", "packaged", "named"]
+
+
+def guarded(tool: str, names: list[str]) -> str:
+    """A script that runs a command for each name, and starts work that does in a copy of the project."""
+    calls = " ".join(
+        f"CALL:{tool} {json.dumps({'command': f'echo {name} ran-$((40+2))', 'description': 'c'})}" for name in names
+    )
+    return f"{calls} {spawns(calls, isolation='worktree')}"
+
+
+def assert_guarded(durable: DurableStream, parent: str, said: str, missing: str = "") -> None:
+    """Nothing that a guard forbids ran, in the session or in its work; work that lacks the guard ``missing`` is not
+    started."""
+    assert "guarded" in said and RAN not in said, "the guard does not hold in the session itself"
+    wait_until(lambda: [i["id"] for i in intents(durable, parent) if i["ended"]], "the end of the work")
+    (work,) = intents(durable, parent)
+    if missing or work["state"] != "completed":
+        assert (work["state"], work["code"], work["session"]) == ("failed", "plugin-missing", None), work["reason"]
+        assert missing in work["reason"]
+    else:
+        assert "guarded" in work["result"] and RAN not in work["result"]
+
+
+def test_a_guard_plugin_of_opencode_1_holds_in_background_work_or_the_work_is_refused(
+    one: RealOpenCode, durable: DurableStream
+) -> None:
+    names = plant_three(one.project, 1)
+    for missing in ("", "hidden"):
+        if missing:
+            leave_out(one.project)
+            plant(one.project, 1, "hidden", imports="../../ignored/rule.js")
+        one.request("POST", "/instance/dispose")
+        parent = one.create_session("parent")
+        said = json.dumps(one.prompt(parent, guarded("bash", [*names, *filter(None, [missing])])))
+        assert_guarded(durable, parent, said, missing)
+    clear(one.project)
+    one.request("POST", "/instance/dispose")
+
+
+def test_a_guard_plugin_of_opencode_2_holds_in_background_work_or_the_work_is_refused(
+    two: RealOpenCode2, two_durable: DurableStream
+) -> None:
+    names = plant_three(two.project, 2)
+    for missing in ("", "hidden"):
+        if missing:
+            leave_out(two.project)
+            plant(two.project, 2, "hidden", imports="../../ignored/rule.js")
+        two.api("POST", f"/api/location/reload?location[directory]={two.project}")
+        parent = two.new_session()
+        two.prompt(parent, guarded("shell", [*names, *filter(None, [missing])]))
+        two.wait(parent)
+        said = next(json.dumps(m) for m in reversed(two.messages(parent)) if m["type"] == "assistant")
+        assert_guarded(two_durable, parent, said, missing)
+        if missing:
+            loaded = [each["directory"] for each in two.api("GET", "/api/debug/location")]
+            assert [each for each in loaded if str(two_durable.home) in each] == [], "no directory of refused work"
+    clear(two.project)
+    two.api("POST", f"/api/location/reload?location[directory]={two.project}")
+
+
+def leave_out(project: Path) -> None:
+    """Write a file that git ignores, so that no copy of the project has it."""
+    (project / "ignored").mkdir()
+    (project / "ignored" / "rule.js").write_text(FORBIDS)
+    (project / ".git" / "info" / "exclude").write_text("ignored/\n")
+
+
+def clear(project: Path) -> None:
+    """Remove everything that was planted."""
+    for name in (".opencode", "policy", "guards", "ignored"):
+        shutil.rmtree(project / name, ignore_errors=True)
+    (project / "opencode.json").unlink(missing_ok=True)
 
 
 def script(tool: str, way: str) -> str:

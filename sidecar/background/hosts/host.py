@@ -82,12 +82,17 @@ class Host(Protocol):
         parent: str | None,
         agent: str | None = None,
         rights: Rights | None = None,
+        project: str = "",
     ) -> str:
         """Create the phantom session that carries the intent's id, unless this session already exists. Return the
         session's id.
 
         The session may do what ``agent`` may do in ``directory``, and no more than ``rights`` allow. Without
         ``rights``, a person asked for the work, and OpenCode's configuration decides.
+
+        Raises:
+            PluginMissing: a plugin that is loaded for ``project``, of which ``directory`` may be a copy, is not loaded
+                for ``directory``.
         """
 
     async def prompt(

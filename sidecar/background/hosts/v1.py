@@ -19,6 +19,7 @@ from sidecar.background.hosts import lacks
 from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, Status
+from sidecar.background.hosts.plugins import check_plugins
 from sidecar.background.hosts.rights import Rights, Rule, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
@@ -85,6 +86,7 @@ class V1Host(Host):
         parent: str | None,
         agent: str | None = None,
         rights: Rights | None = None,
+        project: str = "",
     ) -> str:
         link = await self._phantoms(directory, intent)
         listed = await _call(link, "session.list", {"query": {"directory": directory}})
@@ -104,6 +106,11 @@ class V1Host(Host):
                 {"permission": rule.what, "pattern": rule.pattern, "action": rule.effect}
                 for rule in for_work(own, rights)
             ]
+        asking = self._hosting(parent) if parent is not None else None
+        if project and (asking is None or asking.directory != project):
+            asking = await self._phantoms(project, intent)
+        if asking is not None and asking is not link:
+            check_plugins(await _plugins(asking), await _plugins(link), project, directory)
         return _made(await _call(link, "session.create", {"body": body, "query": {"directory": directory}}))
 
     @property
@@ -408,6 +415,12 @@ async def _rules_of(link: ShimConnection, agent: str, directory: str) -> tuple[R
         if isinstance(each, dict) and each.get("name") == agent:
             return _rules(each.get("permission"))
     raise HostError(f"OpenCode has no agent {agent[:60]!a} for this project", permanent=True)
+
+
+async def _plugins(link: ShimConnection) -> list[str]:
+    """The plugins that an OpenCode has loaded for the directory of a link."""
+    listed = await _call(link, "plugin.list", {})
+    return [each["name"] for each in (listed if isinstance(listed, list) else []) if not each.get("error")]
 
 
 def _rules(listed: Any) -> tuple[Rule, ...]:

@@ -24,6 +24,7 @@ from sidecar.background.hosts import lacks
 from sidecar.background.hosts import v2_requests as requests
 from sidecar.background.hosts.environments import read_process
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, State, Status
+from sidecar.background.hosts.plugins import PluginMissing, check_plugins
 from sidecar.background.hosts.rights import Rights, for_work
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.background.hosts.v2_requests import as_list, path_of
@@ -94,9 +95,17 @@ class V2Host(Host):
         parent: str | None,
         agent: str | None = None,
         rights: Rights | None = None,
+        project: str = "",
     ) -> str:
         """See ``Host``. The service answers a second request for the same id with the session that it has."""
         session, client = session_id(intent), await self._client(parent or "")
+        if project not in ("", directory):
+            asked, loaded = [await requests.plugins(client, each) for each in (project, directory)]
+            try:
+                check_plugins(asked, loaded, project, directory)
+            except PluginMissing:
+                await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
+                raise
         about = self.about(parent) if parent is not None else {}
         body: dict[str, Any] = {"id": session, "title": title, "location": {"directory": directory}}
         if chosen := _model(about.get("model")):

@@ -26,6 +26,9 @@ RULES_LOOKS: Final = 30
 RULES_SECONDS: Final = 0.1
 """How often, and with what pauses, the rules of an agent are read until they no longer change."""
 
+PLUGIN_LOOKS: Final = 300
+"""How often the plugins are read until they are loaded: their own code may take long."""
+
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 
@@ -71,6 +74,20 @@ async def rules_of(client: ServiceClient, agent: str, directory: str) -> tuple[R
             return rules(mapping(mapping(found).get("data")).get("permissions"))
         before = found
     raise HostError(f"OpenCode 2 has no agent {agent[:60]!a} for this project", permanent=True)
+
+
+async def plugins(client: ServiceClient, directory: str) -> list[str]:
+    """The plugins that are loaded for a directory, without OpenCode's own. The list is empty until all are loaded,
+    because OpenCode's own are in it."""
+    path = f"/api/plugin?location[directory]={quote(directory, safe='')}"
+    for look in range(PLUGIN_LOOKS):
+        await asyncio.sleep(RULES_SECONDS if look else 0)
+        found = [mapping(each) for each in as_list(mapping(await get(client, path)).get("data"))]
+        if found:
+            active = [each for each in found if mapping(each.get("state")).get("status") == "active"]
+            named = [(mapping(each.get("source")), each.get("id")) for each in active]
+            return [str(of.get("path") or of.get("target") or id_) for of, id_ in named if of.get("type") != "builtin"]
+    raise HostError(f"OpenCode 2 loads no plugins for {directory}")
 
 
 def rules(listed: Any) -> tuple[Rule, ...]:

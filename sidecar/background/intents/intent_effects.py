@@ -34,6 +34,7 @@ def create(intent: Intent, directory: str, step: list[Any], *, is_child: bool) -
         "intent": intent.id,
         "title": intent.title,
         "directory": directory,
+        "project": intent.directory,
         "parent": intent.parent,
         "agent": intent.agent,
         "rights": intent.rights,

@@ -291,6 +291,8 @@ class IntentAgent(OwnAgent[State]):
         if kind == CREATE:
             if failed or not isinstance(result, dict):
                 return self._end(intent, "intent.failed", event.ts, reason=f"not started: {error}", code="no-session")
+            if why := result.get("missing"):
+                return self._end(intent, "intent.failed", event.ts, reason=why, code="plugin-missing")
             session = str(result["session"])
             started = Output(
                 "intent.started",
