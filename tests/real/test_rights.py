@@ -8,9 +8,13 @@ shared files, and background work does itself: how rights come to work does not 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -19,6 +23,8 @@ from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.opencode2 import RealOpenCode2
+from tests.sidecar.background.test_rights import matches
+from tools.install_opencode import VERSION_2, binary_path
 
 pytestmark = pytest.mark.real_opencode
 
@@ -224,7 +230,7 @@ def test_what_opencode_1_refuses_a_session_it_refuses_its_background_work(
         one.request("POST", "/instance/dispose")
     denied = [{"permission": what, "pattern": "*", "action": "deny"} for what in ("bash", "task")]
     parent = one.create_session("parent", **({"permission": denied} if way == "session" else {}))
-    agent = {"agent": "careful"} if way == "agent" else {}
+    agent: dict[str, Any] = {"agent": "careful"} if way == "agent" else {}
 
     def ask() -> str:
         return json.dumps(one.prompt(parent, script("bash", way), **agent))
@@ -255,3 +261,38 @@ def test_what_opencode_2_refuses_a_session_it_refuses_its_background_work(
 
     found = did(two_durable, parent, two.project, ask, "shell", way)
     assert found == dict.fromkeys(found, way == "nothing")
+
+
+MATCHER = re.compile(
+    rb"function [\w$]+\([\w$]+,[\w$]+\)\{(?:(?!function ).){0,300}?"
+    rb"\( \.\*\)\?(?:(?!function ).){0,80}?\.test\([\w$]+\)\}"
+)
+RUN = (
+    "const [functions, pairs] = JSON.parse(require('fs').readFileSync(0)); console.log(JSON.stringify(functions.map("
+    "(text) => { const matches = eval(`(${text})`); return pairs.map(([text, glob]) => matches(text, glob)); })))"
+)
+
+
+def test_globs_match_as_in_the_code_of_both_versions(opencode_binary: Path) -> None:
+    draw = Random(47)
+    pairs = [
+        ["".join(draw.choices("ab/\\* ?~.$(\n\U0001f511", k=draw.randint(0, 5))) for _ in "ab"] for _ in range(20_000)
+    ]
+    functions = []
+    for program in (opencode_binary, binary_path(VERSION_2)):
+        code = program.read_bytes()
+        near = [code[max(0, at - 400) : at + 200] for at in occurrences(code, b"( .*)?")]
+        found = [match[0].decode() for each in near if (match := MATCHER.search(each))]
+        assert found, program
+        functions += found
+    said = subprocess.run(
+        ["node", "-e", RUN], input=json.dumps([functions, pairs]).encode(), capture_output=True, check=True
+    )
+    wanted = [matches(text, glob) for text, glob in pairs]
+    assert sum(wanted) > 500 and json.loads(said.stdout) == [wanted] * len(functions)
+
+
+def occurrences(code: bytes, wanted: bytes) -> Iterator[int]:
+    at = -1
+    while (at := code.find(wanted, at + 1)) >= 0:
+        yield at

@@ -2,18 +2,25 @@
 
 A rule says what OpenCode does with a tool (``what``) and one of its arguments (``pattern``): ``allow``, ``ask`` or
 ``deny``. The last rule that matches wins, and an agent's rules come before those of its session. Both versions of
-OpenCode work in this way; what no rule matches is asked.
+OpenCode work in this way; what no rule matches is asked. A tool whose last rule is a ``deny`` of all its arguments is
+hidden from the model. That alone forbids a tool that never asks, such as one of a plugin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 _RANKS: Final = {"deny": 0, "ask": 1, "allow": 2}
+_WILD: Final = re.compile("[*?]")
+_WIDE: Final = re.compile("[\U00010000-\U0010ffff]")
+_PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
-_NONE: Final = "\0"
-"""Stands for a glob that matches nothing."""
+Effects = dict[str, str]
+"""The effects of patterns. A later pattern wins."""
 
 
 class Rule(NamedTuple):
@@ -37,13 +44,19 @@ class Rights(NamedTuple):
 
     def effect(self, what: str, argument: str) -> str:
         """What OpenCode does with a call of the session."""
-        rules = [*self.rules, *self.session][::-1]
-        return next((r.effect for r in rules if _covers(r.what, what) and _covers(r.pattern, argument)), "ask")
+        rules = [_read(rule) for rule in (_ASK, *self.rules, *self.session)]
+        what, argument = (_signs(text).replace("*", "\0") for text in (what, argument))
+        of_tool = _Globs(rule.what for rule in rules).covering(what)
+        return rules[max(of_tool & _Globs(rule.pattern for rule in rules).covering(argument))].effect
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Rights:
         rules, session = (tuple(Rule(*each) for each in given[name]) for name in ("rules", "session"))
         return Rights(str(given["agent"]), rules, session)
+
+
+_ASK: Final = Rule("*", "*", "ask")
+"""What holds without any rule."""
 
 
 def for_work(own: Sequence[Rule], asker: Rights) -> list[Rule]:
@@ -57,53 +70,180 @@ def for_work(own: Sequence[Rule], asker: Rights) -> list[Rule]:
 
 
 def meet(one: Iterable[Rule], other: Iterable[Rule]) -> list[Rule]:
-    """Rules that allow only what both lists allow, and ask only for what neither list denies.
+    """Rules that allow only what both lists allow, ask only for what neither list denies, and hide what one list hides.
 
-    For a call whose last matching rules are ``a`` and ``b``, the last of all pairs of matching rules is ``(a, b)``. So
-    the pairs, in this order, are the wanted rules. If it is not known which calls both rules of a pair match, the pair
-    becomes a ``deny`` that matches more calls than needed.
+    The rules stand together for each ``what``, the more general first, so the last ``what`` that matches a tool decides
+    alone. Its rules come from all that match each of its tools. If it is not known which tools, or which arguments,
+    two rules both match, one becomes a ``deny`` that matches more calls than needed.
+
+    The time is linear in the rules, and for each ``what`` in the rules that match it.
     """
-    first, second = _last_of_each(one), _last_of_each(other)
-    places = [{(rule.what, rule.pattern): n for n, rule in enumerate(rules)} for rules in (first, second)]
+    known = [_by_what([_read(rule) for rule in (_ASK, *rules)]) for rules in (one, other)]
+    whats = list(dict.fromkeys(chain(*(places for _, places in known))))
+    globs, near = _Globs(whats), _Near(whats)
+    above = {what: [whats[n] for n in globs.covering(what)] for what in whats}
     found: list[Rule] = []
-    unclear: list[Rule] = []
-    for n, a in enumerate(first):
-        for m, b in enumerate(second):
-            # A later rule with the same globs wins over one of the two, so no call ends at this pair.
-            if places[1].get(a[:2], m) > m or places[0].get(b[:2], n) > n:
-                continue
-            strict = a if _rank(a) <= _rank(b) else b
-            what, pattern = _both(a.what, b.what), _both(a.pattern, b.pattern)
-            if _NONE in (what, pattern):
-                continue
-            if what is not None and pattern is not None:
-                found.append(Rule(what, pattern, strict.effect))
-            elif strict.effect != "allow":
-                unclear.append(strict._replace(effect="deny"))
-    return _last_of_each([*found, *unclear], is_whole=False)
+    for what in sorted(whats, key=lambda each: (_WILD.search(each) is None, len(above[each]))):
+        first, second = (
+            _effects(rules[n] for n in sorted(chain(*(places.get(each, ()) for each in above[what]))))
+            for rules, places in known
+        )
+        beside = (each for each in near.of(what) if _is_unclear(what, each))
+        denied = [
+            Rule(each, "*", "deny")
+            for each in beside
+            if any(rules[n].effect != "allow" for rules, places in known for n in places.get(each, ()))
+        ]
+        if any(list(effects.items())[-1] == ("*", "deny") for effects in (first, second)):
+            found += [*denied, Rule(what, "*", "deny")]
+        else:
+            found += [*(Rule(what, *each) for each in _both(first, second)), *denied]
+    last = {rule[:2]: place for place, rule in enumerate(found)}
+    return [Rule(_text(found[n].what), _text(found[n].pattern), found[n].effect) for n in sorted(last.values())]
 
 
-def _rank(rule: Rule) -> int:
-    return _RANKS.get(rule.effect, 0)
+def _by_what(rules: list[Rule]) -> tuple[list[Rule], dict[str, list[int]]]:
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, rule in enumerate(rules):
+        places[rule.what].append(place)
+    return rules, places
 
 
-def _last_of_each(rules: Iterable[Rule], *, is_whole: bool = True) -> list[Rule]:
-    """The rules without those that a later rule with the same globs replaces. If they are a whole list, the list begins
-    with what holds without any rule."""
-    found: dict[tuple[str, str], Rule] = {}
-    for rule in [*([Rule("*", "*", "ask")] if is_whole else []), *rules]:
-        found.pop(rule[:2], None)
-        found[rule[:2]] = rule
-    return list(found.values())
+def _effects(rules: Iterable[Rule]) -> Effects:
+    found: Effects = {}
+    for rule in rules:
+        found.pop(rule.pattern, None)
+        found[rule.pattern] = rule.effect
+    return found
 
 
-def _both(one: str, other: str) -> str | None:
-    """A glob for the texts that both globs match: ``_NONE`` if there are none, ``None`` if that is not known."""
-    if _covers(one, other):
-        return other
-    if _covers(other, one):
-        return one
-    return _NONE if _differ(one, other) or _differ(one[::-1], other[::-1]) else None
+def _both(one: Effects, other: Effects) -> Iterator[tuple[str, str]]:
+    """Patterns with the stricter of the effects that two lists have for the same tools.
+
+    For a call whose last matching patterns are ``a`` and ``b``, the last pattern here that matches is one that ``a``
+    and ``b`` cover, if one of the two covers the other. If that is not known, the stricter is denied at the end.
+    """
+    lists = [list(each.items()) for each in (one, other)]
+    globs = [_Globs(one), _Globs(other)]
+    ends = {pattern: [max(each.covering(pattern)) for each in globs] for pattern in (one | other)}
+    for pattern, (n, m) in sorted(ends.items(), key=lambda each: each[1]):
+        yield pattern, min(lists[0][n][1], lists[1][m][1], key=_rank)
+    for mine, theirs in ((0, 1), (1, 0)):
+        # A call ends at two patterns only if no later pattern of each list covers that of the other list. So only these
+        # of the other list can be the second: some pattern after what covers them is covered only before them.
+        lows = [len(ends)]
+        for pattern, effect in reversed(lists[mine]):
+            lows.append(lows[-1] if effect == "allow" else min(lows[-1], ends[pattern][theirs]))
+        lows.reverse()
+        seconds = [(b, _rank(it)) for m, (b, it) in enumerate(lists[theirs]) if lows[ends[b][mine] + 1] < m]
+        near = [_Near(b for b, rank in seconds if rank >= least + mine) for least in (0, 1)]
+        for n, (a, effect) in enumerate(lists[mine]):
+            if effect != "allow" and any(
+                ends[b][mine] < n and ends[a][theirs] < ends[b][theirs] and _is_unclear(a, b)
+                for b in near[_rank(effect)].of(a)
+            ):
+                yield a, "deny"
+
+
+def _rank(effect: str) -> int:
+    return _RANKS.get(effect, 0)
+
+
+# --- globs ---
+
+
+class _Node:
+    """A place in a tree of globs."""
+
+    __slots__ = ("ends", "is_star", "then")
+
+    def __init__(self, *, is_star: bool = False) -> None:
+        self.then: dict[str, _Node] = {}
+        self.ends: list[int] = []
+        self.is_star = is_star
+
+
+class _Globs:
+    """Globs in a tree, in which a text is compared with all of them at once."""
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        self._root = _Node()
+        for number, glob in enumerate(globs):
+            for form in _forms(glob):
+                node = self._root
+                for sign in form:
+                    if not (sign == "*" and node.is_star):
+                        node = node.then.setdefault(sign, _Node(is_star=sign == "*"))
+                node.ends.append(number)
+
+    def covering(self, glob: str) -> set[int]:
+        """The numbers of those that match each text that ``glob`` matches. Some of them may not be found, but each that
+        equals the glob, and ``*``, is."""
+        return set.intersection(*map(self._matching, _forms(glob)))
+
+    def _matching(self, text: str) -> set[int]:
+        """A ``*`` in the text stands for any characters, so only a ``*`` matches it."""
+        nodes = {self._root, *self._stars([self._root])}
+        for sign in text:
+            reached = {node for node in nodes if node.is_star}
+            if sign != "*":
+                reached |= {node.then[each] for node in nodes for each in {sign, "?"} & node.then.keys()}
+            nodes = reached.union(self._stars(reached))
+        return {number for node in nodes for number in node.ends}
+
+    def _stars(self, nodes: Iterable[_Node]) -> Iterator[_Node]:
+        return (node.then["*"] for node in nodes if "*" in node.then)
+
+
+class _Near:
+    """Globs by the plain characters with which they begin and end."""
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        self._longer: dict[tuple[int, str], list[str]] = defaultdict(list)
+        self._exact: dict[tuple[int, str], list[str]] = defaultdict(list)
+        for glob in filter(_WILD.search, globs):
+            for side, plain in enumerate(_ends(glob)):
+                self._exact[side, plain].append(glob)
+                for length in range(len(plain) + 1):
+                    self._longer[side, plain[:length]].append(glob)
+
+    def of(self, glob: str) -> Iterable[str]:
+        """The globs that may match a text that ``glob`` matches, as far as the beginning, or the end, tells. None for
+        a glob that is a text."""
+        if not _WILD.search(glob):
+            return ()
+        found = [
+            [
+                self._longer.get((side, plain), []),
+                *(self._exact.get((side, plain[:length]), []) for length in range(len(plain))),
+            ]
+            for side, plain in enumerate(_ends(glob))
+        ]
+        return chain(*min(found, key=lambda lists: sum(map(len, lists))))
+
+
+def _ends(glob: str) -> tuple[str, str]:
+    parts = _WILD.split(_optional(glob))
+    return parts[0], parts[-1][::-1]
+
+
+def _forms(glob: str) -> list[str]:
+    """OpenCode does not require the last two characters of a glob if these are a space and a star."""
+    return [glob, glob[:-2]] if glob.endswith(" *") else [glob]
+
+
+def _optional(glob: str) -> str:
+    """A glob for at least the same texts, without a space that is not required. It may be reversed."""
+    if glob.endswith(" *"):
+        return glob[:-2] + "*"
+    return "*" + glob[2:] if glob.startswith("* ") else glob
+
+
+def _is_unclear(one: str, other: str) -> bool:
+    """Whether two globs may match the same text, and it is not known that one of them covers the other."""
+    if _Globs([one]).covering(other) or _Globs([other]).covering(one):
+        return False
+    return not (_differ(one, other) or _differ(one[::-1], other[::-1]))
 
 
 def _differ(one: str, other: str) -> bool:
@@ -118,31 +258,20 @@ def _differ(one: str, other: str) -> bool:
     return rest.strip("*") != ""
 
 
-def _optional(glob: str) -> str:
-    """The glob, of which OpenCode does not require the last two characters if these are a space and a star. It may be
-    reversed."""
-    if glob.endswith(" *"):
-        return glob[:-2] + "*"
-    return "*" + glob[2:] if glob.startswith("* ") else glob
+def _read(rule: Rule) -> Rule:
+    return Rule(_signs(rule.what), _signs(rule.pattern), rule.effect)
 
 
-def _covers(glob: str, other: str) -> bool:
-    """Whether each text that the glob ``other`` matches is one that ``glob`` matches. Also answers for a text in
-    place of ``other``. False if that is not known."""
-    texts = [other, other[:-2]] if other.endswith(" *") else [other]
-    globs = [glob, glob[:-2]] if glob.endswith(" *") else [glob]
-    return all(any(_reaches(each, text) for each in globs) for text in texts)
+def _signs(text: str) -> str:
+    """A text as OpenCode compares it: ``\\`` is ``/``, and a sign is a unit of UTF-16."""
+    units = _WIDE.sub(lambda found: _units(found[0]), text)
+    return units.replace("\\", "/")
 
 
-def _reaches(glob: str, text: str) -> bool:
-    """Whether a glob matches a text. A ``*`` in the text stands for any characters, so only a ``*`` matches it."""
-    reached = {0}
-    for sign in glob:
-        if sign == "*":
-            reached = set(range(min(reached), len(text) + 1))
-        else:
-            fits = {n for n in reached if n < len(text) and text[n] != "*" and sign in ("?", text[n])}
-            reached = {n + 1 for n in fits}
-        if not reached:
-            return False
-    return len(text) in reached
+def _units(sign: str) -> str:
+    high, low = divmod(ord(sign) - 0x10000, 0x400)
+    return chr(0xD800 + high) + chr(0xDC00 + low)
+
+
+def _text(signs: str) -> str:
+    return _PAIR.sub(lambda found: found[0].encode("utf-16", "surrogatepass").decode("utf-16"), signs)
