@@ -265,7 +265,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         redact.clean,
         lambda: services.registrations,
         is_installed,
-        agents_may_answer=config.link.agents_may_answer,
+        scripts_may=config.link.scripts_may,
     )
     translator.asked = ingest.host.asked = durable.asked
     translator.answered = ingest.host.answered = durable.people.answered
@@ -311,6 +311,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         boot=sidecar.boot,
         version=VERSION,
         port=link.port,
+        home=home.path,
         window=link.window,
         max_frame_bytes=link.max_frame_bytes,
         max_connections=link.max_connections,

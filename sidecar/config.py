@@ -95,6 +95,10 @@ class StoreConfig(Section):
     """Age of a stream's last record at which the sidecar prunes the stream; 0: streams are kept forever."""
 
 
+Deed = Literal["answer", "apply", "cancel", "discard", "fork", "spawn"]
+"""What only a person may do with the command line."""
+
+
 class LinkConfig(Section):
     """``[link]``: the websocket between shims, command line and sidecar."""
 
@@ -120,8 +124,8 @@ class LinkConfig(Section):
     hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
     """How long a hook waits for its counterpart or its parent before the hook is written without it."""
 
-    agents_may_answer: bool = False
-    """Whether a process that an OpenCode started, such as a model's shell, may answer checkpoints."""
+    scripts_may: tuple[Deed, ...] = ()
+    """What commands may do that nobody runs at a terminal, such as those of cron, of CI and of a model's shell."""
 
 
 class RedactConfig(Section):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _OF_TOOLS: Final = frozenset({b"OPENCODE=1", b"OPENCODE_TERMINAL=1"})
 """What OpenCode 1 and OpenCode 2 put into the environment of what their tools start."""
 
 _END_SECONDS: Final = 5.0
+
+_MOST_ABOVE: Final = 64
 
 _SLACK_MS: Final = 2000
 """By how many ms a process's start may seem to be later than the time that the process reported."""
@@ -61,11 +64,16 @@ def mark_of(pid: int) -> str:
 
 
 def _mark_by_ps(pid: int) -> str:
+    state, _, mark = " ".join(_ps(pid, "stat=,uid=,lstart=").split()).partition(" ")
+    return "" if state.startswith("Z") else mark
+
+
+def _ps(pid: int, columns: str) -> str:
     import subprocess  # imported here, because ``subprocess`` is slow to import and rarely needed
 
     try:
-        found = subprocess.run(  # noqa: S603 - no shell, and a number
-            ["/bin/ps", "-o", "stat=,uid=,lstart=", "-p", str(pid)],
+        return subprocess.run(  # noqa: S603 - no shell, and a number
+            ["/bin/ps", "-o", columns, "-p", str(pid)],
             capture_output=True,
             text=True,
             timeout=5.0,
@@ -74,8 +82,49 @@ def _mark_by_ps(pid: int) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    state, _, mark = " ".join(found.split()).partition(" ")
-    return "" if state.startswith("Z") else mark
+
+
+class Place(NamedTuple):
+    """Where a process is: its parent, its group, its terminal (empty: none), and the group in that one's foreground."""
+
+    parent: int
+    group: int
+    terminal: str
+    foreground: int
+
+
+def place_of(pid: int) -> Place | None:
+    """Where a process is; ``None`` if none has the pid. May start a program."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        parent, group, foreground, terminal = (_ps(pid, "ppid=,pgid=,tpgid=,tty=").split() + ["0"] * 4)[:4]
+        terminal = "" if terminal.startswith("?") else terminal
+        return Place(int(parent), int(group), terminal, int(foreground)) if group != "0" else None
+    number = int(fields[4])
+    names = {4: "/dev/tty", 136: "/dev/pts/"}
+    name = names.get(os.major(number), f"tty {os.major(number)}:") + str(os.minor(number))
+    return Place(int(fields[1]), int(fields[2]), name if number else "", int(fields[5]))
+
+
+def is_below(pid: int, others: Collection[int]) -> bool:
+    """True if one of the ``others`` started a process, or if its environment, or that of a process above it, is that of
+    what the tools of OpenCode start. A process can leave both."""
+    for _ in range(_MOST_ABOVE):
+        if pid in others or _is_of_tools(pid):
+            return True
+        if (place := place_of(pid)) is None or (pid := place.parent) < 1:
+            return False
+    return False
+
+
+def _is_of_tools(pid: int) -> bool:
+    try:
+        return not _OF_TOOLS.isdisjoint(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return False  # it has ended, or is another user's, or the system does not say
 
 
 def kill(pid: int, mark: str) -> None:
@@ -105,7 +154,7 @@ def _left(root: Path) -> dict[int, str]:
             has_terminal = (process / "stat").read_text().rpartition(")")[2].split()[4] != "0"
             if has_terminal or not (process / "cwd").readlink().is_relative_to(root):
                 continue
-            if not _OF_TOOLS.isdisjoint((process / "environ").read_bytes().split(b"\0")):
+            if _is_of_tools(int(process.name)):
                 words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
                 found[int(process.name)] = " ".join(words).strip()
     return found

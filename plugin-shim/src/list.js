@@ -2,7 +2,7 @@
  * The list of background work in OpenCode's terminal: what waits for the person, what runs and what has ended.
  *
  * The list uses the command line as a person would, so it needs no connection to the sidecar. OpenCode's own processes
- * may not answer for a person, so each answer carries a proof that it was given here.
+ * may not decide for a person, so each answer and cancellation carries a proof that it was given here.
  */
 import { spawn } from "node:child_process";
 import { createHmac } from "node:crypto";
@@ -23,7 +23,7 @@ export const ABOUT = "What is running and waiting, and its cost";
 /**
  * @typedef {{command: string[], home: string}} Options
  * @typedef {(...words: string[]) => Promise<string>} Run runs `durable-stream` with these words; gives its stdout. An
- *   answer gets its proof
+ *   answer or a cancellation gets its proof
  * @typedef {{title: string, value: string, onSelect: () => void, [shown: string]: any}} Option
  */
 
@@ -42,7 +42,7 @@ export const ABOUT = "What is running and waiting, and its cost";
 /** @param {Options} options @returns {Run} */
 export function runner({ command: [program, ...before], home }) {
   return async (...words) => {
-    const proof = words[0] === "checkpoints" && words.includes("--answer") ? await proofOf(home, words) : "";
+    const proof = words.some((word) => word === "--answer" || word === "--cancel") ? await proofOf(home, words) : "";
     const env = proof ? { ...process.env, DURABLE_STREAM_PROOF: proof } : process.env;
     return new Promise((resolve, reject) => {
       const given = [...before, "--home", home, ...words];
@@ -71,10 +71,10 @@ export function runner({ command: [program, ...before], home }) {
 }
 
 /**
- * Proves that these words are an answer of a person in this list.
+ * Proves that these words are an answer or a cancellation of a person in this list.
  *
  * @param {string} home
- * @param {string[]} words `checkpoints`, the id, and each answer after `--answer`
+ * @param {string[]} words `checkpoints`, the id, and each answer after `--answer`; or `intents`, the id and `--cancel`
  */
 async function proofOf(home, [, id = "", ...given]) {
   try {

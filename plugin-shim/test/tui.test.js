@@ -195,13 +195,14 @@ test("no character of an ask is hidden", async () => {
   assert.equal(last(shown.dialogs).title, "a<U+202E>b<U+001B>[8m ⏎ rm");
 });
 
-test("an answer carries the proof that it was given in the list, and no other command does", async () => {
+test("an answer and a cancellation carry the proof that they were given in the list, and no other command does", async () => {
   const home = fs.mkdtempSync(path.join(os.tmpdir(), "list-"));
   try {
     fs.writeFileSync(path.join(home, "token"), "ab".repeat(32), { mode: 0o600 });
     const run = runner({ command: ["/bin/sh", "-c", 'printf %s "$DURABLE_STREAM_PROOF"', "x"], home });
     // What the sidecar computes: tests/sidecar/background/test_people.py.
     assert.equal(await run("checkpoints", "chk_1", "--answer", "yes", "--answer", "é"), PROOF);
+    assert.match(await run("intents", "int_1", "--cancel"), /^[0-9a-f]{64}$/);
     assert.equal(await run("checkpoints", "chk_1", "--json"), "");
     fs.rmSync(path.join(home, "token"));
     assert.equal(await run("checkpoints", "chk_1", "--answer", "yes"), "");

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -28,7 +28,14 @@ from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.intents import causes
-from sidecar.background.intents.afterwards import DiscardArgs, IntentArgs, check_ended, continues, worktree_of
+from sidecar.background.intents.afterwards import (
+    CancelArgs,
+    DiscardArgs,
+    IntentArgs,
+    check_ended,
+    continues,
+    worktree_of,
+)
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.registering import RegisterArgs, check_agent, differences
@@ -45,7 +52,7 @@ from sidecar.background.worktrees.effects import WorktreeActs
 from sidecar.background.worktrees.setup import Setup
 from sidecar.background.worktrees.worktrees import Worktrees
 from sidecar.components import in_background
-from sidecar.config import PhantomConfig
+from sidecar.config import Deed, PhantomConfig
 from sidecar.home import Home
 from sidecar.notify_config import GardenerConfig, NotifyConfig
 from sidecar.read.select import matching, open_reader
@@ -96,7 +103,7 @@ class DurableStream:
         registrations: Callable[[], Iterable[Path]] = tuple,
         has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
         *,
-        agents_may_answer: bool = False,
+        scripts_may: Collection[Deed] = (),
     ) -> None:
         self.agent = IntentAgent(config)
         self.works = Works(lambda: self.data, state)
@@ -127,7 +134,7 @@ class DurableStream:
             self.hosts,
             self._said,
             lambda: [link.pid for link in self.links()],
-            agents_may_answer,
+            scripts_may,
             self.works.asker,
         )
         self._card = CardFile(home.path)
@@ -348,19 +355,20 @@ class DurableStream:
     # --- requests ---
 
     def register(self, requests: Requests) -> None:
-        requests.register("spawn", RegisterArgs, self._request_spawn, "the intent: `id`, `state`, …")
+        only = self.people.answerers.only
+        requests.register("spawn", RegisterArgs, only("spawn", self._request_spawn), "the intent: `id`, `state`, …")
         requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
-        requests.register("intent_cancel", IntentArgs, self._request_cancel, "the intent")
+        requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")
         requests.register(
             "intent_apply",
             IntentArgs,
-            self._request_apply,
+            only("apply", self._request_apply),
             "the intent; `was_applied`: if it was so before",
         )
         requests.register(
             "intent_discard",
             DiscardArgs,
-            self._request_discard,
+            only("discard", self._request_discard),
             "`ref`, `worktree`: what is removed; empty if there is none",
         )
         self.people.register(requests)
@@ -409,7 +417,7 @@ class DurableStream:
             raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")
         return found[0]
 
-    async def _request_cancel(self, args: IntentArgs) -> dict[str, Any]:
+    async def _request_cancel(self, args: CancelArgs) -> dict[str, Any]:
         intent = self.find(args.intent)
         if intent.state in ENDED:
             raise RequestError("has-ended", f"{intent.id} has already ended: {intent.state}")

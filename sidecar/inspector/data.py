@@ -332,7 +332,7 @@ class Data:
         method = ACTIONS.get(action)
         if method is None:
             raise SelectError("not-found", f"the page has no button {one_line(action)[:40]!r}")
-        return await self._ask(method, args)
+        return await self._ask(method, {**args, "channel": "page"} if action == "answer" else args)
 
 
 def snippet(payload: Any, text: str) -> str:

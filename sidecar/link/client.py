@@ -32,6 +32,7 @@ from bridge.opencode.link.link import ClientLink
 from bridge.opencode.link.protocol import CallError, Closed, Event, LocalProtocolError, RequestError
 from sidecar.components import Tasks
 from sidecar.home import Home
+from sidecar.link.local import connected
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -330,10 +331,13 @@ async def _open(
     socket: ClientConnection | None = None
     try:
         async with asyncio.timeout(open_seconds):
+            # Named again, so that no answer can lead the client elsewhere.
+            to: dict[str, Any] = {"host": _HOST, "port": info.port}
+            if identity is None and (own := connected(home.path)) is not None:
+                to = {"sock": own}  # over it, the sidecar knows which process asks
             socket = await connect(
                 f"ws://{where}",
-                host=_HOST,  # named again, so that no answer can lead the client elsewhere
-                port=info.port,
+                **to,
                 proxy=None,
                 compression=None,
                 user_agent_header=None,

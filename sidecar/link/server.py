@@ -16,7 +16,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -37,7 +39,7 @@ from bridge.opencode.link.protocol import (
     RequestError,
 )
 from bridge.opencode.link.window import DEFAULT_WINDOW
-from sidecar.link.caller import PEER, Peer
+from sidecar.link import local
 from sidecar.link.connection import Counters, SocketWire
 from sidecar.link.links import INTERNAL_ERROR, AckMemory, Handler, ShimConnection
 
@@ -79,7 +81,7 @@ _TRY_LATER: Final = 1013
 
 
 class LinkServer:
-    """Listens on loopback for shims and the command line.
+    """Listens on loopback for shims, and on the socket of the directory ``home`` for the command line.
 
     ``nonce`` returns 64 fresh hex characters per call. ``boot`` identifies this run of the sidecar. A ``port`` of 0
     takes any free port.
@@ -94,18 +96,19 @@ class LinkServer:
         boot: str,
         version: str,
         port: int = 0,
+        home: Path | None = None,
         window: int = DEFAULT_WINDOW,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_connections: int = 256,
         handshake_seconds: float = 5.0,
     ) -> None:
         self.counters = Counters()
-        self.port = port
+        self.port, self._home = port, home
         self._handler = handler
         self._token, self._nonce, self._boot, self._version = token, nonce, boot, version
         self._window, self._max_frame_bytes = window, max_frame_bytes
         self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
-        self._server: Server | None = None
+        self._servers: list[Server] = []
         self._unproved: dict[ServerConnection, None] = {}  # a dict, because it keeps the order of arrival
         self._flood_told = -math.inf
         self._wires: set[SocketWire] = set()  # only authenticated connections
@@ -133,10 +136,9 @@ class LinkServer:
         """
         logger = logging.getLogger("sidecar.link.websockets")
         logger.setLevel(logging.ERROR)  # the library's DEBUG lines contain frames, which contain the user's text
-        self._server = await serve(
+        serving = partial(
+            serve,
             self._connection,
-            "127.0.0.1",
-            self.port,
             backlog=WAITING_CONNECTIONS,
             compression=None,
             process_request=self._admit,
@@ -151,7 +153,13 @@ class LinkServer:
             logger=logger,
             create_connection=_bounded(self),
         )
-        self.port = next(iter(self._server.sockets)).getsockname()[1]
+        self._servers.append(await serving(host="127.0.0.1", port=self.port))
+        self.port = next(iter(self._servers[0].sockets)).getsockname()[1]
+        if self._home is not None:
+            try:
+                self._servers.append(await serving(sock=local.listening(self._home)))
+            except OSError as error:
+                log.warning("the command line cannot answer for a person, because %s/sock fails: %s", self._home, error)
         return self.port
 
     async def drain(self, grace_seconds: float = 10.0, *, reason: ByeReason = "draining") -> None:
@@ -162,10 +170,13 @@ class LinkServer:
         ``upgrade`` to make room for a newer sidecar. Idempotent.
         """
         self._draining = True
-        if self._server is None:
+        servers, self._servers = self._servers, []
+        if not servers:
             return
-        server, self._server = self._server, None
-        server.close(close_connections=False)
+        for server in servers:
+            server.close(close_connections=False)
+        if self._home is not None:
+            local.remove(self._home)
         await self._settle(min(SETTLE_SECONDS, grace_seconds))
         for wire in self._wires:
             wire.leave(reason)
@@ -178,7 +189,8 @@ class LinkServer:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        await server.wait_closed()
+        for server in servers:
+            await server.wait_closed()
 
     async def _settle(self, seconds: float) -> None:
         """Send the acks of what was accepted, so that the exit of the sidecar causes no resending."""
@@ -251,7 +263,7 @@ class LinkServer:
             _allow(socket, self._max_frame_bytes)
             if identified.shim is None:
                 self.counters.controls_opened += 1
-                PEER.set(Peer(socket.remote_address[1], self.port, identified.pid))
+                local.PEER.set(local.pid_of(socket.transport.get_extra_info("socket")))
                 await self._serve_control(wire)
             else:
                 self.counters.shims_opened += 1

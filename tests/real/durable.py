@@ -18,6 +18,7 @@ from sidecar.link.client import ClientError, ControlClient
 from sidecar.private_files import HomeError
 from streams.identity import system_identity
 from streams.lineage import RETRIED
+from tests.at_terminal import at_terminal
 from tests.real.model_server import HANG_LIMIT_S
 from tests.real.opencode import RealOpenCode
 from tests.real.processes import end_marked
@@ -29,6 +30,9 @@ EXECUTABLE = Path(sys.executable).with_name("durable-stream")
 PLUGIN = "durable-stream.js"
 
 _READING = ("checkpoints", "intents", "log", "query", "read", "status", "streams", "tree", "verify")
+
+_DEEDS = ("fork", "spawn")
+"""What only a person at a terminal may ask for."""
 
 _OF_THE_LOG = ("checkpoints", "intents", "log", "notices", "query", "streams")
 _FRESH_S = 1.0
@@ -84,7 +88,7 @@ class DurableStream:
         Raises:
             RuntimeError: it exited with a code other than 0.
         """
-        if arguments[0] in _READING and not {"--answer", "--cancel"} & {*arguments}:
+        if arguments[0] in _READING and not {"--answer", "--apply", "--cancel", "--discard"} & {*arguments}:
             read = run(self.home, *arguments)
             if read.code:
                 raise RuntimeError(f"{arguments} ended with {read.code}:\n{read.out}\n{read.err}")
@@ -95,11 +99,21 @@ class DurableStream:
         return done.stdout
 
     def _run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command as a person does, in the foreground of a terminal."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
         command = [str(EXECUTABLE), "--home", str(self.home), *arguments]
-        return subprocess.run(
-            command, env=own, cwd=cwd, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
-        )
+        with at_terminal() as options:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                env=own,
+                cwd=cwd,
+                capture_output=True,
+                text=True,
+                timeout=HANG_LIMIT_S,
+                check=False,
+                **options,
+            )
 
     def in_project(self, client: RealOpenCode, *arguments: str, path: Sequence[Path] = ()) -> str:
         """What a command prints for the client's user, in the client's project.
@@ -141,6 +155,9 @@ class DurableStream:
         known = self._looks.get(arguments)
         if known is not None and known.files == files and now - known.at < _FRESH_S:
             return known.done
+        if arguments[0] in _DEEDS:
+            told = self._run(*arguments, "--json")
+            return Done(told.returncode, told.stdout, told.stderr)
         done = run(self.home, *arguments, "--json")
         if arguments[0] in _OF_THE_LOG:
             self._looks[arguments] = _Look(now, files, done)

@@ -86,11 +86,10 @@ def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
     durable.cli("checkpoints", asked["id"][:10], "--answer", "once")
     wait_until(lambda: "from afar" in json.dumps(client.messages(session)[1:]), "the end of the command")
     (known,) = (each for each in durable.lines("checkpoints", "--all") if each["id"] == asked["id"])
-    # The test's command has no terminal, and no OpenCode started it.
-    assert (known["state"], known["by"], known["answer"]) == ("answered", "process", ["once"])
-    assert known["via"]["channel"] == "command-line" and known["via"]["pid"] > 0
+    assert (known["state"], known["by"], known["answer"]) == ("answered", "user", ["once"])
+    assert known["via"]["channel"] == "command-line" and known["via"]["pid"] > 0 and known["via"]["tty"]
     assert refused(durable, "checkpoints", asked["id"], "--answer", "once") == "already-answered"
-    assert answers(durable, session) == [(asked["request"], "process", None)]
+    assert answers(durable, session) == [(asked["request"], "user", None)]
 
     calls = [{"command": f"echo stacked {number}", "description": "x"} for number in range(3)]
     client.prompt_async(session, " ".join(f"CALL:bash {json.dumps(each)}" for each in calls))
@@ -99,7 +98,7 @@ def test_what_a_session_of_the_users_asks_is_answered_from_the_command_line(
     durable.cli("checkpoints", second["id"], "--answer", "reject")
     wait_until(lambda: len(answers(durable, session)) == 4, "the end of the others")
     assert sorted(answers(durable, session)[1:]) == sorted(
-        [(second["request"], "process", None)]
+        [(second["request"], "user", None)]
         + [(each["request"], "opencode", second["request"]) for each in (first, third)]
     )
     ended = {each["id"]: (each["state"], each["why"]) for each in durable.lines("checkpoints", "--all")}
@@ -114,10 +113,18 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode,
     said = durable.home.parent / "said"
     command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer once > {said} 2>&1"
     fork = f"{EXECUTABLE} --home {durable.home} fork {asking} --at any --yes > {said} 2>&1"
-    for given in (command, f"setsid --fork {command}", fork):
+    shapes = (
+        command,
+        f"setsid nohup {command} &",
+        f"setsid --fork env -i {command}",
+        f"script -qc '{command}' /dev/null",
+    )
+    for given in (*shapes, fork, fork.replace(f"fork {asking} --at any --yes", "spawn SAY:free --directory .")):
         said.unlink(missing_ok=True)
         client.prompt(answering, f"CALL:bash {json.dumps({'command': given, 'description': 'x'})}")
-        wait_until(lambda: said.exists() and "[agent-answer]" in said.read_text(), "the refusal")
+        wait_until(lambda: said.exists() and said.read_text().endswith("]\n"), "a refusal")
+        assert "[needs-person]" in said.read_text(), given
+    assert "SAY:free" not in [each["prompt"] for each in intents(durable)]
     assert [each["id"] for each in waiting(durable)] == [asked["id"]], "it still waits"
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     wait_until(lambda: "allowed at last" in json.dumps(client.messages(asking)[1:]), "the end of the command")
@@ -201,3 +208,5 @@ def test_the_inspector_shows_running_work_and_answers_its_ask(client: RealOpenCo
         expect(waits).to_have_count(0, timeout=WAIT_MS)
         expect(card.locator(".status")).to_have_text("completed", timeout=WAIT_MS)
     assert "from the page" in result(durable)
+    (known,) = (each for each in durable.lines("checkpoints", "--all") if "from the page" in each["text"])
+    assert (known["by"], known["via"]["channel"]) == ("user", "page")

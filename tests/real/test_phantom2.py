@@ -281,9 +281,17 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode2
     asked = only(durable, "question", background=False)
     said = durable.home.parent / "said"
     command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer reject > {said} 2>&1"
-    client.prompt(answering, f"CALL:shell {json.dumps({'command': command})}")
-    client.wait(answering)
-    assert "[agent-answer]" in said.read_text()
+    for given in (
+        command,
+        f"setsid nohup {command} &",
+        f"setsid --fork env -i {command}",
+        f"script -qc '{command}' /dev/null",
+    ):
+        said.unlink(missing_ok=True)
+        client.prompt(answering, f"CALL:shell {json.dumps({'command': given})}")
+        client.wait(answering)
+        wait_until(lambda: said.exists() and said.read_text().endswith("]\n"), "a refusal")
+        assert "[needs-person]" in said.read_text(), given
     assert [each["id"] for each in durable.lines("checkpoints")] == [asked["id"]], "it still waits"
     durable.cli("checkpoints", asked["id"], "--answer", "reject")
     client.wait(asking)

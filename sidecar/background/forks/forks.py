@@ -120,7 +120,7 @@ class Forks:
             "`session`, `title`, `directory`; `event`; `message` and `ends`: `before` it or `after` it; `messages`: "
             "how many OpenCode copies, or null; `told`: this in words; `fork`: the new session, unless it is a preview"
         )
-        requests.register("fork", ForkArgs, self.fork, told)
+        requests.register("fork", ForkArgs, self._answerers.only("fork", self.fork), told)
 
     async def fork(self, args: ForkArgs) -> dict[str, Any]:
         """Make a fork, or, for a preview, only describe it.
@@ -128,7 +128,6 @@ class Forks:
         Raises:
             RequestError: nothing was made, unless the text says so.
         """
-        await self._answerers.refuse_agent("nothing was forked")
         reader = open_reader(self._home.store_path)
         try:
             plan = await self._plan(reader, args)

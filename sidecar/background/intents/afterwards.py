@@ -25,6 +25,10 @@ class IntentArgs(Args):
     intent: str = Field(max_length=100, description="its id, or a unique prefix of it")
 
 
+class CancelArgs(IntentArgs):
+    proof: str = Field(default="", max_length=64, description="as in `checkpoint_answer`, without answers")
+
+
 class DiscardArgs(IntentArgs):
     preview: bool = Field(default=False, description="only tell")
 

@@ -1,4 +1,9 @@
-"""Who gave an answer, as far as this machine can tell, and whether whoever it is may answer."""
+"""Who asks for something that only a person may ask for, as far as this machine can tell, and whether they may.
+
+A person sits at a terminal whose foreground process asks, or uses OpenCode's own terminal, the page or the phone's
+link. Models run commands without a terminal. This is a fence for them, not a lock: a process of the same user can make
+a terminal of its own and leave everything that shows where it comes from.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,17 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from bridge.opencode.link.protocol import RequestError
-from sidecar.link.caller import PEER, Caller, find_caller
+from sidecar.config import Deed
+from sidecar.link.local import PEER
+from sidecar.processes import is_below, place_of
 
 log = logging.getLogger("sidecar.background")
+
+A = TypeVar("A")
 
 _PURPOSE: Final = "durable-stream answer from the list 1"
 
@@ -29,54 +38,64 @@ IN_OPENCODE: Final = Who("user", {"channel": "opencode"})
 
 
 class Answerers:
-    """``linked`` returns the pids of the linked OpenCode processes; ``token`` reads the home's token."""
+    """``linked`` returns the pids of the linked OpenCode processes; ``scripts_may`` is what needs no person; ``token``
+    reads the home's token."""
 
-    def __init__(self, linked: Callable[[], Iterable[int]], may_answer: bool, token: Callable[[], str]) -> None:
-        self._linked, self._may_answer, self._token = linked, may_answer, token
+    def __init__(
+        self, linked: Callable[[], Iterable[int]], scripts_may: Collection[Deed], token: Callable[[], str]
+    ) -> None:
+        self._linked, self._scripts_may, self._token = linked, scripts_may, token
 
-    async def of_command(self, checkpoint: str, answer: Sequence[str], proof: str) -> Who:
-        """Who gave this answer with the command line. ``proof`` shows that a person gave it in OpenCode's terminal.
+    def only(self, deed: Deed, handler: Callable[[A], Awaitable[Any]]) -> Callable[[A], Awaitable[Any]]:
+        """The handler of a request that only those may send who may do the deed."""
+
+        async def judged(args: A) -> Any:
+            await self.judged(deed, getattr(args, "intent", ""), (), getattr(args, "proof", ""))
+            return await handler(args)
+
+        return judged
+
+    async def judged(
+        self, deed: Deed, about: str, words: Sequence[str] = (), proof: str = "", channel: str = "command-line"
+    ) -> Who:
+        """Who asks for the deed. ``proof`` shows that a person asked in the list of OpenCode's terminal.
 
         Raises:
-            RequestError: an OpenCode started the process, and the setting does not allow that.
+            RequestError: they may not.
         """
-        caller = await self._caller()
-        if caller is None:
-            return Who("process", {"channel": "command-line"})
-        pid, tty, is_below = caller
-        if proof and hmac.compare_digest(proof, proof_of(self._token(), checkpoint, answer)):
+        if (pid := PEER.get()) is None:
+            return Who("process", {"channel": "nats"})  # `[worker]` says what is allowed there
+        if proof and hmac.compare_digest(proof, proof_of(self._token(), about, words)):
             return Who("user", {"channel": "list", "pid": pid})
-        via = {"channel": "command-line", "pid": pid, "tty": tty}
-        if not is_below:
-            return Who("user" if tty else "process", via)
-        if self._may_answer:
-            return Who("agent", via)
-        log.warning("refused an answer to %s: an OpenCode started process %d, which gave it", checkpoint, pid)
+        place, why = await asyncio.to_thread(_at_terminal, pid, frozenset(self._linked()))
+        via = {"channel": channel, "pid": pid, "tty": place}
+        if not why:
+            return Who("user", via)
+        if deed in self._scripts_may:
+            return Who("process", via)
+        log.warning("refused to %s: process %d asked, and %s", deed, pid, why)
         raise RequestError(
-            "agent-answer",
-            f"{checkpoint} was not answered: an OpenCode started this command, and a model must not answer for a "
-            "person; answer in OpenCode or in another terminal, or set `agents_may_answer = true` in [link]",
+            "needs-person",
+            f"only a person may {deed}, and {why}; run the command in the foreground of your own terminal (`ssh -t`), "
+            f'or use the page or OpenCode; scripts need `scripts_may = ["{deed}"]` in [link] of config.toml',
         )
 
-    async def refuse_agent(self, what: str) -> None:
-        """Refuse a request that only a person may send, if an OpenCode started the process that sent it; ``what`` says
-        what was not done.
 
-        Raises:
-            RequestError: it did, and the setting does not allow that.
-        """
-        caller = await self._caller()
-        if caller is not None and caller.is_below_opencode and not self._may_answer:
-            log.warning("%s: an OpenCode started process %d, which asked for it", what, caller.pid)
-            why = "an OpenCode started this command, and a model must not decide this for a person"
-            raise RequestError("agent-answer", f"{what}: {why}; run it in another terminal")
-
-    async def _caller(self) -> Caller | None:
-        peer = PEER.get()
-        return None if peer is None else await asyncio.to_thread(find_caller, peer, frozenset(self._linked()))
+def _at_terminal(pid: int, linked: Collection[int]) -> tuple[str, str]:
+    """The terminal of a process, and why this shows no person; empty if it does."""
+    if (place := place_of(pid) if pid else None) is None:
+        return "", "the system does not say which process asks"
+    if not place.terminal:
+        return "", "the command has no terminal"
+    if place.foreground != place.group:
+        return place.terminal, "the command is not in its terminal's foreground"
+    groups = {beside.group for beside in map(place_of, linked) if beside is not None}
+    if place.group in groups or is_below(pid, linked):
+        return place.terminal, "an OpenCode started the command"
+    return place.terminal, ""
 
 
-def proof_of(token: str, checkpoint: str, answer: Sequence[str]) -> str:
-    """The proof that the list in OpenCode's terminal sends with an answer."""
-    text = "\0".join((_PURPOSE, checkpoint, *answer)).encode("utf-8", "surrogatepass")
+def proof_of(token: str, about: str, words: Sequence[str]) -> str:
+    """The proof that the list in OpenCode's terminal sends with an answer, or, without ``words``, a cancellation."""
+    text = "\0".join((_PURPOSE, about, *words)).encode("utf-8", "surrogatepass")
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
@@ -47,6 +47,7 @@ from sidecar.background.said import Said
 from sidecar.background.stream_read import read_lines
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.components import until
+from sidecar.config import Deed
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.asked import checkpoint_id
@@ -79,6 +80,7 @@ class AnswerArgs(Args):
         max_length=50,
         description="as `--answer` of `durable-stream checkpoints`",
     )
+    channel: Literal["command-line", "page"] = Field(default="command-line", description="where the person gave it")
     proof: str = Field(
         default="",
         max_length=64,
@@ -105,11 +107,11 @@ class People:
         hosts: Hosts,
         said: Said,
         linked: Callable[[], Iterable[int]] = tuple,
-        agents_may_answer: bool = False,
+        scripts_may: Collection[Deed] = (),
         asker: Callable[[str], Asker] = user,
     ) -> None:
         self._home, self._identity, self._said = home, identity, said
-        self.answerers = Answerers(linked, agents_may_answer, home.read_token)
+        self.answerers = Answerers(linked, scripts_may, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
         self._asker = asker
         self.checkpoints = CheckpointAgent(bool(self.channels.names), asker)
@@ -369,6 +371,8 @@ class People:
             RequestError: there is no such checkpoint, it already has an answer, the answer is not acceptable or not
                 allowed, or OpenCode cannot be reached.
         """
+        if who is None:
+            who = await self.answerers.judged("answer", args.checkpoint, args.answer, args.proof, args.channel)
         known = await find_checkpoint(open_reader(self._home.store_path), args.checkpoint)
         if known.state in CLOSED:
             raise _late(known)
@@ -379,8 +383,6 @@ class People:
                 f"{known.id} is too long to be shown whole here, so here it can only be rejected; "
                 f"`durable-stream checkpoints {known.id}` shows it, and --answer answers it",
             )
-        if who is None:
-            who = await self.answerers.of_command(known.id, args.answer, args.proof)
         key = self._identity.ulid()
         ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
         payload = {"checkpoint": known.id, "answer": list(args.answer), "by": who.by, "via": who.via}

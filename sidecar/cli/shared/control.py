@@ -5,6 +5,7 @@ This module also has the messages for a sidecar that ends before it answers, and
 
 from __future__ import annotations
 
+import os
 from asyncio import CancelledError
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,6 +91,12 @@ async def ask_running(home: Home, method: str) -> dict[str, Any]:
 
     async with await ControlClient.connect(home, version=VERSION, nonce=own_identity().nonce) as client:
         return dict(await client.request(method))
+
+
+def proof() -> dict[str, str]:
+    """The argument that shows that a person asked in the list of OpenCode's terminal, if one did."""
+    given = os.environ.get("DURABLE_STREAM_PROOF")
+    return {"proof": given} if given else {}
 
 
 async def ask(home: Home, method: str, args: dict[str, Any], cut_off: str) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
-from sidecar.cli.shared.command import RUNS, Run
+from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
@@ -18,7 +18,7 @@ if RUNS:
     from sidecar.background.people.consent import always_text
     from sidecar.background.reading import find_checkpoint, read_checkpoints, whole
     from sidecar.cli.printing.output import Column, Output
-    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.control import ask, proof
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.asked import on_one_line
     from sidecar.read.select import empty_text
@@ -46,6 +46,7 @@ async def checkpoints(
             help="The answer. Repeat the option to add a message after reject, or to answer several questions.",
         ),
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --answer always: do not ask.")] = False,
     all_: Annotated[bool, typer.Option("--all", help="Also list checkpoints that are no longer waiting.")] = False,
     limit: Annotated[int | None, limit_option("checkpoints")] = None,
 ) -> None:
@@ -60,9 +61,9 @@ async def checkpoints(
                 "no-checkpoint",
                 "name the checkpoint to answer; `durable-stream checkpoints` lists the open checkpoints",
             )
-        given: dict[str, Any] = {"checkpoint": checkpoint, "answer": answer}
-        if proof := os.environ.get("DURABLE_STREAM_PROOF"):  # from the list in OpenCode's terminal
-            given["proof"] = proof
+        given: dict[str, Any] = {"checkpoint": checkpoint, "answer": answer, **proof()}
+        if answer == ["always"] and not yes and not proof() and not await _agreed(run, checkpoint):
+            return
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
         out.told(found, f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
@@ -86,6 +87,21 @@ async def checkpoints(
             if empty
             else "Nothing is waiting for an answer."
         )
+
+
+async def _agreed(run: Run, checkpoint: str) -> bool:
+    """Show all that `always` allows, and ask whether it may."""
+    each = await whole(run.reader, await find_checkpoint(run.reader, checkpoint))
+    if each.kind != "permission" or each.state not in WAITS:
+        return True  # the word has no such meaning there, or the sidecar says that it is too late
+    if run.out.json or not sys.stdin.isatty():
+        raise Failure("not-confirmed", "nothing was allowed, because nobody was asked; confirm it with `--yes`")
+    _show(run.out, each)
+    run.out.flush()
+    if typer.confirm("Allow this always?"):
+        return True
+    note("Nothing was answered.")
+    return False
 
 
 def _table(out: Output, listed: list[Checkpoint]) -> None:

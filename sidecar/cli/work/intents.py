@@ -26,7 +26,7 @@ if RUNS:
     from sidecar.background.people.teller import used as used_by
     from sidecar.background.reading import diff_of, read_checkpoints, read_intents, read_messages
     from sidecar.cli.printing.output import Column, Output
-    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.control import ask, proof
     from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
     from sidecar.read.host_agents import LABEL, host_agents
@@ -75,7 +75,7 @@ async def intents(
         await _discard(out, home, str(intent), yes=yes)
         return
     if cancel:
-        found = await ask(home, "intent_cancel", {"intent": intent}, "the intent is unchanged")
+        found = await ask(home, "intent_cancel", {"intent": intent, **proof()}, "the intent is unchanged")
         out.told(found, f"{found['id']} is being cancelled.")
         return
     reader = run.reader

@@ -21,17 +21,14 @@ from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.state import State
 from sidecar.background.intents.works import Works
 from sidecar.background.messages.agent import MessageAgent
-from sidecar.background.people import answerers
 from sidecar.background.people.alerts import AlertAgent
 from sidecar.background.people.answerers import Answerers
 from sidecar.background.people.checkpoints import CheckpointAgent
 from sidecar.background.reading import read_intents, read_notices
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
-from sidecar.link.caller import PEER, Caller, Peer
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.select import open_reader
-from sidecar.requests import RequestError
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.store import Record
@@ -137,9 +134,8 @@ class Origin:
 
 
 async def test_without_a_fork_of_the_host_a_new_session_gets_the_conversation_and_then_the_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    """Of a person: a process that an OpenCode started gets nothing, not even a look at what a fork would have."""
     (tmp_path / "here.jsonl").write_text(
         (RECORDINGS / "chat_two_turns.jsonl").read_text().replace("/home/dev/project", str(tmp_path))
     )
@@ -162,17 +158,9 @@ async def test_without_a_fork_of_the_host_a_new_session_gets_the_conversation_an
         return None
 
     ingest = SimpleNamespace(add=add, flushed=flushed)
-    nobody = Answerers(tuple, False, str)
+    nobody = Answerers(tuple, (), str)
     forks = Forks(Home(home), Only(host), state, ingest, seeded_identity(2), nobody, Works(State, state))  # type: ignore[arg-type]
     args = ForkArgs(stream=answer.stream_id, event=answer.id, prompt="on")
-    below = True
-    monkeypatch.setattr(answerers, "find_caller", lambda peer, linked: Caller(77, "", below))
-    PEER.set(Peer(1, 2, 77))
-    for is_preview in (True, False):
-        with pytest.raises(RequestError) as refused:
-            await forks.fork(args.model_copy(update={"preview": is_preview}))
-        assert refused.value.code == "agent-answer" and told == [] == host.said
-    below = False
     plan = await forks.fork(args.model_copy(update={"preview": True}))
     assert plan["messages"] == 2 and told == [] == host.said
     made = await forks.fork(args)
@@ -189,6 +177,7 @@ async def test_without_a_fork_of_the_host_a_new_session_gets_the_conversation_an
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two sessions of OpenCode 1, of which none is open."""
     made = make_home(tmp_path_factory.mktemp("forks") / "home", "chat", "task_parallel")
+    (made / "config.toml").write_text('[link]\nscripts_may = ["fork"]\n')
     yield made
     end_sidecars(Home(made))
 

@@ -28,8 +28,9 @@ from sidecar.background.people.terminals import FOLDER
 from sidecar.background.service import RegisterArgs
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
 from sidecar.home import Home
-from sidecar.link.caller import PEER, Caller, Peer
+from sidecar.link.local import PEER
 from sidecar.notify_config import NotifyConfig
+from sidecar.processes import Place
 from sidecar.read.asked import checkpoint_id
 from sidecar.requests import RequestError
 from streams.identity import seeded_identity
@@ -179,26 +180,27 @@ async def test_who_answered_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     async with people(tmp_path) as (made, _, run):
         home = made._home
         home.ensure_token(lambda: "ab" * 32)
-        found = Caller(77, "/dev/pts/3", False)
-        monkeypatch.setattr(answerers, "find_caller", lambda peer, linked: found)
-        PEER.set(Peer(1, 2, 77))
+        tty, at = "", Place(1, 77, "", -1)
+        monkeypatch.setattr(answerers, "place_of", lambda pid: at)
+        PEER.set(77)
+        by_hand, by_script = ({"channel": "command-line", "pid": 77, "tty": tty} for tty in ("/dev/pts/3", ""))
         told = [
-            (Caller(77, "/dev/pts/3", False), "", "user", {"channel": "command-line", "pid": 77, "tty": "/dev/pts/3"}),
-            (Caller(77, "", False), "", "process", {"channel": "command-line", "pid": 77, "tty": ""}),
-            (Caller(77, "", True), "wrong", "agent", {"channel": "command-line", "pid": 77, "tty": ""}),
-            (Caller(77, "", True), "right", "user", {"channel": "list", "pid": 77}),
+            (77, "/dev/pts/3", "", "user", by_hand),
+            (0, "", "wrong", "process", by_script),
+            (0, "", "right", "user", {"channel": "list", "pid": 77}),
         ]
-        for number, (found, proof, by, via) in enumerate(told):
+        for number, (foreground, tty, proof, by, via) in enumerate(told):
+            at = Place(1, 77, tty, foreground)
             await asks(run, request=f"per_{number}")
             (known,) = await made.waiting()
             args = AnswerArgs(checkpoint=known.id, answer=["once"])
             if proof == "right":
                 args = args.model_copy(update={"proof": answerers.proof_of("ab" * 32, known.id, ["once"])})
-            elif found.is_below_opencode:
+            elif not tty:
                 with pytest.raises(RequestError) as refused:
                     await made.answer(args.model_copy(update={"proof": proof}))
-                assert refused.value.code == "agent-answer" and (await made.waiting())[0].state == "open"
-                made.answerers = answerers.Answerers(tuple, True, home.read_token)
+                assert refused.value.code == "needs-person" and (await made.waiting())[0].state == "open"
+                made.answerers = answerers.Answerers(tuple, ["answer"], home.read_token)
             row = await made.answer(args)
             assert (row["by"], row["via"]) == (by, via)
             answered: list[Any] = []

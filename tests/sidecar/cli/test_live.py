@@ -212,6 +212,7 @@ def test_where_background_work_can_edit_is_told(tmp_path: Path) -> None:
 
 
 def test_what_does_not_wait_cannot_be_answered(home: Home) -> None:
+    home.config_path.write_text('[link]\nscripts_may = ["answer"]\n')
     for arguments in (["chk_1", "--answer", "once"], ["--answer", "once"], ["chk_1"]):
         done = run(home.path, "checkpoints", *arguments)
         assert (done.code, done.err.rstrip()[-15:]) == (1, "[no-checkpoint]")

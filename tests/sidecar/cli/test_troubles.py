@@ -55,6 +55,7 @@ def test_a_payment_in_doubt_and_an_agent_that_is_not_well(home: Home, tmp_path: 
     place, sent = home.path, tmp_path / "sent"
     (place / "shop.py").write_text(AGENTS)
     home.config_path.write_text(
+        'link.scripts_may = ["answer"]\n'
         '[worker]\nagents = ["shop.py:Payer", "no.py:Agent"]\neffects = { pay = "shop.py:pay" }\n'
         f'[notify]\nescalate_after_seconds = 0\ncommand = ["sh", "-c", "cat >> {sent}; echo >> {sent}"]\n'
     )
@@ -110,7 +111,9 @@ def test_a_payment_in_doubt_and_an_agent_that_is_not_well(home: Home, tmp_path: 
 def doubting(home: Home) -> str:
     """Let an agent ask for a payment whose end nobody knows; the id of the checkpoint."""
     (home.path / "shop.py").write_text(AGENTS.replace("await asyncio.Event().wait()", "raise TimeoutError"))
-    home.config_path.write_text('[worker]\nagents = ["shop.py:Payer"]\neffects = { pay = "shop.py:pay" }\n')
+    home.config_path.write_text(
+        'link.scripts_may = ["answer"]\n[worker]\nagents = ["shop.py:Payer"]\neffects = { pay = "shop.py:pay" }\n'
+    )
     assert run(home.path, "send", "payer", "pay", '{"sum": 7}').code == 0
     (asked,) = wait_for(lambda: run(home.path, "checkpoints", "--json").objects(), "the doubt is asked about")
     return str(asked["id"])

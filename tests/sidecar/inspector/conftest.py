@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from streams.event import StreamEvent
+from tests.at_terminal import at_terminal
 from tests.sidecar.cli.helpers import append, command, environment, make_home
 from tools.install_chromium import find
 
@@ -48,22 +49,24 @@ def aside(function: Callable[..., T], *arguments: Any) -> T:
 
 @contextmanager
 def inspecting(home: Path, *arguments: str) -> Iterator[Served]:
-    """Run ``inspect`` as a user does, and end it."""
-    process = subprocess.Popen(
-        command(home, "inspect", "--no-browser", *arguments),
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(TZ="UTC"),
-    )
-    assert process.stderr is not None
-    try:
-        line = process.stderr.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, line + process.stderr.read()
-        yield Served(found[0], process)
-    finally:
-        process.terminate()
-        process.communicate(timeout=WAIT_MS / 1000)
+    """Run ``inspect`` as a user does, in a terminal, and end it."""
+    with at_terminal() as options:
+        process = subprocess.Popen(
+            command(home, "inspect", "--no-browser", *arguments),
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(TZ="UTC"),
+            **options,
+        )
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line + process.stderr.read()
+            yield Served(found[0], process)
+        finally:
+            process.terminate()
+            process.communicate(timeout=WAIT_MS / 1000)
 
 
 @contextmanager
