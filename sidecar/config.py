@@ -380,14 +380,6 @@ class PhantomConfig(Section):
     setup_minutes: Annotated[float, Field(gt=0, le=1440)] = 10.0
     """How many minutes all commands of ``setup`` may take together."""
 
-    host: Literal["headless", "shim"] = "headless"
-    """Which OpenCode 1 runs background work: a separate one without a terminal, or yours (``shim``), where the work
-    stops when you close OpenCode and continues when one is open again."""
-
-    executable: AbsolutePath | None = None
-    """The OpenCode executable that runs background work; default: the executable of the OpenCode that asked, or else
-    ``opencode`` on the PATH."""
-
 
 class Config(Section):
     """All sections. Create one with ``load_config``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -21,7 +22,6 @@ from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, of_person
-from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import HostError
 from sidecar.background.hosts.hosts import Hosts
@@ -65,7 +65,10 @@ from streams.system.files import write_durably
 log = logging.getLogger("sidecar.background")
 
 IDLE_STOP_SECONDS: Final = 120.0
-"""How many seconds the headless OpenCode keeps running without work."""
+"""How many seconds a headless OpenCode keeps running without work."""
+
+LEFT_STOP_SECONDS: Final = 10.0
+"""How many seconds it keeps running in a sandbox in which no other OpenCode is left."""
 
 _TICK_SECONDS: Final = 1.0
 
@@ -109,11 +112,8 @@ class DurableStream:
         self.works = Works(lambda: self.data, state)
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
-        self.headless: Headless | Borrowed = (
-            Borrowed(lambda: self.links(), home.read_token)
-            if config.host == "shim"
-            else Headless(home, lambda: self.links(), nonce, identity.now_ms, config.executable, has_plugin)
-        )
+        self.headless = Headless(home, lambda: self.links(), nonce)
+        self._has_plugin = has_plugin
         one = V1Host(
             lambda: self.links(),
             ingest.delivers,
@@ -195,8 +195,9 @@ class DurableStream:
                 log.error("a tick was not handled: %s", error)
             wanted = {each.environment for each in self.data.unfinished()}
             idle = self.headless.idle(wanted) if not self.people.owes() and "" not in wanted else frozenset()
-            idle_since = {name: idle_since.get(name, loop.time()) for name in idle}
-            late = {name for name, since in idle_since.items() if loop.time() - since > IDLE_STOP_SECONDS}
+            limits = dict.fromkeys(idle, IDLE_STOP_SECONDS) | dict.fromkeys(self.headless.left(), LEFT_STOP_SECONDS)
+            idle_since = {name: idle_since.get(name, loop.time()) for name in limits}
+            late = {name for name, since in idle_since.items() if loop.time() - since > limits[name]}
             if late:
                 await self.headless.stop(late)
 
@@ -279,8 +280,8 @@ class DurableStream:
         if before is not None:
             environment = before.environment
         elif found is None:
-            pid = link.pid if link is not None else None
-            environment = self.hosts.of(given.parent or "").environment_of(given.parent, pid)
+            host = self.hosts.of(given.parent) if given.parent is not None else self.hosts.new(None)
+            environment = await host.identity_of(given.parent, link)
         if self._said.redacts([given.directory, given.agent, given.models]):
             reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
             raise InputRefused("redacted-argument", f"{reason}; see `[redact]` in config.toml")
@@ -385,7 +386,8 @@ class DurableStream:
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
             raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; write a model as PROVIDER/MODEL")
-        if await asyncio.to_thread(self.headless.never_links, args.directory):
+        is_alone = not any(link.is_open for link in self.links())
+        if is_alone and not await asyncio.to_thread(self._has_plugin, Path(args.directory), os.environ):
             why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
             raise RequestError("not-installed", why)
         if args.parent is not None and before is None:

@@ -1,7 +1,7 @@
 """Background work with the real client under other settings, behind a proxy that refuses this machine: budgets and a
 person stop it, and so does the end of its OpenCode.
 
-One OpenCode and one home for all tests. The first test has settings of its own; the budgets hold from the second on.
+One OpenCode and one home for all tests.
 """
 
 from __future__ import annotations
@@ -57,25 +57,6 @@ def outcomes(durable: DurableStream, *sessions: str) -> list[str]:
     return [e["payload"]["outcome"] for e in events if e["payload"]["session"] in sessions]
 
 
-def test_in_the_users_own_opencode_it_stops_with_it_and_goes_on_in_the_next(
-    client: RealOpenCode, durable: DurableStream, model: ModelServer
-) -> None:
-    # The first test: a headless OpenCode, which others leave behind, would lend itself, too.
-    settings(durable, '[phantom]\nhost = "shim"\n')
-    parent = client.create_session("parent")
-    client.prompt(parent, spawn("HOLD:lent SAY:forty two"))
-    running = one(durable, "running", parent)
-    model.wait_held("lent")
-    client.restart()
-    assert one(durable, "resuming", parent)["session"] == running["session"]
-    model.release("lent")
-    client.messages(parent)  # loads the plugin
-    done = one(durable, "completed", parent)
-    assert (done["session"], done["resumes"]) == (running["session"], 1)
-    wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
-    assert not (durable.home / "headless.json").exists()
-
-
 def test_stop_ends_a_headless_opencode_that_has_no_work(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
@@ -102,7 +83,7 @@ def test_the_next_sidecar_knows_the_headless_one_by_its_proxy(client: RealOpenCo
     one(durable, "completed", parent)
     wait_until(lambda: "background-agent" in json.dumps(client.messages(parent)), "the result")
     headless = durable.status()["headless"]
-    # A sidecar that starts later takes the headless one for one of the same environment.
+    # A sidecar that starts later knows which identity the headless one has.
     os.kill(killed := durable.wait_linked(), signal.SIGKILL)
     durable.wait_running({killed})
     durable.wait_linked()

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from sidecar.background.hosts.v1 import V1Host
-from sidecar.config import Config, PhantomConfig
+from sidecar.config import Config
 from sidecar.home import Home
 from tests.real.durable import PLUGIN, DurableStream
 from tests.real.host_contract import HostContract, asking, until
@@ -30,12 +30,11 @@ async def both(
     home = Home(tmp_path_factory.mktemp("host") / "home")
     plugins = {PLUGIN: DurableStream(home.path).plugin()}
     client = RealOpenCode(opencode_binary, model.port, config=asking("bash"), plugins=plugins, plugin_scope="global")
-    config = Config(phantom=PhantomConfig(executable=opencode_binary))
-    async with sidecar_inside(home, config, client) as running:
+    async with sidecar_inside(home, Config(), client) as running:
         await asyncio.to_thread(client.sessions)  # loads the plugin; the headless one gets this one's environment
 
         async def is_linked() -> bool:
-            return bool(running.server.links)
+            return bool(running.server.links) and running.durable.headless.usual("") != ""
 
         await until(is_linked)
         yield running, client

@@ -5,15 +5,11 @@ A suspended OpenCode stands for one that is slow to link.
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,13 +38,10 @@ def suspended(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def statuses(headless: dict[str, Any], directory: str) -> dict[str, Any]:
-    """The sessions that are at work in the headless OpenCode."""
-    login = base64.b64encode(f"opencode:{headless['password']}".encode()).decode()
-    headers = {"Authorization": f"Basic {login}", "x-opencode-directory": directory}
-    with closing(http.client.HTTPConnection("127.0.0.1", headless["port"])) as connection:
-        connection.request("GET", "/session/status", headers=headers)
-        return dict(json.loads(connection.getresponse().read()))
+def outcomes(durable: DurableStream, session: str) -> list[str]:
+    """How the turns of a session ended."""
+    events = [record["event"]["payload"] for record in durable.lines("query", "--type", "turn.ended")]
+    return [each["outcome"] for each in events if each["session"] == session]
 
 
 def restarted(durable: DurableStream) -> None:
@@ -66,14 +59,12 @@ def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
     client.prompt(parent, spawn("HOLD:cut-off SAY:late"))
     running = one(durable, "running", parent)
     model.wait_held("cut-off")
-    (headless,) = json.loads((durable.home / "headless.json").read_text())["servers"]
-    assert statuses(headless, running["place"])
-    with suspended(headless["pid"]):
+    with suspended(durable.status()["headless"]):
         restarted(durable)
         durable.cli("intents", running["id"], "--cancel")
         wait_until(lambda: asked(durable, "opencode.abort"), "the attempt to stop it")
     one(durable, "cancelled", parent)
-    assert not statuses(headless, running["place"])
+    wait_until(lambda: outcomes(durable, running["session"]) == ["aborted"], "the end of its turn")
     assert not list((durable.home / "worktrees").iterdir())
     model.release("cut-off")
 

@@ -1,256 +1,326 @@
-"""The sidecar's own headless OpenCode 1, in which phantoms run: ``opencode serve`` on loopback, behind a password.
+"""The headless OpenCodes 1, in which phantoms run.
 
-There is one for each environment (see ``environments.py``), because OpenCode takes rules and secrets from there. It is
-started when it is first needed, and it outlives the sidecar: its plugin links back, and the next sidecar finds it
-through ``headless.json``. It gets the environment of the OpenCode that asked for the work. Work never runs in another
-environment. If environments cannot be read, as on macOS, it gets the environment of the sidecar. It is stopped after
-two minutes without work.
+The OpenCode that asks for work starts the headless one, as its own child (see ``plugin-shim/src/headless.js``). So the
+work has that one's environment, sandbox and limits, and nothing is copied. The sidecar reaches a headless OpenCode only
+through its plugin, and finds it again after a restart by ``headless.json``.
+
+Work belongs to an *identity*: what a process may do. Processes with equal keys share an identity, and a headless
+OpenCode, if each can see the other, because nothing else tells some sandboxes apart. A sandbox may also get the numbers
+of one that ended. So an identity ends with its last linked process, and its work then waits. Only one outside of all
+sandboxes stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import http.client
 import json
 import logging
 import os
-import shutil
 import signal
-import socket
-import subprocess
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sidecar.background.hosts.environments import LINK_SECONDS, Environments, linked, until_linked
-from sidecar.background.hosts.host import HostError
-from sidecar.components import POLL_SECONDS
+from bridge.opencode.link.protocol import CallError
+from sidecar.background.hosts.facts import read_facts
+from sidecar.background.hosts.host import HostAbsent, HostError
+from sidecar.background.hosts.identity import digest, kernel_lines, stays
+from sidecar.components import until
 from sidecar.home import Home
-from sidecar.processes import still_runs
 from streams.system.files import write_durably
+
+if TYPE_CHECKING:
+    from sidecar.link.links import ShimConnection
 
 log = logging.getLogger("sidecar.background")
 
-START_SECONDS: Final = 60.0
-_REQUEST_SECONDS: Final = 2.0
+START_SECONDS: Final = 90.0
+"""How long a headless OpenCode may take to open its first directory; its starter kills it before that."""
+
+LINK_SECONDS: Final = 30.0
+
+KEPT: Final = 256
+"""Of how many processes the identity is remembered."""
+
+_CALL_SECONDS: Final = 20.0
+_SEE_SECONDS: Final = 5.0
+
+
+class Server(NamedTuple):
+    """A headless OpenCode. ``pid`` and ``start`` are as its starter told them, and count in the pid namespace
+    ``space``; 0 and empty while nobody has told them."""
+
+    id: str
+    identity: str
+    pid: int = 0
+    start: str = ""
+    space: str = ""
+
+
+class Process(NamedTuple):
+    """An OpenCode that linked: its identity and its pid namespace."""
+
+    identity: str
+    space: str
 
 
 class Headless:
-    """The headless OpenCodes: one process an environment, which serves all directories. ``links`` returns the open
-    links; ``executable`` names the program to use. ``has_plugin`` says whether an OpenCode loads the plugin if it
-    starts in a given directory with a given environment.
-    """
+    """The headless OpenCodes of a home. ``links`` returns the open links. ``start`` starts one with an id for a
+    directory as the sidecar's own child, and fails with ``HostAbsent`` if the sidecar has another identity."""
 
     def __init__(
         self,
         home: Home,
-        links: Callable[[], Iterable[Any]],
+        links: Callable[[], Iterable[ShimConnection]],
         nonce: Callable[[], str],
-        now_ms: Callable[[], int],
-        executable: Path | None = None,
-        has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
+        start: Callable[[str, str, str], Awaitable[None]] | None = None,
     ) -> None:
-        self._home, self._links, self._nonce, self._now_ms = home, links, nonce, now_ms
-        self._executable, self._has_plugin = executable, has_plugin
+        self._home, self._links, self._nonce, self._start_own = home, links, nonce, start
         self._file = home.path / "headless.json"
-        self._servers: list[dict[str, Any]] | None = None
-        self._of: dict[int, str] = {}
-        """The environments of the servers, by pid."""
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._starting = asyncio.Lock()
-        self.environments = Environments(home.read_token)
-        self._running()  # now, because the environment of a process that ends later is lost
+        self._servers, self._known = _read(self._file)
+        self._starting, self._naming = asyncio.Lock(), asyncio.Lock()
+        self._space = _own_space()
+
+    # --- identities ---
+
+    async def know(self, link: ShimConnection) -> str:
+        """The identity of a process that linked."""
+        async with self._naming:
+            if (name := self.identity_of(link)) is None:
+                name = await self._name(link)
+            if own := link.identity.headless:  # perhaps started from a terminal
+                start = await _sees(link, link.pid)
+                self._servers[own] = Server(own, name, link.pid, start, link.identity.pid_space)
+            if link.boot_id not in self._known:
+                self._known[link.boot_id] = Process(name, link.identity.pid_space)
+                while len(self._known) > KEPT:
+                    del self._known[next(iter(self._known))]
+                await self._write()
+        return name
+
+    def identity_of(self, link: ShimConnection) -> str | None:
+        """The identity of a linked process, if it is known."""
+        server = self._servers.get(link.identity.headless)
+        known = server or self._known.get(link.boot_id)
+        return known.identity if known is not None else None
+
+    async def _name(self, link: ShimConnection) -> str:
+        keys = (link.identity.kernel, link.identity.environment)
+        if await self._is_outside(link):
+            return _named("env", *keys)
+        for other in self._open():
+            name, theirs = self.identity_of(other), (other.identity.kernel, other.identity.environment)
+            if name and theirs == keys and await _see_each_other(link, other):
+                return name
+        return _named("box", *keys, link.boot_id)
+
+    async def _is_outside(self, link: ShimConnection) -> bool:
+        """Whether a process is in no sandbox. It must see the sidecar, because no file tells of Landlock."""
+        if not self._space or link.identity.pid_space != self._space:
+            return False
+        facts = await asyncio.to_thread(read_facts, link.pid)
+        told = digest(self._home.read_token(), kernel_lines(facts)) == link.identity.kernel
+        return told and stays(facts) and await _sees(link, os.getpid()) != ""
+
+    def is_elsewhere(self, boot: str) -> bool:
+        """Whether a process is known to be in another pid namespace than the sidecar."""
+        known = self._known.get(boot)
+        return known is not None and known.space != self._space
+
+    def usual(self, directory: str) -> str:
+        """The identity for work that nobody asked for: that of the OpenCode that is open in the directory, or else of
+        the newest one. Empty if none is open."""
+        askers = [link for link in self._open() if not link.identity.headless and self.identity_of(link)]
+        near = [link for link in askers if link.directory == directory] or askers
+        return self.identity_of(near[-1]) or "" if near else ""
+
+    # --- processes ---
 
     @property
     def pid(self) -> int | None:
-        return next((info["pid"] for info in reversed(self._running())), None)
+        return next(iter(sorted(self.pids)), None)
 
     @property
     def pids(self) -> frozenset[int]:
-        return frozenset(info["pid"] for info in self._running())
+        return frozenset(link.pid for link in self._open() if link.identity.headless)
 
-    async def link(self, directory: str, environment: str) -> Any:
-        """The link to the headless OpenCode of an environment, for a directory; starts that OpenCode if needed.
+    async def runs(self, identity: str) -> bool:
+        """Whether the headless OpenCode of an identity runs, linked or not."""
+        return self._linked(identity) is not None or await self._unlinked(identity) is not None
+
+    async def link(self, directory: str, identity: str) -> ShimConnection:
+        """The link to the headless OpenCode of an identity, for a directory; one is started if needed.
 
         Raises:
-            HostAbsent: nothing is known of the environment until an OpenCode that has it is open.
-            HostError: the headless OpenCode did not start, or did not link back.
+            HostAbsent: no process that could start it is linked.
+            HostError: it did not start, or did not link.
         """
-        environment = environment or self.usual(directory)
         async with self._starting:
-            info = next((each for each in self._running() if self._of[each["pid"]] == environment), None)
-            if info is None:
-                info = await self._start(environment)
-        found = linked(self._links(), info["pid"], directory)
-        if found is None:
-            await asyncio.to_thread(_ask, info, f"/session?directory={quote(directory, safe='')}&limit=1", directory)
-            found = await until_linked(self._links, info["pid"], directory)
-        if found is None:
+            identity = identity or self.usual(directory)
+            found = self._linked(identity) or await self._back(identity) or await self._start(identity, directory)
+        return await self._at(found, directory)
+
+    async def _at(self, found: ShimConnection, directory: str) -> ShimConnection:
+        """The link of the same process for another directory. OpenCode loads the plugin with the first request."""
+
+        def near() -> ShimConnection | None:
+            mine = (link for link in self._open() if link.boot_id == found.boot_id)
+            return next((link for link in mine if link.directory == directory), None)
+
+        if near() is None:
+            await _call(found, "session.list", {"query": {"directory": directory, "limit": 1}})
+            await until(near, LINK_SECONDS)
+        if (link := near()) is None:
             raise HostError(f"the plugin of the headless OpenCode did not connect to the sidecar for {directory}")
-        return found
+        return link
 
-    def usual(self, directory: str) -> str:
-        """The environment for work that no OpenCode asked for: that of the OpenCode that is open in the directory, or
-        else the only known one. Empty if none is known, which means the environment of the sidecar.
+    def _linked(self, identity: str) -> ShimConnection | None:
+        own = (link for link in self._open() if link.identity.headless)
+        return next((link for link in own if self.identity_of(link) == identity), None)
 
-        Raises:
-            HostError: there are several, and none is that of the directory.
-        """
-        opened = [link for link in reversed(list(self._links())) if link.is_open and not link.identity.service]
-        of = [(link.directory, self.environment_of(link.pid) or self.know(link.pid)) for link in opened]
-        if near := next((name for where, name in of if name and where == directory), None):
-            return near
-        names = self.environments.names
-        if len(names) > 1:
-            raise HostError("OpenCode is used in several environments, and is not open in this directory")
-        return names[0] if names else ""
+    async def _unlinked(self, identity: str) -> Server | None:
+        for server in [each for each in self._servers.values() if each.identity == identity]:
+            if await self._lives(server):
+                return server
+            del self._servers[server.id]
+        return None
 
-    def environment_of(self, pid: int | None) -> str:
-        return self._of.get(pid or 0) or self.environments.of(pid)
+    async def _lives(self, server: Server) -> bool:
+        if server.space == self._space:
+            return _start_of(server.pid) == server.start != ""
+        # Its pid means something only to processes in its own namespace.
+        for link in self._open():
+            if link.identity.pid_space == server.space and self.identity_of(link) == server.identity:
+                return await _sees(link, server.pid) == server.start
+        return False
 
-    def never_links(self, directory: str) -> bool:
-        """Whether no OpenCode is linked and an OpenCode that starts for a directory would not load the plugin."""
-        if any(link.is_open for link in self._links()):
-            return False
-        known = [self.environments.get(name) for name in self.environments.names[-1:]]
-        environment = next((each.environment for each in known if each is not None), os.environ)
-        return not self._has_plugin(Path(directory), environment)
+    async def _back(self, identity: str) -> ShimConnection | None:
+        """The link of a headless OpenCode that runs and has not linked again yet."""
+        if await self._unlinked(identity) is None:
+            return None
+        await until(lambda: self._linked(identity), LINK_SECONDS)
+        if (link := self._linked(identity)) is None:
+            raise HostError("the headless OpenCode does not connect to the sidecar")
+        return link
+
+    async def _start(self, identity: str, directory: str) -> ShimConnection:
+        askers = [link for link in self._open() if not link.identity.headless and self.identity_of(link) == identity]
+        server = Server(self._nonce()[:16], identity)
+        if askers:
+            await self._ask(askers[-1], server, directory)
+        elif self._start_own is not None:
+            await self._start_own(identity, server.id, directory)
+        else:
+            raise HostAbsent("no OpenCode is open that may do what the one that asked for this work may do")
+
+        def linked() -> ShimConnection | None:
+            return next((link for link in self._open() if link.identity.headless == server.id), None)
+
+        await until(linked, LINK_SECONDS)
+        if (link := linked()) is None:
+            raise HostError("the headless OpenCode started, but its plugin did not connect to the sidecar")
+        return link
+
+    async def _ask(self, asker: ShimConnection, server: Server, directory: str) -> None:
+        """Have an OpenCode start a headless one, and wait until that one has opened a directory."""
+        self._servers[server.id] = server  # now, because the answer may be lost
+        told = await _call(asker, "headless.start", {"id": server.id, "directory": directory})
+        server = server._replace(pid=told["pid"], start=told["start"], space=asker.identity.pid_space)
+        self._servers[server.id] = server
+        await self._write()
+        log.info("an OpenCode (pid %d) started a headless one (pid %d)", asker.pid, server.pid)
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                failed = await asker.call("headless.opened", {"id": server.id}, timeout=_CALL_SECONDS)
+            except CallError as error:
+                if error.code == "timeout":
+                    continue
+                break  # the one that asked has ended, so only the link tells
+            if not failed:
+                return
+            self._servers.pop(server.id, None)
+            raise HostError(f"the headless OpenCode did not start: {failed}")
+
+    # --- ends ---
 
     def idle(self, wanted: Collection[str]) -> frozenset[str]:
-        """The environments whose process is running and of which no work is ``wanted``."""
-        return frozenset(self._of[info["pid"]] for info in self._running()).difference(wanted)
+        """The identities whose headless OpenCode is linked and of which no work is ``wanted``."""
+        own = (link for link in self._open() if link.identity.headless)
+        return frozenset(self.identity_of(link) or "" for link in own).difference(wanted)
+
+    def left(self) -> frozenset[str]:
+        """The identities of sandboxes in which only the headless OpenCode is left."""
+        askers = {self.identity_of(link) for link in self._open() if not link.identity.headless}
+        return frozenset(name for name in self.idle(()) if name.startswith("box_") and name not in askers)
 
     async def stop(self, only: Collection[str] | None = None) -> None:
-        ending = [info for info in self._running() if only is None or self._of[info["pid"]] in only]
-        for info in ending:
-            try:
-                os.kill(info["pid"], signal.SIGTERM)
-            except ProcessLookupError:
-                log.info("the headless OpenCode is no longer running")
-        self._servers = [info for info in self._running() if info not in ending]
-        if self._servers:
-            await asyncio.to_thread(self._write)
-        else:
-            self._file.unlink(missing_ok=True)
+        """End the headless OpenCodes, or those of some identities."""
+        ending = {each.id: each for each in self._servers.values() if only is None or each.identity in only}
+        for link in [each for each in self._open() if each.identity.headless in ending]:
+            with suppress(CallError):  # it ends or has ended
+                await link.call("headless.end", {}, timeout=_SEE_SECONDS)
+            ending.pop(link.identity.headless, None)
+        for server in ending.values():
+            if server.space == self._space and await self._lives(server):
+                with suppress(ProcessLookupError):
+                    os.kill(server.pid, signal.SIGTERM)
+        self._servers = {key: each for key, each in self._servers.items() if only and each.identity not in only}
+        await self._write()
 
-    def _write(self) -> None:
-        write_durably(self._file, json.dumps({"servers": self._servers}).encode())
+    def _open(self) -> list[ShimConnection]:
+        return [link for link in self._links() if link.is_open and not link.identity.service]
 
-    def _running(self) -> list[dict[str, Any]]:
-        if self._servers is None:
-            self._servers = self._read()
-        for process in self._processes:
-            process.poll()  # without ``poll``, a dead child process would stay a zombie
-        self._servers = [info for info in self._servers if still_runs(info["pid"], info["started_ms"])]
-        pids = [info["pid"] for info in self._servers]
-        # Another sidecar may have started some of them.
-        self._of = {pid: self._of[pid] if pid in self._of else self.environments.know(pid) for pid in pids}
-        return self._servers
-
-    def _read(self) -> list[dict[str, Any]]:
-        try:
-            return list(json.loads(self._file.read_text())["servers"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
-
-    def variables(self, directory: str, environment: str) -> dict[str, str]:
-        """The variables of an environment; see ``link`` for what is raised and when there is none."""
-        return self.environments.variables(environment or self.usual(directory))
-
-    async def _start(self, environment: str) -> dict[str, Any]:
-        asking = self.environments.of_work(environment)
-        found = (asking.executable if asking is not None else None, *self._last())
-        executable = self._executable or next(filter(_runs, found), None) or _on_path()
-        if executable is None:
-            raise HostError("no `opencode` was found; set `executable` in [phantom] in config.toml")
-        port, password = _free_port(), self._nonce()
-        variables = {
-            **(asking.environment if asking is not None else os.environ),
-            "OPENCODE_SERVER_PASSWORD": password,
-            "DURABLE_STREAM_HOME": str(self._home.path),
-            "DURABLE_STREAM_HEADLESS": "1",
-        }
-        variables.pop("OPENCODE_SERVER_USERNAME", None)
-        process = await asyncio.to_thread(
-            subprocess.Popen,
-            [str(executable), "serve", "--hostname", "127.0.0.1", "--port", str(port)],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-        )
-        self._processes.append(process)
-        info = {
-            "pid": process.pid,
-            "started_ms": self._now_ms(),
-            "port": port,
-            "password": password,
-            "executable": str(executable),
-        }
-        self._servers = [*self._running(), info]
-        self._of[process.pid] = environment
-        await asyncio.to_thread(self._write)
-        log.info("started a headless OpenCode, pid %d", process.pid)
-        deadline = asyncio.get_running_loop().time() + START_SECONDS
-        while not await asyncio.to_thread(_answers, info):
-            if process.poll() is not None:
-                raise HostError(f"the headless OpenCode ended with code {process.returncode}")
-            if asyncio.get_running_loop().time() > deadline:
-                raise HostError("the headless OpenCode did not answer")
-            await asyncio.sleep(POLL_SECONDS)
-        return info
-
-    def know(self, pid: int) -> str:
-        return self._of[pid] if pid in self._of else self.environments.know(pid)
-
-    def _last(self) -> list[Path]:
-        """The programs of the last headless OpenCodes, which another sidecar may have started; the newest first."""
-        return [Path(str(info.get("executable"))) for info in reversed(self._read())]
+    async def _write(self) -> None:
+        about = {"servers": [each._asdict() for each in self._servers.values()], "processes": self._known}
+        await asyncio.to_thread(write_durably, self._file, json.dumps(about).encode())
 
 
-def _answers(info: dict[str, Any]) -> bool:
+def _read(file: Path) -> tuple[dict[str, Server], dict[str, Process]]:
     try:
-        _ask(info, "/global/health")
-    except HostError:
-        return False
-    return True
+        found = json.loads(file.read_text())
+        servers = [Server(**each) for each in found["servers"]]
+        return {each.id: each for each in servers}, {boot: Process(*each) for boot, each in found["processes"].items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, {}  # there was none yet
 
 
-def _ask(info: dict[str, Any], path: str, directory: str | None = None) -> None:
-    """Send one request. The request has a time limit, because OpenCode may never answer a request that comes too
-    early."""
-    login = base64.b64encode(f"opencode:{info['password']}".encode()).decode()
-    headers = {"Authorization": f"Basic {login}"}
-    if directory is not None:
-        headers["x-opencode-directory"] = quote(directory, safe="/")
-    seconds = _REQUEST_SECONDS if directory is None else LINK_SECONDS
-    connection = http.client.HTTPConnection("127.0.0.1", info["port"], timeout=seconds)
+def _named(kind: str, *keys: str) -> str:
+    return f"{kind}_{sha256(':'.join(keys).encode()).hexdigest()[:24]}"
+
+
+def _own_space() -> str:
     try:
-        connection.request("GET", path, headers=headers)
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        raise HostError(f"the headless OpenCode does not answer ({type(error).__name__})") from None
-    finally:
-        connection.close()
-    if status != 200:
-        raise HostError(f"the headless OpenCode answered with HTTP status {status}")
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""  # the system has no namespaces
 
 
-def _runs(executable: Path | None) -> bool:
-    return executable is not None and os.access(executable, os.X_OK)
+def _start_of(pid: int) -> str:
+    """When a process started, in ticks since the boot; empty if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return fields[19] if fields[0] != "Z" else ""
 
 
-def _on_path() -> Path | None:
-    found = shutil.which("opencode")
-    return Path(found) if found else None
+async def _see_each_other(one: ShimConnection, other: ShimConnection) -> bool:
+    return await _sees(one, other.pid) != "" and await _sees(other, one.pid) != ""
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+async def _sees(link: ShimConnection, pid: int) -> str:
+    """When a process started, as another one sees it; empty if that one cannot look into it."""
+    try:
+        return str(await link.call("headless.sees", {"pid": pid}, timeout=_SEE_SECONDS))
+    except CallError:
+        return ""
+
+
+async def _call(link: ShimConnection, method: str, args: dict[str, Any]) -> Any:
+    try:
+        return await link.call(method, args, timeout=_CALL_SECONDS)
+    except CallError as error:
+        raise HostError(f"{method}: {error}") from None

@@ -189,15 +189,14 @@ class Host(Protocol):
         return True
 
     async def know(self, link: Any) -> str:
-        """Remember the environment of the OpenCode that has just linked; return its name. Empty if all work has the
-        environment of one service."""
+        """Which identity the OpenCode that linked has: what it may do. Empty if all work has that of one service."""
         return ""
 
-    def environment_of(self, session: str | None, pid: int | None) -> str:
-        """The environment for work for which a session asks, or a process; empty for work for which nobody does.
+    async def identity_of(self, session: str | None, link: Any) -> str:
+        """The identity of the session that asks for work, on a ``link`` if there is one; empty if nobody asks.
 
         Raises:
-            HostError: the environment is not known.
+            HostError: it is not known.
         """
         return ""
 

@@ -2,13 +2,12 @@
 hosts the session.
 
 A user's session is changed only through the OpenCode that hosts it, because OpenCode processes share no lock and do not
-show messages that another process added. A phantom is hosted by the sidecar's own headless OpenCode.
+show messages that another process added. A phantom is hosted by a headless OpenCode.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import lacks
-from sidecar.background.hosts.borrowed import Borrowed
+from sidecar.background.hosts.environments import read_process
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, Status
 from sidecar.background.hosts.plugins import check_plugins
@@ -54,12 +53,12 @@ class V1Host(Host):
         links: Callable[[], Iterable[ShimConnection]],
         delivers: Callable[[Any], bool],
         state: CaptureState,
-        headless: Headless | Borrowed,
+        headless: Headless,
         is_phantom: Callable[[str], bool],
         now_ms: Callable[[], int],
         environment: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """``environment`` names the environment of an intent, or of a phantom's session."""
+        """``environment`` names the identity of an intent, or of a phantom's session."""
         self._now_ms, self._environment = now_ms, environment
         self._links, self._delivers, self._state, self._headless = links, delivers, state, headless
         self._is_phantom = is_phantom
@@ -174,12 +173,12 @@ class V1Host(Host):
 
     async def abort(self, session: str, *, directory: str) -> None:
         link = self._hosting(session)
-        if link is None and self._is_phantom(session) and self._headless.pid is not None:
+        if link is None and self._is_phantom(session) and await self._headless.runs(self._environment(session)):
             # The headless OpenCode is running, but needs a moment to connect to a new sidecar, so wait for its link.
             link = await self._phantoms(directory, session)
         if link is not None:
             await _call(link, "session.abort", {"path": {"id": session}})
-        elif self._is_cut_off(session):
+        elif await self._is_cut_off(session):
             raise HostError(_CUT_OFF)
 
     async def look(self, session: str, *, directory: str) -> Look:
@@ -246,7 +245,7 @@ class V1Host(Host):
 
         Unlike a change, a copy needs no particular process. A headless one would end when no background work is left.
         """
-        near = [link for link in self._acting() if link.directory == directory and link.pid not in self._headless.pids]
+        near = [link for link in self._acting() if link.directory == directory and not link.identity.headless]
         if not near:
             raise HostAbsent(f"no OpenCode is open in {directory}")
         hosting = self._hosting(session)
@@ -257,7 +256,7 @@ class V1Host(Host):
     async def status(self, session: str) -> Status:
         link = self._hosting(session)
         if link is None:
-            if self._is_cut_off(session):
+            if await self._is_cut_off(session):
                 raise HostError(_CUT_OFF)
             return "absent"
         found = await _call(link, "session.status", {})
@@ -294,21 +293,21 @@ class V1Host(Host):
         return "answered"
 
     async def know(self, link: ShimConnection) -> str:
-        return await asyncio.to_thread(self._headless.know, link.pid)
+        return await self._headless.know(link)
 
-    def environment_of(self, session: str | None, pid: int | None) -> str:
-        if pid is None and session is None:
-            return ""
+    async def identity_of(self, session: str | None, link: Any) -> str:
         if session is not None and self._is_phantom(session):
             return self._environment(session)
-        link = self._hosting(session) if session is not None and pid is None else None
-        found = self._headless.environment_of(link.pid if link is not None else pid)
-        if not found and sys.platform == "linux":
-            raise HostError("the environment of the OpenCode that asks is not known")
-        return found
+        link = link or (self._hosting(session) if session is not None else None)
+        if link is not None:
+            return await self._headless.know(link)
+        if session is not None:
+            raise HostError("the OpenCode that hosts this session is not connected")
+        return ""
 
     async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
-        return self._headless.variables(directory, environment)
+        link = await self._headless.link(directory, environment)
+        return read_process(link.pid).environment
 
     def waiting_for(self, link: ShimConnection, sessions: Collection[str]) -> list[str]:
         return [each for each in sessions if each in self._state.sessions and self._would_host(each, link)]
@@ -316,8 +315,8 @@ class V1Host(Host):
     def _would_host(self, session: str, link: ShimConnection) -> bool:
         hosting = self._hosting(session)
         if hosting is None and self._is_phantom(session):
-            # An OpenCode with the same environment may continue the session, or let a headless one do so.
-            return self._environment(session) in ("", self._headless.environment_of(link.pid))
+            # An OpenCode of the same identity may start a headless one that continues the session.
+            return self._environment(session) in ("", self._headless.identity_of(link))
         return hosting is link
 
     # --- who hosts what ---
@@ -340,8 +339,8 @@ class V1Host(Host):
                 return link
         if self._is_phantom(session):
             return None
-        near = [link for link in links if link.directory == known.directory and link.pid not in self._headless.pids]
-        return near[-1] if near and not _still_runs(turn) else None
+        near = [link for link in links if link.directory == known.directory and not link.identity.headless]
+        return near[-1] if near and not self._still_runs(turn) else None
 
     def _acting(self) -> list[ShimConnection]:
         """The links that may be asked to act. If a process has two plugin instances for a directory, it is only the one
@@ -350,7 +349,7 @@ class V1Host(Host):
         alone = Counter((link.pid, link.directory) for link in opened)
         return [link for link in opened if self._delivers(link) or alone[link.pid, link.directory] == 1]
 
-    def _is_cut_off(self, session: str) -> bool:
+    async def _is_cut_off(self, session: str) -> bool:
         """Whether background work may run in a process that is not linked now. Called only if no link hosts the
         session.
         """
@@ -358,7 +357,13 @@ class V1Host(Host):
             return False
         known = self._state.sessions.get(session)
         turn = (known.turn or known.last_turn) if known is not None else None
-        return _still_runs(turn) if turn is not None else self._headless.pid is not None
+        return self._still_runs(turn) if turn is not None else await self._headless.runs(self._environment(session))
+
+    def _still_runs(self, turn: Turn | None) -> bool:
+        """Whether the process of a turn runs. A pid of another namespace says nothing, so such a one must be linked."""
+        if turn is None or turn.pid is None or self._headless.is_elsewhere(turn.boot):
+            return False
+        return still_runs(turn.pid, turn.started_ms)
 
     async def _of(self, session: str, directory: str) -> ShimConnection:
         link = self._hosting(session)
@@ -373,10 +378,6 @@ class V1Host(Host):
         started if needed."""
         link: ShimConnection = await self._headless.link(directory, self._environment(work))
         return link
-
-
-def _still_runs(turn: Turn | None) -> bool:
-    return turn is not None and turn.pid is not None and still_runs(turn.pid, turn.started_ms)
 
 
 def _made(session: Any) -> str:

@@ -1,127 +1,192 @@
-"""Which program the headless OpenCode is, and which environment it has, when the OpenCode that asked has ended.
-
-No real OpenCode: a copy of ``sleep`` with its name, or a script; both end at once when they are to serve.
-"""
+"""Who starts a headless OpenCode, who shares one, and when an identity ends. The OpenCodes are scripted links."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bridge.opencode.link.protocol import CallError
+from sidecar.background.hosts import headless as module
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.home import Home
-from sidecar.install.plugin import is_installed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what another process runs")
-
-SLEEP = shutil.which("sleep") or "sleep"
+PROJECT = "/project"
 
 
-def opencode(directory: Path) -> Path:
-    """A program called ``opencode``."""
-    directory.mkdir()
-    return Path(shutil.copy(SLEEP, directory / "opencode"))
+class OpenCode:
+    """A link to an OpenCode. It sees a process of ``world`` unless the two are in different ``walls``."""
+
+    def __init__(
+        self, world: World, keys: str = "k", walls: str = "", space: str = "here", headless: str = "", **more: Any
+    ) -> None:
+        self.pid = next(world.pids)
+        self.boot_id, self.directory, self.is_open = more.get("boot", f"boot{self.pid}"), PROJECT, True
+        self.world, self.walls, self.calls = world, walls, list[tuple[str, Any]]()
+        self.identity = SimpleNamespace(
+            service="", headless=headless, kernel=keys, environment=f"e{keys}", pid_space=space, program=""
+        )
+        world.links.append(self)
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = 0.0) -> Any:
+        self.calls.append((method, args))
+        match method:
+            case "headless.sees":
+                other = next((each for each in self.world.links if each.pid == args["pid"] and each.is_open), None)
+                return f"start{other.pid}" if other is not None and other.walls == self.walls else ""
+            case "headless.start":
+                return {"pid": self._starts(args["id"]), "start": "7"}
+            case "headless.opened":
+                return self.world.failure
+            case "headless.end":
+                self.is_open = False
+            case "session.list":
+                self.world.opens(self, args["query"]["directory"])
+        return None
+
+    def _starts(self, name: str) -> int:
+        if self.world.failure:
+            return 1
+        own = self.identity
+        return OpenCode(self.world, own.kernel, self.walls, own.pid_space, name).pid
 
 
-async def started(headless: Headless, home: Path, environment: str) -> str:
-    """The program that was started."""
-    with pytest.raises(HostError, match="ended with code"):
-        await headless.link(str(home), environment)
-    return str(json.loads((home / "headless.json").read_text())["servers"][-1]["executable"])
+class World:
+    def __init__(self, home: Path) -> None:
+        self.home, self.links, self.failure = Home(home), list[OpenCode](), ""
+        self.home.ensure_token(lambda: "5" * 64)
+        self.pids, self.names = iter(range(1000, 2000)), iter(range(100))
+        self.headless = self.sidecar()
+
+    def sidecar(self) -> Headless:
+        return Headless(self.home, lambda: self.links, lambda: f"id{next(self.names)}".ljust(64, "0"))  # type: ignore[arg-type,return-value]
+
+    def opens(self, link: OpenCode, directory: str) -> None:
+        other = OpenCode(self, link.identity.kernel, link.walls, link.identity.pid_space, link.identity.headless)
+        other.pid, other.boot_id, other.directory = link.pid, link.boot_id, directory
+
+    async def asks(self, asker: OpenCode, directory: str = PROJECT) -> Any:
+        """The link to the headless OpenCode in which work runs that this one asks for."""
+        return await self.headless.link(directory, await self.headless.know(asker))  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def headless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Headless:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return made(tmp_path)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(module, "LINK_SECONDS", 0.2)
+    return World(tmp_path)
 
 
-def made(home: Path, *more: Any) -> Headless:
-    Home(home).ensure_token(lambda: "5" * 64)
-    return Headless(Home(home), lambda: [], lambda: "secret", lambda: 0, *more)
+async def test_the_one_that_asks_starts_it_and_the_work_of_one_identity_shares_it(world: World) -> None:
+    asker = OpenCode(world)
+    found = await world.asks(asker)
+    assert found.identity.headless and ("headless.start", {"id": found.identity.headless, "directory": PROJECT}) in (
+        asker.calls
+    )
+    assert await world.asks(asker) is found
+    elsewhere = await world.asks(asker, "/worktree")
+    assert (elsewhere.boot_id, elsewhere.directory) == (found.boot_id, "/worktree")
+    assert await world.asks(OpenCode(world)) is found, "a second one that may do the same, in another terminal"
+    assert (await world.asks(OpenCode(world, "other"))).boot_id != found.boot_id
 
 
-def known(headless: Headless, program: str = SLEEP, **environment: str) -> str:
-    """The environment of an OpenCode that linked, and ended."""
-    with subprocess.Popen([program, "600"], env={"PATH": "/bin", **environment}) as process:
-        while not Path(f"/proc/{process.pid}/environ").read_bytes():
-            continue  # The system sets a new program's environment after Popen has returned.
-        headless.know(process.pid)
-        process.kill()
-    return headless.environment_of(process.pid)
+async def test_two_with_equal_keys_of_which_one_cannot_see_the_other_share_none(world: World) -> None:
+    free, fenced = OpenCode(world), OpenCode(world, walls="landlock")
+    assert (await world.asks(free)).boot_id != (await world.asks(fenced)).boot_id
 
 
-async def test_the_program_of_an_opencode_that_ended_is_remembered(headless: Headless, tmp_path: Path) -> None:
-    programs = [opencode(tmp_path / name) for name in ("one", "other")]
-    with pytest.raises(HostError, match="no `opencode` was found"):
-        await headless.link(str(tmp_path), "")
-    one, other = (known(headless, str(program), WHOSE=program.parent.name) for program in programs)
-    assert await started(headless, tmp_path, one) == str(programs[0])
-    assert await started(headless, tmp_path, other) == str(programs[1])
-    # It was upgraded meanwhile, and the old program is gone.
-    programs[0].unlink()
-    assert await started(headless, tmp_path, one) == str(programs[1])
+async def test_an_identity_ends_with_its_last_process_whatever_comes_with_its_numbers(world: World) -> None:
+    asker = OpenCode(world)
+    identity = await world.headless.know(asker)  # type: ignore[arg-type]
+    found = await world.asks(asker)
+    asker.is_open = False
+    assert await world.headless.link(PROJECT, identity) is found and world.headless.left() == {identity}
+    await world.headless.stop(world.headless.left())
+    assert not found.is_open
+    reused = OpenCode(world)
+    assert await world.headless.know(reused) != identity  # type: ignore[arg-type]
+    with pytest.raises(HostAbsent):
+        await world.headless.link(PROJECT, identity)
+    await world.asks(reused)
+    with pytest.raises(HostAbsent):
+        await world.headless.link(PROJECT, identity)
 
 
-async def test_its_environment_is_that_of_the_one_that_asked_and_never_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "opencode"
-    script.write_text('#!/bin/sh\nprintf %s "$WHOSE" > "$0.whose"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("WHOSE", "the sidecar's")
-    headless = made(tmp_path, script)
-
-    async def whose(environment: str) -> str:
-        with pytest.raises(HostError, match="ended with code"):
-            await headless.link(str(tmp_path), environment)
-        return (tmp_path / "opencode.whose").read_text()
-
-    assert await whose("") == "the sidecar's"
-    one = known(headless, WHOSE="one's")
-    assert await whose("") == "one's", "the only one that is known"
-    other = known(headless, WHOSE="the other's")
-    assert await whose(one) == "one's" and await whose(other) == "the other's"
-    with pytest.raises(HostError, match="several environments"):
-        await headless.link(str(tmp_path), "")
-    for name in ("env_of_nobody", made(tmp_path, script).environments.name({"WHOSE": "a third's"})):
-        with pytest.raises(HostAbsent):
-            await headless.link(str(tmp_path), name)
+async def test_outside_of_all_sandboxes_the_next_one_continues(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Headless, "_is_outside", lambda _self, link: _true())
+    asker = OpenCode(world)
+    identity, found = await world.headless.know(asker), await world.asks(asker)  # type: ignore[arg-type]
+    asker.is_open = False
+    assert not world.headless.left() and world.headless.idle([]) == {identity} and not world.headless.idle([identity])
+    found.is_open = False
+    with pytest.raises(HostAbsent):
+        await world.headless.link(PROJECT, identity)
+    again = OpenCode(world)
+    assert await world.headless.know(again) == identity  # type: ignore[arg-type]
+    assert (await world.headless.link(PROJECT, identity)).identity.headless
+    assert "headless.start" in [name for name, _ in again.calls]
 
 
-def test_an_environment_is_the_same_in_every_terminal_and_after_every_restart(tmp_path: Path) -> None:
-    headless = made(tmp_path)
-    one = known(headless, SECRET="1", TERM="xterm", PWD="/a", TMUX_PANE="%1", SSH_TTY="/dev/pts/1")
-    assert one == known(made(tmp_path), SECRET="1", TERM="linux", PWD="/b")
-    assert one != known(headless, SECRET="2", TERM="xterm", PWD="/a")
-    assert one != known(headless, SECRET="1", OPENCODE_PERMISSION='{"bash":"deny"}')
-    assert "SECRET" not in json.dumps([path.read_text() for path in tmp_path.iterdir() if path.is_file()])
+async def _true() -> bool:
+    return True
 
 
-async def test_work_never_begins_only_if_nothing_is_linked_and_the_plugin_is_in_none_of_its_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    links: list[Any] = []
-    headless = Headless(Home(tmp_path), lambda: links, lambda: "secret", lambda: 0, has_plugin=is_installed)
-    project = tmp_path / "project"
-    assert headless.never_links(str(project))
-    links = [SimpleNamespace(is_open=True)]
-    assert not headless.never_links(str(project))
-    links = []
-    for config in (project / ".opencode", tmp_path / "config" / "opencode"):
-        plugin = config / "plugin" / "durable-stream.js"
-        plugin.parent.mkdir(parents=True)
-        plugin.write_text("")
-        assert not headless.never_links(str(project))
-        assert headless.never_links(str(tmp_path / "other")) == (config.name == ".opencode")
-        plugin.unlink()
+async def test_a_process_that_shows_other_keys_than_it_told_is_not_outside(world: World) -> None:
+    liar = OpenCode(world, space=world.headless._space)
+    liar.pid = os.getpid()
+    assert (await world.headless.know(liar)).startswith("box_")  # type: ignore[arg-type]
+
+
+async def test_the_next_sidecar_finds_it_and_waits_for_its_link(world: World) -> None:
+    asker = OpenCode(world)
+    found = await world.asks(asker)
+    world.headless = world.sidecar()
+    assert await world.asks(asker) is found
+    found.is_open = False  # its link breaks, and it runs on
+    world.headless = world.sidecar()
+    identity = await world.headless.know(asker)  # type: ignore[arg-type]
+    assert not await world.headless.runs(identity), "the one that started it says that it ended"
+
+
+async def test_a_pid_of_another_namespace_is_never_signalled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(module, "_start_of", lambda _: "7")
+    for space, signals in (("elsewhere", 0), (world.headless._space, 1)):
+        asker = OpenCode(world, f"keys of {space}", space=space)
+        found = await world.asks(asker)
+        asker.is_open = found.is_open = False
+        await world.headless.stop()
+        assert len(killed) == signals
+
+
+async def test_one_that_opens_no_directory_is_an_error_and_forgotten(world: World) -> None:
+    world.failure = "it did not answer"
+    asker = OpenCode(world)
+    with pytest.raises(HostError, match="did not answer"):
+        await world.asks(asker)
+    world.failure = ""
+    assert await world.asks(asker)
+
+
+async def test_one_that_a_terminal_started_is_taken_for_its_identity(world: World) -> None:
+    own = OpenCode(world, headless="of a terminal")
+    identity = await world.headless.know(own)  # type: ignore[arg-type]
+    assert (await world.headless.link(PROJECT, identity)).boot_id == own.boot_id
+    assert await world.asks(OpenCode(world)) is own
+
+
+async def test_a_link_that_breaks_during_the_start_fails_only_this_attempt(world: World) -> None:
+    asker = OpenCode(world)
+
+    async def breaks(method: str, args: dict[str, Any], timeout: float = 0.0) -> Any:
+        raise CallError("closed", "the link closed")
+
+    answers, asker.call = asker.call, breaks  # type: ignore[method-assign]
+    with pytest.raises(HostError):
+        await world.asks(asker)
+    asker.call = answers  # type: ignore[method-assign]
+    assert await world.asks(asker)

@@ -67,7 +67,7 @@ class Host:
         self.created.append(about)
         return f"ses_{intent}"
 
-    def environment_of(self, session: str | None, pid: int | None) -> str:
+    async def identity_of(self, session: str | None, link: Any) -> str:
         return "env_1"
 
     def knows(self, session: str) -> bool:
@@ -348,7 +348,8 @@ def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_in
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     home = Home(tmp_path / "home")
     home.create()
-    home.config_path.write_text(f'link.scripts_may = ["spawn"]\n[phantom]\nexecutable = "{tmp_path / "none"}"\n')
+    home.config_path.write_text('link.scripts_may = ["spawn"]
+')
     process = start(home)
     try:
         running(home)

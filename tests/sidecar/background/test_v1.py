@@ -10,7 +10,6 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError
-from sidecar.background.hosts.borrowed import Borrowed
 from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v1_ids import message_id, part_ids
@@ -26,7 +25,7 @@ class FakeLink:
 
     def __init__(self, boot: str, pid: int, directory: str = "/project", *, late: bool = False) -> None:
         self.boot_id, self.pid, self.directory, self.late = boot, pid, directory, late
-        self.instance, self.is_open, self.identity = boot, True, SimpleNamespace(service=None)
+        self.instance, self.is_open, self.identity = boot, True, SimpleNamespace(service=None, headless="")
         self.history: list[dict[str, Any]] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
@@ -53,15 +52,17 @@ class FakeLink:
         return [method for method, _ in self.calls]
 
 
-def host(*links: FakeLink, pid: int | None = NOBODY, phantom: bool = False, headless: Borrowed | None = None) -> V1Host:
+def host(
+    *links: FakeLink, pid: int | None = NOBODY, phantom: bool = False, headless: FakeHeadless | None = None
+) -> V1Host:
     """A host that knows one session, whose last turn ran in boot ``hosting`` of process ``pid``."""
     now = system_identity().now_ms()
     turn = Turn("msg_1", "msg_2", "evt_1", now, "hosting", "build", None, pid=pid)
     known = SessionState(SESSION, SESSION, SESSION, None, True, "evt_0", directory="/project", last_turn=turn)
     state = CaptureState()
     state.sessions[SESSION] = known
-    own = headless or Borrowed(lambda: links)
-    return V1Host(lambda: links, lambda _: True, state, own, lambda _: phantom, lambda: now)
+    own = headless or FakeHeadless(links[0] if links else None)
+    return V1Host(lambda: links, lambda _: True, state, own, lambda _: phantom, lambda: now)  # type: ignore[arg-type,return-value]
 
 
 async def say(host: V1Host, *keys: str) -> bool:
@@ -119,12 +120,12 @@ def alive() -> int:
 
 
 async def test_while_the_process_that_hosts_a_session_reconnects_no_other_one_is_asked() -> None:
-    other = FakeLink("other", NOBODY)
+    other: Any = FakeLink("other", NOBODY)
     one = host(other, pid=alive())
     assert await one.status(SESSION) == "absent" and one.waiting_for(other, [SESSION]) == []
     with pytest.raises(HostError, match="not connected"):
         await say(one, "a")
-    back = FakeLink("hosting", alive())
+    back: Any = FakeLink("hosting", alive())
     assert host(other, back, pid=alive()).waiting_for(back, ["ses_other", SESSION]) == [SESSION]
 
 
@@ -137,29 +138,33 @@ async def test_background_work_whose_process_reconnects_is_not_taken_for_stopped
 
 
 async def test_to_stop_work_of_the_headless_opencode_its_link_is_waited_for() -> None:
-    headless = FakeHeadless(alive())
-    one = host(pid=alive(), phantom=True, headless=headless)
+    back = FakeLink("hosting", alive())
+    one = host(pid=alive(), phantom=True, headless=FakeHeadless(back, runs=True))
     await one.abort(SESSION, directory="/project")
-    assert headless.back.methods == ["session.abort"]
+    assert back.methods == ["session.abort"]
 
 
-class FakeHeadless(Borrowed):
-    """A headless OpenCode that runs, and links when it is asked for."""
+class FakeHeadless:
+    """A headless OpenCode that links when it is asked for."""
 
-    def __init__(self, pid: int) -> None:
-        super().__init__(list)
-        self.pid, self.back = pid, FakeLink("hosting", pid)
+    def __init__(self, back: FakeLink | None, *, runs: bool = False) -> None:
+        self.back, self.is_running = back, runs
 
-    async def link(self, directory: str, environment: str) -> FakeLink:
+    async def link(self, directory: str, environment: str) -> FakeLink | None:
         return self.back
+
+    async def runs(self, identity: str) -> bool:
+        return self.is_running
+
+    def is_elsewhere(self, boot: str) -> bool:
+        return False
 
 
 async def test_a_fork_is_made_in_the_project_by_an_opencode_of_the_user() -> None:
-    headless = FakeHeadless(alive())
-    headless.pids = frozenset({alive()})
     near, elsewhere, own = FakeLink("near", NOBODY), FakeLink("x", NOBODY, "/other"), FakeLink("hosting", alive())
+    own.identity.headless = "id"
     for links, wanted in (((near, elsewhere), near), ((own, near, elsewhere), near), ((elsewhere, own), None)):
-        one = host(*links, headless=headless)
+        one = host(*links)
         for link in links:
             link.calls.clear()
         if wanted is None:
