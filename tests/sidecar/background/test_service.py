@@ -348,8 +348,7 @@ def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_in
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     home = Home(tmp_path / "home")
     home.create()
-    home.config_path.write_text('link.scripts_may = ["spawn"]
-')
+    home.config_path.write_text('link.scripts_may = ["spawn"]\n')
     process = start(home)
     try:
         running(home)
