@@ -111,13 +111,18 @@ class HostActs:
             if session := args.get("session"):
                 await self.hosts.of(session).holds(session, key, directory=args["directory"])
             else:
-                session = await self.hosts.new(args.get("parent")).create(
+                parent, rights = args.get("parent"), None
+                if args.get("rights"):
+                    rights = Rights.of(args["rights"])
+                elif parent:  # an agent of ours asked for the work, such as the gardener
+                    rights = await self.hosts.of(parent).rights(parent, None)
+                session = await self.hosts.new(parent).create(
                     args["intent"],
                     title=args["title"],
                     directory=args["directory"],
-                    parent=args.get("parent"),
+                    parent=parent,
                     agent=args.get("agent"),
-                    rights=Rights.of(args["rights"]) if args.get("rights") else None,
+                    rights=rights,
                     project=args.get("project", ""),
                 )
         except HostAbsent:

@@ -1,7 +1,8 @@
 """The tool ``stream_read``: the last lines of a stream of the caller's project, bounded.
 
-The project of a session is the directory that was recorded for the session's stream. ``/``, the user's home directory
-and the directories above it are no projects: everything is below them. A session there reads only its own stream.
+The project of a session is the directory that was recorded for the session's stream, with the git repository around
+it. ``/``, the user's home directory and the directories above it are no projects: everything is below them. A session
+there reads only its own stream, and a repository there makes no project.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.messages.wording import without_tags
 from sidecar.read.catalog import Catalog
-from sidecar.read.projects import Project
+from sidecar.read.projects import Project, repository_of
 from sidecar.read.select import catalog_of, family_of, newest
 from sidecar.read.telling.describe import describe
 from sidecar.read.wording import iso_time, one_line
@@ -52,13 +53,10 @@ def _readable(catalog: Catalog, session: str) -> set[str]:
     directory = catalog.directory(known.stream)
     if not is_project(directory):
         return {known.stream}
-    found = Project(directory).streams(catalog)
-    # OpenCode's project id of a repository around everything, such as one of dotfiles, makes no project, either.
-    wide = {s.project for s in catalog.streams.values() if s.directory and not is_project(s.directory)}
     root = Project(directory)
-    return {known.stream} | {
-        each for each in found if root.holds(catalog.directory(each)) or catalog.streams[each].project not in wide
-    }
+    is_wide = not is_project(repository_of(directory))
+    found = root.streams(catalog)
+    return {known.stream} | {each for each in found if root.holds(catalog.directory(each)) or not is_wide}
 
 
 def is_project(directory: str) -> bool:

@@ -1,12 +1,17 @@
 """Finds the streams of a project, whose sessions ran in the project's directory or in another worktree of its
-repository. Pure."""
+repository.
+
+What counts is the directory that was recorded. OpenCode's own project id does not count: a fork has that of its origin,
+and a file in the repository can name any."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Final
 
 from sidecar.read.catalog import Catalog, is_agents
@@ -14,8 +19,8 @@ from sidecar.read.views import Place
 
 _WORKTREE: Final = re.compile(r".*/worktrees/(int_[0-9a-f]{4,64}(/.*)?)", re.DOTALL)
 
-_NO_PROJECT = ("", "global")
-"""OpenCode's project ids for a directory without a repository."""
+_POINTER: Final = 4096
+"""How many characters of a file that names a directory are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +34,13 @@ class Project:
         return bool(directory) and PurePath(directory).is_relative_to(self.root)
 
     def places(self, catalog: Catalog) -> set[Place]:
-        """The places in this directory, and those to which OpenCode gave the same project id."""
-        places = catalog.places()
-        held = {place for place in places if self.holds(place.directory)}
-        ids = {place.project for place in held} - set(_NO_PROJECT)
-        return held | {place for place in places if place.project in ids}
+        """The places in this directory, and those in the same repository."""
+        own = repository_of(self.root)
+        return {
+            place
+            for place in catalog.places()
+            if self.holds(place.directory) or (place.directory and repository_of(place.directory) == own)
+        }
 
     def streams(self, catalog: Catalog) -> set[str]:
         """The streams that ran in these places."""
@@ -41,6 +48,27 @@ class Project:
         # A stream that was joined to another one may not know its directory.
         nowhere = [name for place in catalog.places() if not place.directory for name in catalog.streams_at(place)]
         return found | {name for name in nowhere if self.holds(catalog.directory(name))}
+
+
+def repository_of(directory: str) -> str:
+    """The top of the git repository around a directory, or the directory. For a worktree, the top of its repository, if
+    that repository names the worktree, too. Git is not asked, because what it says can be configured."""
+    path = Path(directory)
+    top = next((each for each in (path, *path.parents) if os.path.exists(each / ".git")), path)
+    with suppress(OSError, ValueError):
+        own = _named(top / ".git", top)
+        if own.parent.name == "worktrees" and _named(own / "gitdir", own) == top / ".git":
+            main = own.parent.parent
+            return str(main.parent if main.name == ".git" else main)
+    return str(top)
+
+
+def _named(file: Path, base: Path) -> Path:
+    """The path that one of git's files names."""
+    if not file.is_file():
+        raise FileNotFoundError(file)
+    with file.open(encoding="utf-8") as opened:
+        return Path(os.path.normpath(base / opened.read(_POINTER).removeprefix("gitdir: ").strip()))
 
 
 def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str | None:

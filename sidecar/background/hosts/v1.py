@@ -68,7 +68,7 @@ class V1Host(Host):
     async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
         link = link or self._hosting(session)
         if link is None:
-            raise HostError("the OpenCode that hosts this session is not connected")
+            raise HostAbsent("the OpenCode that hosts this session is not connected")
         found = await _call(link, "session.get", {"path": {"id": session}})
         about = found if isinstance(found, dict) else {}
         name = agent or self.about(session).get("agent") or about.get("agent")

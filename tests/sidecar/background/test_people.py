@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -276,6 +276,41 @@ async def test_a_repository_around_the_home_directory_makes_no_project(
         for caller, stream in (("ses_2", "ses_3"), ("ses_2", "ses_1"), ("ses_1", "ses_2")):
             with pytest.raises(RequestError):
                 await made.read(ReadArgs(stream=stream), caller)
+
+
+async def test_a_project_is_a_directory_whatever_its_repository_says(tmp_path: Path) -> None:
+    mine, shop = tmp_path / "mine", tmp_path / "shop"
+    for name in ("mine/.git", "shop/.git/worktrees/real", "shop/.git/worktrees/gone", "shop/web", "real", "linked"):
+        (tmp_path / name).mkdir(parents=True)
+    (mine / ".git/opencode").write_text("shop")
+    for name, says, named in (
+        ("real", shop / ".git/worktrees/real", tmp_path / "real/.git"),
+        ("linked", shop / ".git/worktrees/real", None),
+        ("gone", shop / ".git/worktrees/gone", tmp_path / "elsewhere/.git"),
+        ("none", shop / ".git", None),
+        ("pipe", None, None),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        if named is not None:
+            (says / "gitdir").write_text(f"{named}\n")
+        if says is None:
+            os.mkfifo(tmp_path / name / ".git")
+        else:
+            (tmp_path / name / ".git").write_text(f"gitdir: {says}\n")
+    (tmp_path / "by-link").symlink_to(shop)
+    names = ("mine", "shop", "shop/web", "real", "linked", "gone", "none", "pipe", "by-link")
+    async with people(tmp_path / "home") as (made, _, run):
+        for name in names:
+            about = {"session": f"ses_{name}", "directory": str(tmp_path / name), "project": "shop"}
+            await run.happened("lifecycle.session.created", stream=f"ses_{name}", **about)
+        of_shop = {"shop", "shop/web", "real"}
+        for caller in names:
+            read = set[str]()
+            for name in names:
+                with suppress(RequestError):
+                    await made.read(ReadArgs(stream=f"ses_{name}"), f"ses_{caller}")
+                    read.add(name)
+            assert read == (of_shop if caller in of_shop else {caller}), caller
 
 
 def test_the_proof_of_the_list_is_what_the_plugin_sends() -> None:

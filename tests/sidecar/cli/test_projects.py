@@ -45,9 +45,12 @@ def agent_record(stream: str, session: str) -> StreamEvent:
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Directories ``shop`` (a repository), ``shop/web``, ``blog`` and ``empty``; the current one is ``shop/web``."""
-    for name in ("shop/.git", "shop/web", "blog", "empty"):
+    """Directories ``shop`` (a repository) with the worktree ``other``, ``shop/web``, ``blog`` and ``empty``; the current
+    one is ``shop/web``."""
+    for name in ("shop/.git/worktrees/other", "shop/web", "other", "blog", "empty"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "shop/.git/worktrees/other/gitdir").write_text(f"{tmp_path / 'other/.git'}\n")
+    (tmp_path / "other/.git").write_text(f"gitdir: {tmp_path / 'shop/.git/worktrees/other'}\n")
     monkeypatch.chdir(tmp_path / "shop" / "web")
     return tmp_path
 
@@ -60,7 +63,7 @@ def projects_home(places: Path) -> Path:
         *session("ses_tree", places / "other", 3, project="abc"),
         *session("ses_shop", places / "shop", 4, project="abc"),
         *session("ses_web", places / "shop" / "web", 5),
-        *session("ses_blog", places / "blog", 6),
+        *session("ses_blog", places / "blog", 6, project="abc"),
     ]
     asyncio.run(append(home / "store", [made]))
     return home
