@@ -54,7 +54,7 @@ def repository_of(directory: str) -> str:
     """The top of the git repository around a directory, or the directory. For a worktree, the top of its repository, if
     that repository names the worktree, too. Git is not asked, because what it says can be configured."""
     path = Path(directory)
-    top = next((each for each in (path, *path.parents) if os.path.exists(each / ".git")), path)
+    top = next((each for each in (path, *path.parents) if os.path.lexists(each / ".git")), path)
     with suppress(OSError, ValueError):
         own = _named(top / ".git", top)
         if own.parent.name == "worktrees" and _named(own / "gitdir", own) == top / ".git":

@@ -288,15 +288,13 @@ async def test_a_project_is_a_directory_whatever_its_repository_says(tmp_path: P
         ("linked", shop / ".git/worktrees/real", None),
         ("gone", shop / ".git/worktrees/gone", tmp_path / "elsewhere/.git"),
         ("none", shop / ".git", None),
-        ("pipe", None, None),
     ):
         (tmp_path / name).mkdir(exist_ok=True)
         if named is not None:
             (says / "gitdir").write_text(f"{named}\n")
-        if says is None:
-            os.mkfifo(tmp_path / name / ".git")
-        else:
-            (tmp_path / name / ".git").write_text(f"gitdir: {says}\n")
+        (tmp_path / name / ".git").write_text(f"gitdir: {says}\n")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe/.git")
     (tmp_path / "by-link").symlink_to(shop)
     names = ("mine", "shop", "shop/web", "real", "linked", "gone", "none", "pipe", "by-link")
     async with people(tmp_path / "home") as (made, _, run):

@@ -45,8 +45,8 @@ def agent_record(stream: str, session: str) -> StreamEvent:
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Directories ``shop`` (a repository) with the worktree ``other``, ``shop/web``, ``blog`` and ``empty``; the current
-    one is ``shop/web``."""
+    """Directories ``shop`` (a repository with the worktree ``other``), ``shop/web``, ``blog`` and ``empty``. The
+    current one is ``shop/web``."""
     for name in ("shop/.git/worktrees/other", "shop/web", "other", "blog", "empty"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "shop/.git/worktrees/other/gitdir").write_text(f"{tmp_path / 'other/.git'}\n")
