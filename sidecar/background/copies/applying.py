@@ -33,13 +33,13 @@ Seen = tuple[int, int, int, int]
 
 
 class Step(NamedTuple):
-    """One file that is exchanged: its path, the new file beside it, where the old one goes meanwhile, and the number
-    that the disk gave to the new one."""
+    """One file that is exchanged: its path, the new file beside it, where the old one goes meanwhile, and what the new
+    one was when it was written."""
 
     path: str
     new: str | None
     old: str | None
-    inode: int | None = None
+    written: Seen | None = None
 
 
 class Current(NamedTuple):
@@ -193,7 +193,7 @@ class _Tree:
         for above in ("/".join(parts[:number]) for number in range(1, len(parts))):
             info = self.info(above)
             if info is not None and not stat.S_ISDIR(info.st_mode):
-                if changes.get(above, (None, ()))[1] is None:  # it goes
+                if above in changes:  # it goes, or it has come already, or it is a conflict of its own
                     return Current(None)
                 raise CopyError("apply-conflict", f"{path}: {above} is not a directory; nothing was changed")
         info = self.info(path)
@@ -210,13 +210,13 @@ class _Tree:
                 raise CopyError("apply-conflict", f"{path} is not a file; nothing was changed")
         return Current(Version(kind_of(info.st_mode), store.name(content)), _seen(info), content)
 
-    def write(self, store: Store, path: str, wanted: Version, old: Seen | None) -> int:
-        """Write a new file; returns the number that the disk gave to it."""
+    def write(self, store: Store, path: str, wanted: Version, old: Seen | None) -> Seen:
+        """Write a new file."""
         content = store.load(wanted.content)
         with self.above(path) as (at, name):
             if wanted.mode == LINK:
                 os.symlink(content, os.fsencode(name), dir_fd=at)
-                return os.stat(name, dir_fd=at, follow_symlinks=False).st_ino
+                return _seen(os.stat(name, dir_fd=at, follow_symlinks=False))
             new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             file = os.open(name, new, 0o777 if wanted.mode == "100755" else 0o666, dir_fd=at)
             try:
@@ -225,7 +225,7 @@ class _Tree:
                     os.fchmod(file, mode | (mode & 0o444) >> 2 if wanted.mode == "100755" else mode)
                 write_all(file, content)
                 os.fsync(file)
-                return os.fstat(file).st_ino
+                return _seen(os.fstat(file))
             finally:
                 os.close(file)
 
@@ -331,7 +331,7 @@ def _exchange(
         for number, step in enumerate(steps):  # the new contents are complete before the first name changes
             path, (current, wanted) = step.path, plan[step.path]
             if step.new is not None and wanted is not None:
-                steps[number] = step._replace(inode=tree.write(store, step.new, wanted, current.seen))
+                steps[number] = step._replace(written=tree.write(store, step.new, wanted, current.seen))
         _write_journal(folder, steps)
         moment("staged")
         for step in steps:
@@ -425,7 +425,8 @@ def _settle(tree: _Tree, folder: Path) -> None:
 def _put_back(tree: _Tree, step: Step) -> list[str]:
     """Give the user's file its name again. Returns where it is, if another file has that name now."""
     info = tree.info(step.path)
-    if info is not None and step.inode is not None and info.st_ino == step.inode:
+    # If the user has edited it since, it stays, beside the one of before.
+    if info is not None and step.written is not None and _seen(info) == tuple(step.written):
         tree.remove(step.path)
         tree.tidy(f"{step.path}/x")
     if step.old is None or tree.info(step.old) is None:

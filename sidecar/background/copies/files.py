@@ -202,11 +202,13 @@ def led(text: str, path: str, top: str, copy: str) -> str:
 
 
 def copy_whole(source: str, target: str) -> None:
-    """Copy a file, a link or a directory as it is."""
+    """Copy a file, a link or a directory as it is, if it is there."""
+    if not os.path.lexists(source):
+        return
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.isdir(source) and not os.path.islink(source):
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-    elif os.path.lexists(source):
+    else:
         shutil.copy2(source, target, follow_symlinks=False)
 
 

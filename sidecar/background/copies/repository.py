@@ -92,7 +92,7 @@ def write_git(at: str, repository: Repository, project: str = "") -> None:
             _write(f"{at}/{name}", content)
     for place in dict.fromkeys((common, own)):
         for sub in ("refs", "reftable") if place == common or not tables else ():
-            for file in _below(f"{place}/{sub}"):
+            for file in _below(f"{place}/{sub}") if os.path.isdir(f"{place}/{sub}") else ():
                 _write(at + file[len(place) :], read(file))
     _copy_index(repository, at)
     _write(f"{at}/info/exclude", read(f"{common}/info/exclude") + b"\n")

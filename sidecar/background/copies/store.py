@@ -134,8 +134,8 @@ class Store:
         total.update(content)
         return str(total.hexdigest())
 
-    def save(self, contents: Mapping[str, bytes | Path | Store]) -> None:
-        """Store those of these contents that are in no repository yet: given, in a file, or in another store.
+    def save(self, contents: Mapping[str, bytes | Path]) -> None:
+        """Store those of these contents that are in no repository yet, given or in a file.
 
         Raises:
             CopyError: a file no longer has the content of this name, or git failed.
@@ -153,12 +153,23 @@ class Store:
             assert importing.stdin is not None
             try:
                 for each in missing:
-                    _import(importing.stdin, each, contents[each])
+                    _import(importing.stdin, contents[each])
                 importing.stdin.write(b"done\n")
             finally:
                 importing.stdin.close()
         if importing.returncode or self._missing(missing):
             raise CopyError("copy-failed", "a file changed while it was saved; try again")
+
+    def take(self, other: Store, names: Collection[str]) -> None:
+        """Store contents that another store has. Their names are made anew from what they are.
+
+        Raises:
+            CopyError: one is another content: somebody planted it in the user's repository.
+        """
+        given = "".join(f"{each}\n" for each in names).encode()
+        self.run("index-pack", "--stdin", given=other.run("pack-objects", "-q", "--stdout", "--window=0", given=given))
+        if lost := self._missing(names):
+            raise _planted(lost[0])
 
     def _missing(self, names: Collection[str]) -> list[str]:
         found = self.run("cat-file", "--batch-check", given="".join(f"{each}\n" for each in names).encode())
@@ -172,7 +183,7 @@ class Store:
         """
         content = self.run("cat-file", "blob", name)
         if self.name(content) != name:
-            raise CopyError("copy-failed", f"the object {name} of the repository is not what its name says")
+            raise _planted(name)
         return content
 
     def merged(self, now: str, before: str, after: str) -> bytes | None:
@@ -246,13 +257,15 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def _planted(name: str) -> CopyError:
+    return CopyError("copy-failed", f"the object {name} of the repository is not what its name says")
+
+
 def _names(printed: bytes) -> list[str]:
     return [os.fsdecode(each) for each in printed.split(b"\0") if each]
 
 
-def _import(git: IO[bytes], name: str, content: bytes | Path | Store) -> None:
-    if isinstance(content, Store):
-        content = content.load(name)
+def _import(git: IO[bytes], content: bytes | Path) -> None:
     if isinstance(content, bytes):
         git.write(b"blob\ndata %d\n%b\n" % (len(content), content))
         return

@@ -245,7 +245,7 @@ def _store_result(store: Store, top: str, changes: Mapping[str, Change], result:
         return
     draft.mkdir(mode=0o700, parents=True)
     own = Store.make(draft / "store", store.form)
-    own.save({each.content: store for pair in changes.values() for each in pair if each is not None})
+    own.take(store, {each.content for pair in changes.values() for each in pair if each is not None})
     write(draft / RESULT, {"top": top, "changes": changes, "trees": own.trees(changes)})
     draft.rename(result)
 
