@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import re
-import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
@@ -219,12 +218,19 @@ class Copies:
             except CopyError as error:
                 log.warning("the result of %s is half applied: %s", found.parent.name, error)
 
+    async def sweep(self) -> None:
+        """Remove what went; large copies take minutes. Ends at once when it is cancelled: the next one goes on."""
+        stopped = threading.Event()
+        try:
+            await self._sweep(stopped.is_set)
+        finally:
+            stopped.set()
+
     @_in_thread
-    def sweep(self) -> None:
-        """Remove what went; large copies take minutes."""
+    def _sweep(self, stopped: Callable[[], bool]) -> None:
         gone = self._folder / "gone"
         for each in gone.iterdir() if gone.is_dir() else ():
-            shutil.rmtree(each, onerror=_open_up)
+            files.remove(str(each), stopped)
 
     def _remove(self, path: Path) -> None:
         """Take a directory away at once; ``sweep`` removes it later, since that can take minutes."""
@@ -238,9 +244,3 @@ def _checked(intent: str) -> str:
     if not _ID.fullmatch(intent):
         raise CopyError("no-intent", f"{intent!r} is not an intent id")
     return intent
-
-
-def _open_up(do: Callable[[str], object], path: str, _: object) -> None:
-    """Remove something from a directory that its owner may not write."""
-    os.chmod(os.path.dirname(path), 0o700)
-    do(path)

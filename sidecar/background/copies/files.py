@@ -212,6 +212,23 @@ def copy_whole(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
+def remove(top: str, stopped: Callable[[], bool]) -> None:
+    """Remove a directory, also what its owner may not read or write, until it is ``stopped``."""
+    waiting = [top]
+    while waiting and not stopped():
+        os.chmod(waiting[-1], 0o700)
+        below = list[str]()
+        for entry in os.scandir(waiting[-1]):
+            if entry.is_dir(follow_symlinks=False):
+                below.append(entry.path)
+            elif not stopped():
+                os.unlink(entry.path)
+        if below:
+            waiting += below
+        elif not stopped():
+            os.rmdir(waiting.pop())
+
+
 def surround(top: str, root: str) -> None:
     """Link, above the copy at ``root``, what OpenCode reads above the user's directory, and what its configuration
     names there. Nothing else, since an agent could reach it."""

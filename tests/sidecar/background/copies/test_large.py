@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
-from tests.sidecar.background.copies.copying import Private
-from tests.sidecar.background.projects import git, write
+import pytest
+
+from sidecar.background.copies import files
+from sidecar.background.copies.copies import Copies
+from tests.sidecar.background.copies.copying import ID, Private
+from tests.sidecar.background.projects import git, repository, write
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return repository(tmp_path / "project")
 
 
 def test_20_000_files(tmp_path: Path) -> None:
@@ -25,3 +38,51 @@ def test_20_000_files(tmp_path: Path) -> None:
     assert len(found.changes) == 45 and not found.only_here
     assert len(copy.apply()) == 45 and not (top / "d499").exists()
     assert len(copy.undo()) == 45 and not git(top, "diff", "--name-only")
+
+
+async def test_what_goes_is_removed_in_the_background(project: Path, tmp_path: Path) -> None:
+    copies, outside = Copies(tmp_path / "place"), tmp_path / "outside"
+    write(outside / "f", "mine\n")
+    copy = await copies.make(ID, str(project))
+    deep = Path(copy.root)
+    for number in range(30):
+        write(deep / f"d{number}/f")
+    (deep / "link").symlink_to(outside)
+    (deep / "d1").chmod(0o500)
+    (deep / "d2").chmod(0)
+    for _ in range(1200):  # deeper than Python calls
+        deep /= "d"
+        deep.mkdir()
+    await copies.discard(ID, ID)
+    assert not copies.place(ID).exists(), "at once"
+    (gone,) = (tmp_path / "place/gone").iterdir()
+    with mock.patch.object(files, "remove", _stopped_after(files.remove, 10)):
+        await copies.sweep()
+    assert gone.exists(), "it ends when it is told, and"
+    await Copies(tmp_path / "place").sweep()
+    assert not gone.exists() and (outside / "f").read_text() == "mine\n", "the next process goes on"
+
+
+async def test_a_sweep_that_is_cancelled_ends(project: Path, tmp_path: Path) -> None:
+    copies, ended = Copies(tmp_path / "place"), threading.Event()
+    await copies.make(ID, str(project))
+    await copies.discard(ID, ID)
+
+    def endless(_: str, stopped: Callable[[], bool]) -> None:
+        began.set()
+        while not stopped():
+            pass
+        ended.set()
+
+    began = threading.Event()
+    with mock.patch.object(files, "remove", endless):
+        task = asyncio.create_task(copies.sweep())
+        await asyncio.to_thread(began.wait)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert await asyncio.to_thread(ended.wait, 30)
+
+
+def _stopped_after(remove: Callable[..., None], asked: int) -> Callable[..., None]:
+    times = iter(range(10**9))
+    return lambda top, _: remove(top, lambda: next(times) > asked)
