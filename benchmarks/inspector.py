@@ -90,13 +90,14 @@ async (count) => {
 """
 """The ms of some steps, each until it is on the screen."""
 
-_WHOLE: Final = f"""async () => {{ await (await fetch("/api/s/{STREAM}/timeline")).json(); }}"""
+_WHOLE: Final = f"""async () => {{ await import("/page/lib.js")).get("s/{STREAM}/timeline"); }}"""
 """Waits until the whole session was read."""
 
 _SEARCH: Final = """
 async (text) => {
+  const { get } = await import("/page/lib.js");
   const began = performance.now();
-  await (await fetch("/api/search?q=" + encodeURIComponent(text))).json();
+  await get("search", { q: text });
   return performance.now() - began;
 }
 """

@@ -28,7 +28,7 @@ from streams.system.files import write_durably
 
 TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 
-_OUR_NAMES: Final = re.compile(r"store|spool|nats|terminals|sock|(sidecar\.(json|log)|token)(\.\d+)?")
+_OUR_NAMES: Final = re.compile(r"store|spool|nats|terminals|sock|inspect\.html|(sidecar\.(json|log)|token)(\.\d+)?")
 """A directory with only these names counts as a home, because a plugin creates the spool or ``terminals`` first, and a
 killed process may leave the other files."""
 

@@ -18,6 +18,7 @@ if RUNS:
     from sidecar.inspector.access import Access
     from sidecar.inspector.data import Data
     from sidecar.inspector.server import serve
+    from sidecar.private_files import write_new
     from sidecar.read.select import SelectError, find_event, find_session, staying
     from streams.log.reader import LogReader
 
@@ -38,7 +39,7 @@ async def inspect(
     """Look at what agents did and why, in your browser: live, and at any moment of the past.
 
     Serves the page on this machine only, until you press Ctrl-C. Only reads the log; answers and cancellations go
-    through the sidecar. The printed link works once, in one browser.
+    through the sidecar. Who has the printed link can use the page as you, until the command ends.
     """
     home = run.home
     reader = staying(run.reader)
@@ -48,16 +49,26 @@ async def inspect(
         return await ask(home, method, dict(args), "it is safe to try again")
 
     def ready(access: Access) -> None:
-        link = access.new_link(path)
-        note(f"Open {link}")
-        note("The link works once. Press Ctrl-C to end.")
+        note(f"Open {access.link(path)}")
+        note("Press Ctrl-C to end.")
         if browser:
             import webbrowser
 
-            webbrowser.open(link)
+            # Every user sees a browser's arguments, so they name only a file that leads to the link.
+            try:
+                leading.unlink(missing_ok=True)
+                write_new(leading, f'<meta http-equiv="refresh" content="0;url={access.link(path)}">\n')
+                webbrowser.open(leading.as_uri())
+            except OSError as error:
+                note(f"The browser is not opened, because {leading} cannot be written ({error.strerror}).")
 
     data = Data(reader, own_identity().now_ms, send, lambda: gather_status(home))
-    await serve(data, own_identity().nonce, port, ready)
+    leading = home.path / "inspect.html"
+    try:
+        await serve(data, own_identity().nonce, port, ready)
+    finally:
+        if browser:
+            leading.unlink(missing_ok=True)
 
 
 async def _path(reader: LogReader, name: str) -> str:

@@ -4,7 +4,7 @@ import { compare } from "/page/compare.js";
 import { costs } from "/page/costs.js";
 import { event } from "/page/event.js";
 import { health } from "/page/health.js";
-import { entitle, get, h, step } from "/page/lib.js";
+import { ask, entitle, get, h, secret, step } from "/page/lib.js";
 import { session } from "/page/session.js";
 import { found, sessions } from "/page/sessions.js";
 import { work } from "/page/work.js";
@@ -108,10 +108,10 @@ addEventListener("keydown", (press) => {
 keys.addEventListener("click", () => keys.close());
 
 let asking = false;
-let again = false;
+let isAgain = false;
 async function news() {
   if (asking) {
-    again = true;
+    isAgain = true;
     return;
   }
   asking = true;
@@ -123,8 +123,8 @@ async function news() {
   } finally {
     asking = false;
   }
-  if (again) {
-    again = false;
+  if (isAgain) {
+    isAgain = false;
     news();
   }
 }
@@ -144,28 +144,60 @@ function hear(state) {
 }
 
 // A browser opens only six connections to a server. So one tab listens, and tells all others what it hears; when it is
-// closed, another one gets the lock. A tab that has just been opened asks.
+// closed, another one gets the lock. A tab that has just been opened asks for that, and for the secret.
 const tabs = new BroadcastChannel("live");
-let state = "offline";
-let source = null; // only in the tab that listens
+const refused = new Set();
+let state = ""; // only in the tab that listens
+let again = () => {};
 tabs.addEventListener("message", ({ data }) => {
-  if (data !== "ask") hear(data);
-  else if (source?.readyState === EventSource.CLOSED) listen(); // it was refused, but the new tab has logged in
-  else if (source) tabs.postMessage(state);
+  if (data === "ask") {
+    if (state) tabs.postMessage(state);
+    if (secret()) tabs.postMessage({ secret: secret() });
+  } else if (!data.secret) hear(data);
+  else if (!secret() && !refused.has(data.secret)) enter(data.secret);
+});
+addEventListener("refused", ({ detail }) => {
+  refused.add(detail);
+  tabs.postMessage("ask"); // perhaps another tab has a better one
 });
 
-function listen() {
+function enter(given) {
+  sessionStorage.setItem("secret", given);
+  again();
+  show();
+}
+
+/** Take the secret out of the address. */
+function led() {
+  const [, given] = /^#([0-9a-f]{64})$/.exec(location.hash) ?? [];
+  if (!given) return show();
+  history.replaceState(null, "", location.pathname + location.search);
+  tabs.postMessage({ secret: given });
+  enter(given);
+}
+addEventListener("hashchange", led);
+
+async function listen() {
   const tell = (told) => {
     state = told;
     tabs.postMessage(state);
     hear(state);
   };
-  source = new EventSource("/api/live");
-  source.addEventListener("head", () => tell("live"));
-  source.addEventListener("error", () => tell("offline"));
+  for (;;) {
+    try {
+      const reader = (await ask("live")).body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let part; !(part = await reader.read()).done; ) if (part.value.includes("head")) tell("live");
+    } catch {
+      // The mark in the bar says it.
+    }
+    tell("offline");
+    await new Promise((resolve) => {
+      again = resolve;
+      setTimeout(resolve, 3000);
+    });
+  }
 }
 
 tabs.postMessage("ask");
-navigator.locks.request("live", () => new Promise(listen));
-
-show();
+led();
+navigator.locks.request("live", listen);

@@ -31,7 +31,21 @@ export class Refused extends Error {
   }
 }
 
+/** What the link brought. Only this address, with its port, can read it here, and no other server is sent it. */
+export const secret = () => sessionStorage.getItem("secret") ?? "";
+
+export async function ask(path, more = {}) {
+  const given = secret();
+  const response = await fetch(`/api/${path}`, { ...more, headers: { authorization: `Bearer ${given}`, ...more.headers } });
+  if (response.status === 401 && given === secret()) {
+    sessionStorage.removeItem("secret");
+    dispatchEvent(new CustomEvent("refused", { detail: given }));
+  }
+  return response;
+}
+
 async function answered(response) {
+  if (response.status === 401) throw new Refused("no-login", await response.text());
   const damage = decodeURIComponent(response.headers.get("log-damage") ?? "");
   const note = document.getElementById("damage");
   note.replaceChildren(...coded(`The log is damaged, so later records may be missing here: ${damage}`));
@@ -46,17 +60,16 @@ export async function get(path, values = {}) {
   for (const [name, value] of Object.entries(values)) if (value !== null && value !== undefined) query.set(name, value);
   let response;
   try {
-    response = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`);
+    response = await ask(`${path}${query.size ? `?${query}` : ""}`);
   } catch {
     throw new Refused("offline", "`durable-stream inspect` has ended. Run it again, and open its link.");
   }
-  if (response.status === 401) throw new Refused("no-login", await response.text());
   return answered(response);
 }
 
 export const act = async (action, args) =>
   answered(
-    await fetch(`/api/do/${action}`, {
+    await ask(`do/${action}`, {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(args),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 
 @dataclass
 class Served:
-    """A running ``inspect``: its link, which works once, and everything that it printed."""
+    """A running ``inspect``: its link, and everything that it printed."""
 
     link: str
     process: subprocess.Popen[str]
@@ -48,14 +49,14 @@ def aside(function: Callable[..., T], *arguments: Any) -> T:
 
 
 @contextmanager
-def inspecting(home: Path, *arguments: str) -> Iterator[Served]:
+def inspecting(home: Path, *arguments: str, **environ: str) -> Iterator[Served]:
     """Run ``inspect`` as a user does, in a terminal, and end it."""
     with at_terminal() as options:
         process = subprocess.Popen(
             command(home, "inspect", "--no-browser", *arguments),
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(TZ="UTC"),
+            env=environment(TZ="UTC", **environ),
             **options,
         )
         assert process.stderr is not None
@@ -65,7 +66,7 @@ def inspecting(home: Path, *arguments: str) -> Iterator[Served]:
             assert found, line + process.stderr.read()
             yield Served(found[0], process)
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # Ctrl-C
             process.communicate(timeout=WAIT_MS / 1000)
 
 
@@ -115,13 +116,10 @@ def served(filled: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def context(browser: Browser, served: Served) -> Iterator[object]:
-    """A browser that is logged in."""
+    """A browser whose tabs have the link's secret, as after the link or another tab gave it to them."""
     made = browser.new_context(viewport={"width": 1440, "height": 900})
     made.set_default_timeout(WAIT_MS)
-    page = made.new_page()
-    page.goto(served.link)
-    page.wait_for_selector(".row")
-    page.close()
+    made.add_init_script(f"sessionStorage.setItem('secret', '{served.link.partition('#')[2]}')")
     yield made
     made.close()
 

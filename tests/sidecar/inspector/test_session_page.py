@@ -323,12 +323,12 @@ def test_the_timeline_shows_children_waits_and_what_a_bar_is(page: Page, served:
 
 
 def test_the_address_names_the_moment_once_the_reader_rests_and_only_while_it_is_shown(
-    context: Any, browser: Browser, served: Served
+    browser: Browser, served: Served
 ) -> None:
-    own = browser.new_context(storage_state=context.storage_state())
+    own = browser.new_context()
     own.clock.install(time=0)
     page = own.new_page()
-    page.goto(f"{served.base}/s/{ROOT}/events?at=30")
+    page.goto(f"{served.base}/s/{ROOT}/events?at=30#{served.link.partition('#')[2]}")
     page.wait_for_selector(".events tr")
     page.evaluate(
         "() => { const real = history.replaceState.bind(history); window.written = 0;"
