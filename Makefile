@@ -17,7 +17,7 @@ UNIT_WORKERS ?= $(shell echo $$(( $(CORES) * 2 )))
 # Compiled modules are kept: the tests start about a thousand Python processes of this checkout.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test compiled test-unit test-python test-shim torture lint format docs bench opencode nats-server chromium newest-git clean help
+.PHONY: demo test compiled test-unit test-python test-shim torture lint format docs bench opencode nats-server chromium newest-git bwrap clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -29,7 +29,7 @@ demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a
 
 test: test-shim test-python ## All tests, the real OpenCode included
 
-test-python: $(VENV)/installed $(SHIM)/node_modules/installed opencode nats-server chromium newest-git compiled
+test-python: $(VENV)/installed $(SHIM)/node_modules/installed opencode nats-server chromium newest-git bwrap compiled
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SHARED) --durations=10
 
 # In a fresh clone, each worker would compile all tests for itself, which takes longer than many of them. Errors are
@@ -86,6 +86,9 @@ chromium: $(VENV)/installed
 
 newest-git: $(VENV)/installed ## Install the newest git for the tests, beside the system's
 	@$(BIN)/python tools/install_git.py >/dev/null
+
+bwrap: $(VENV)/installed ## Find or install bubblewrap for the tests of sandboxes
+	@$(BIN)/python tools/install_bwrap.py >/dev/null
 
 nats-server: $(VENV)/installed ## Install the oldest supported NATS server for the tests
 	@$(BIN)/python tools/install_nats_server.py >/dev/null

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -66,7 +67,7 @@ def install() -> Path | None:
         PLACE.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=PLACE.parent) as temporary:
             made = Path(temporary, "made")
-            for package in _download(source, Path(temporary)):
+            for package in download(PACKAGES, source, Path(temporary)):
                 subprocess.run(["dpkg-deb", "-x", package, made], check=True)
             _write_start(made)
             shutil.rmtree(PLACE, ignore_errors=True)
@@ -76,7 +77,12 @@ def install() -> Path | None:
     return binary
 
 
-def _download(source: str, place: Path) -> list[Path]:
+def download(packages: Sequence[str], source: str, place: Path) -> list[Path]:
+    """Download the newest packages of a Debian archive into an empty directory.
+
+    Raises:
+        InstallError: apt failed.
+    """
     for name in ("state/lists/partial", "cache/archives/partial", "sources"):
         Path(place, name).mkdir(parents=True)
     signed = f"[signed-by={KEYS}] " if KEYS.exists() else ""
@@ -92,13 +98,13 @@ def _download(source: str, place: Path) -> list[Path]:
         "Acquire::http::Timeout": "20",
     }
     apt = ["apt-get", "-qq", *(part for key, value in settings.items() for part in ("-o", f"{key}={value}"))]
-    for command in (["update"], ["download", *PACKAGES]):
-        fetch("apt", ["env", "-C", str(place), *apt, *command], f"the newest git from {source}", LIMIT_S, _failure)
+    for command in (["update"], ["download", *packages]):
+        fetch("apt", ["env", "-C", str(place), *apt, *command], f"{packages[0]} from {source}", LIMIT_S, _failure)
     return sorted(place.glob("*.deb"))
 
 
 def _failure(output: str) -> str:
-    return f"apt could not fetch the newest git. Check the network, then try again.\napt said:\n{tail_of(output, 8)}"
+    return f"apt could not fetch a package. Check the network, then try again.\napt said:\n{tail_of(output, 8)}"
 
 
 def _write_start(place: Path) -> None:
