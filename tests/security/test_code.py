@@ -40,6 +40,7 @@ LOOKED_AT = {
         "sidecar/cli/printing/pager.py",
         "S603",
     ): "starts the pager that the user named, as a shell would split it, no shell",
+    ("sidecar/background/hosts/starter.py", "S603"): "starts the OpenCode that the user runs: a list, no shell",
     ("sidecar/background/copies/store.py", "S603"): "runs git in a repository of ours: a list, no shell",
     ("sidecar/background/copies/store.py", "S607"): "finds git on the PATH without its relative entries",
     ("streams/stores/sqlite/keys.py", "S608"): "the text holds question marks and constants only; values are bound",
