@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -134,6 +134,13 @@ def kill(pid: int, mark: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def kill_all(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes; one that has ended, or is another user's, is left alone."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
 def end_left(root: Path) -> list[str]:
     """Kill what the tools of OpenCode left running in a directory, except in a terminal, where a person may sit.
     Returns the commands. Only Linux says which processes these are.
@@ -141,6 +148,7 @@ def end_left(root: Path) -> list[str]:
     ended, deadline = dict[str, None](), time.monotonic() + _END_SECONDS
     while (found := _left(root)) and time.monotonic() < deadline:
         ended |= dict.fromkeys(found.values())
+        kill_all(found, signal.SIGSTOP)  # a shell whose command ends first would go on with the next one
         for pid in found:
             kill(pid, mark_of(pid))
         time.sleep(0.02)

@@ -193,6 +193,9 @@ class DurableStream:
                 await self.people.keep_time()
             except (RequestError, CodedError) as error:
                 log.error("a tick was not handled: %s", error)
+            for identity in await self.headless.watch():
+                now = self._identity.now_ms()
+                await self.tell("host.hung", f"hung:{identity}:{now}", {"environment": identity})
             wanted = {each.environment for each in self.data.unfinished()}
             idle = self.headless.idle(wanted) if not self.people.owes() and "" not in wanted else frozenset()
             limits = dict.fromkeys(idle, IDLE_STOP_SECONDS) | dict.fromkeys(self.headless.left(), LEFT_STOP_SECONDS)

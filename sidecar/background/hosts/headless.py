@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts.facts import read_facts
 from sidecar.background.hosts.host import HostAbsent, HostError
+from sidecar.background.hosts.hung import Watch, started
 from sidecar.background.hosts.identity import digest, kernel_lines, stays
 from sidecar.components import until
 from sidecar.home import Home
@@ -82,6 +83,10 @@ class Headless:
         self._servers, self._known = _read(self._file)
         self._starting, self._naming = asyncio.Lock(), asyncio.Lock()
         self._space = _own_space()
+        self._watch = Watch(self._space, self._servers)
+        self._writing = asyncio.Lock()
+        self.killed = 0
+        """How many hung since this sidecar started, and were killed."""
 
     # --- identities ---
 
@@ -189,7 +194,7 @@ class Headless:
 
     async def _lives(self, server: Server) -> bool:
         if server.space == self._space:
-            return _start_of(server.pid) == server.start != ""
+            return started(server.pid) == server.start != ""
         # Its pid means something only to processes in its own namespace.
         for link in self._open():
             if link.identity.pid_space == server.space and self.identity_of(link) == server.identity:
@@ -246,6 +251,27 @@ class Headless:
 
     # --- ends ---
 
+    async def watch(self) -> list[str]:
+        """Look once at each headless OpenCode without a link, and end what hangs; see ``hung.py``. Returns the
+        identities of those that were killed."""
+        linked = {link.identity.headless for link in self._open()}
+        done = await asyncio.to_thread(self._watch.look, list(self._servers.values()), linked)
+        killed = [server for server in (self._servers.get(key) for key, act in done.items() if act == "kill") if server]
+        for key, act in done.items():
+            what = "killed, with what it started" if act == "kill" else "told to continue"
+            log.warning("the headless OpenCode %s did not answer, and made no progress: it was %s", key, what)
+        for server in killed:
+            self._servers.pop(server.id, None)
+        if killed:
+            self.killed += len(killed)
+            await self._write()
+        return [server.identity for server in killed]
+
+    @property
+    def silent(self) -> int:
+        """For how many looks, one in a second, a headless OpenCode that runs has had no link; 0 if all have one."""
+        return max((pulse.alone for pulse in self._watch.pulses.values()), default=0)
+
     def idle(self, wanted: Collection[str]) -> frozenset[str]:
         """The identities whose headless OpenCode is linked and of which no work is ``wanted``."""
         own = (link for link in self._open() if link.identity.headless)
@@ -274,8 +300,9 @@ class Headless:
         return [link for link in self._links() if link.is_open and not link.identity.service]
 
     async def _write(self) -> None:
-        about = {"servers": [each._asdict() for each in self._servers.values()], "processes": self._known}
-        await asyncio.to_thread(write_durably, self._file, json.dumps(about).encode())
+        async with self._writing:
+            about = {"servers": [each._asdict() for each in self._servers.values()], "processes": self._known}
+            await asyncio.to_thread(write_durably, self._file, json.dumps(about).encode())
 
 
 def _read(file: Path) -> tuple[dict[str, Server], dict[str, Process]]:
@@ -296,15 +323,6 @@ def _own_space() -> str:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""  # the system has no namespaces
-
-
-def _start_of(pid: int) -> str:
-    """When a process started, in ticks since the boot; empty if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return fields[19] if fields[0] != "Z" else ""
 
 
 async def _see_each_other(one: ShimConnection, other: ShimConnection) -> bool:

@@ -127,6 +127,10 @@ class IntentAgent(OwnAgent[State]):
                 return self._tick(event)
             case "sidecar.started":
                 return self._resume(event)
+            case "host.hung":
+                name = event.payload["environment"]
+                hung = [each for each in self.data.intents.values() if each.state in WORKING]
+                return [Output("intent.hung", {"intent": each.id}) for each in hung if each.environment == name]
             case "host.ready":
                 return self._host_ready(event)
             case "effect.completed" | "effect.failed":

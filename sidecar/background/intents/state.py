@@ -72,6 +72,8 @@ class Intent:
     """The intent whose session started this intent."""
     result: str = ""
     resumes: int = 0
+    hangs: int = 0
+    """How often its OpenCode hung, and was killed."""
     wall_ms: int = 0
     """How long, in ms, the intent may work; 0: no limit."""
     ran_ms: int = 0
@@ -306,6 +308,8 @@ class State:
             intent.result = payload["text"]
         elif type_ == "intent.interrupted":
             intent.resumes, intent.prompting, intent.fault = intent.resumes + 1, True, ""
+        elif type_ == "intent.hung":
+            intent.hangs += 1
         elif type_ == "intent.spent":
             intent.is_answered = bool(payload.get("last"))
         elif type_ in ("intent.prompted", "intent.resumed"):

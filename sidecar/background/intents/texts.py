@@ -41,6 +41,7 @@ def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     changes = about.get("changes") or {}
     if intent.resumes:
         often = "once" if intent.resumes == 1 else f"{intent.resumes} times"
+        often += ", because OpenCode did not answer any more" if intent.hangs else ""
         lines.append(f"Note: it was interrupted {often}{'; no tool ran after that' if intent.steps <= 1 else ''}.")
     lines += changes_text(intent, changes)
     left = dict.fromkeys([*about.get("left", ()), *changes.get("ended", ())])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Final
 
 from sidecar.care.checks.asking import torn_files
 from sidecar.care.checks.check import Check, Scene, Survey
@@ -98,6 +100,10 @@ def check_sidecar(scene: Scene) -> list[Check]:
     return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} is authenticated; up {up}")]
 
 
+SILENT_SECONDS: Final = 5
+"""A plugin that lost its link has another one before that."""
+
+
 def check_start(scene: Scene) -> list[Check]:
     """Whether the last start of a sidecar failed. Until a start succeeds, OpenCode's hooks wait in the spool."""
     if scene.home.is_locked():
@@ -113,10 +119,20 @@ def check_start(scene: Scene) -> list[Check]:
     return [Check("start", "problem", text, f"{hint or 'fix the cause'}; {mended}")]
 
 
+def silence_text(answer: Mapping[str, Any]) -> str:
+    """What ``status`` and ``doctor`` say of headless OpenCodes that hang or hung; empty if there is nothing to say."""
+    if (seconds := answer.get("silent") or 0) >= SILENT_SECONDS:
+        ends = "if it makes no progress, it is ended, and another one goes on with the work"
+        return f"a headless OpenCode has had no link to the sidecar for {counted(seconds, 'second')}; {ends}"
+    return ""
+
+
 def check_links(scene: Scene) -> list[Check]:
     """Whether the plugin in any OpenCode has ever connected to the sidecar. A plugin file alone records nothing."""
     answer = scene.answer or {}
     linked = {link["pid"] for link in answer.get("links") or []}
+    if text := silence_text(answer):
+        return [Check("links", "problem", text, "`durable-stream intents` shows the work that this holds up")]
     if linked:
         headless = ", including the headless one" if answer.get("headless") in linked else ""
         return [Check("links", "ok", f"{counted(len(linked), 'OpenCode')} connected now{headless}")]

@@ -21,6 +21,7 @@ from sidecar.care.checks.asking import (
 from sidecar.care.checks.check import has_defaults
 from sidecar.care.checks.home import marks_text, page_checks
 from sidecar.care.checks.nats import reserved_keys
+from sidecar.care.checks.recording import silence_text
 from sidecar.care.checks.table import NOT_INSTALLED, quick_checks
 from sidecar.care.checks.tracing import traces_words
 from sidecar.cli.printing.output import Output
@@ -143,6 +144,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
     if apart := found.get("not_compared"):
         text = f"{counted(apart, 'session')} of OpenCode 2 not compared with its service yet, and may lack something"
         notes.append(f"{text}; `durable-stream doctor` says why")
+    notes += filter(None, [silence_text(found)])
+    if hung := found.get("hung"):
+        ended = f"{counted(hung, 'headless OpenCode')} hung and was ended since the sidecar started"
+        notes.append(f"{ended}; `durable-stream intents` shows which work went on in another one")
     found["cut"] = catalog.cut if catalog is not None else 0
     verdict = "Recording works, but:" if notes or found["asks"] else "All is well."
     if problems:

@@ -374,6 +374,7 @@ KINDS: dict[str, Kind] = {
     "intent.started": Kind(_said("started", "quiet", "intent", "session")),
     "intent.output": Kind(_said("answers", "output", "intent", "text")),
     "intent.interrupted": Kind(_said("interrupted", "bad", "intent"), is_news=True),
+    "intent.hung": Kind(_said("hangs", "bad", "intent", "=OpenCode did not answer any more"), is_news=True),
     "intent.resumed": Kind(_said("resumed", "quiet", "intent")),
     "intent.waiting": Kind(_said("waits", "asks", "intent", "=for an OpenCode")),
     "intent.unhosted": Kind(_said("waits", "asks", "intent", "=for its OpenCode")),

@@ -154,7 +154,7 @@ async def test_the_next_sidecar_finds_it_and_waits_for_its_link(world: World) ->
 async def test_a_pid_of_another_namespace_is_never_signalled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
-    monkeypatch.setattr(module, "_start_of", lambda _: "7")
+    monkeypatch.setattr(module, "started", lambda _: "7")
     for space, signals in (("elsewhere", 0), (world.headless._space, 1)):
         asker = OpenCode(world, f"keys of {space}", space=space)
         found = await world.asks(asker)
