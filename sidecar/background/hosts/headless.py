@@ -285,6 +285,9 @@ class Headless:
     async def stop(self, only: Collection[str] | None = None) -> None:
         """End the headless OpenCodes, or those of some identities."""
         ending = {each.id: each for each in self._servers.values() if only is None or each.identity in only}
+        # What runs in a sandbox that ended would go on with work that another OpenCode may resume.
+        boxes = [each for each in ending.values() if each.identity.startswith("box_")]
+        await asyncio.to_thread(self._watch.end_below, boxes)
         for link in [each for each in self._open() if each.identity.headless in ending]:
             with suppress(CallError):  # it ends or has ended
                 await link.call("headless.end", {}, timeout=_SEE_SECONDS)

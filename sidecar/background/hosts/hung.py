@@ -98,6 +98,12 @@ class Watch:
         self.pulses = pulses
         return {key: act for key, act in acts.items() if act}
 
+    def end_below(self, processes: Collection[Process]) -> None:
+        """Kill what these processes started. Blocks briefly."""
+        for each in processes:
+            if pid := self._pid(each):
+                end_below(pid)
+
     def _pid(self, process: Process) -> int:
         """Its pid here; 0 if it has ended, or cannot be seen from here."""
         pid = process.pid if process.space == self._space else pid_here(process.pid, process.space)
@@ -136,7 +142,13 @@ def pid_here(pid: int, space: str) -> int:
 
 def end(pid: int) -> None:
     """Kill a process with all that it started: its children, and what is in a session of one of them."""
-    found = {pid}
+    end_below(pid)
+    kill_all([pid], signal.SIGKILL)
+
+
+def end_below(pid: int) -> None:
+    """Kill what a process started, and leave it alone."""
+    found = set[int]()
     while more := _below(pid) - found:
         kill_all(more, signal.SIGSTOP)  # a shell whose command ends first would go on with the next one
         found |= more
