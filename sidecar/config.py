@@ -367,15 +367,15 @@ class PhantomConfig(Section):
     silence_minutes: Annotated[float, Field(ge=0, le=1440)] = 20.0
     """A background session that does nothing and runs no tool for this long is stopped; 0: never."""
 
-    isolation: Literal["auto", "worktree", "shared"] = "auto"
-    """Where background work edits: in its own git worktree, or in your files. ``auto``: in a worktree if the project is
-    a git repository and the agent is not one of ``readers``."""
+    isolation: Literal["auto", "copy", "shared"] = "auto"
+    """Where background work edits: in a private copy of the project, or in your files. ``auto``: in a copy if the
+    project is a git repository and the agent is not one of ``readers``."""
 
     readers: tuple[str, ...] = ("plan", "explore")
     """OpenCode's agents that change no files."""
 
     setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Shell commands that run in each new worktree before the agent starts, for example ``["npm ci"]``."""
+    """Shell commands that run in each new copy before the agent starts, for example ``["npm ci"]``."""
 
     setup_minutes: Annotated[float, Field(gt=0, le=1440)] = 10.0
     """How many minutes all commands of ``setup`` may take together."""

@@ -1,4 +1,4 @@
-"""The effects of background work; for its worktrees, see ``worktrees/effects.py``. Most are one act on a host of
+"""The effects of background work; for its copies, see ``copies/effects.py``. Most are one act on a host of
 OpenCode, which finds out what of it has already happened.
 
 Every message carries the key of its effect, and every session carries the id of its intent. So a host does nothing when
@@ -160,7 +160,7 @@ class HostActs:
     async def abort(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``opencode.abort``: stops a phantom session, and what it left running. With ``late``, also stops a turn that
         starts after the abort, because OpenCode had already accepted its prompt. With ``isolated``, the end of its
-        worktree follows, which ends what it left running, and reports nothing to the session."""
+        copy follows, which ends what it left running, and reports nothing to the session."""
         session, directory = args["session"], args["directory"]
         host = self.hosts.of(session)
         await host.abort(session, directory=directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bridge.opencode.link.protocol import RequestError
@@ -63,21 +64,18 @@ async def running_at(reader: StreamReader, root: str, position: int) -> list[dic
     return [{name: getattr(each, name) for name in names} for each in found]
 
 
-async def diff_of(intent: Intent) -> str:
-    """The whole diff of an intent's changes. The log has only its beginning, so git is asked.
+async def diff_of(intent: Intent, home: Path) -> str:
+    """The whole diff of an intent's changes. The log has only its beginning, so the result in the home is read.
 
     Raises:
-        RequestError: nothing is saved, or the repository or the commit is gone.
+        RequestError: there is no result.
     """
-    from sidecar.background.worktrees.worktrees import whole_diff
+    from sidecar.background.copies.copies import Copies
 
-    changes = intent.changes
-    if not changes.get("ref"):
+    if not intent.changes.get("saved"):
         why = "they were discarded" if intent.discarded else "it made none, or has not ended"
         raise RequestError("no-changes", f"{intent.id} has no changes to show: {why}")
-    return await whole_diff(
-        intent.worktree["repository"], intent.worktree["base"], changes.get("commit") or changes["ref"]
-    )
+    return await Copies(home / "copies").diff(intent.id)
 
 
 async def read_intent(reader: StreamReader, intent: str) -> Intent | None:

@@ -20,6 +20,9 @@ from sidecar.agents.agent import Agent
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
+from sidecar.background.copies.copies import MAX_FILES, Copies
+from sidecar.background.copies.effects import CopyActs
+from sidecar.background.copies.setup import Setup
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, of_person
 from sidecar.background.hosts.headless import Headless
@@ -29,12 +32,12 @@ from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.intents import causes
 from sidecar.background.intents.afterwards import (
+    ApplyArgs,
     CancelArgs,
     DiscardArgs,
-    IntentArgs,
     check_ended,
     continues,
-    worktree_of,
+    copy_of,
 )
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
@@ -48,9 +51,6 @@ from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
 from sidecar.background.said import Said
 from sidecar.background.tools import tools_json
-from sidecar.background.worktrees.effects import WorktreeActs
-from sidecar.background.worktrees.setup import Setup
-from sidecar.background.worktrees.worktrees import Worktrees
 from sidecar.components import in_background
 from sidecar.config import Deed, PhantomConfig
 from sidecar.home import Home
@@ -124,7 +124,7 @@ class DurableStream:
             self._environment,
         )
         self.hosts = Hosts(one, V2Host(registrations, state, identity.now_ms))
-        self.worktrees = Worktrees(home.path / "worktrees")
+        self.copies = Copies(home.path / "copies")
         self._gardener = (GardenerAgent(gardener, self.works.root),) if gardener.enabled else ()
         self._said = Said(clean, home.read_token)
         self.people = People(
@@ -143,8 +143,8 @@ class DurableStream:
 
     @property
     def always_isolates(self) -> bool:
-        """Whether the user wants all background work in worktrees, whatever a model says."""
-        return self._config.isolation == "worktree"
+        """Whether the user wants all background work in copies, whatever a model says."""
+        return self._config.isolation == "copy"
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -153,7 +153,7 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
-        acts = WorktreeActs(self.worktrees, self.hosts, self._variables, self._is_starting, setup)
+        acts = CopyActs(self.copies, self.hosts, self._variables, self._is_starting, self._project, setup)
         return {**acts.kinds, **self.people.kinds}
 
     @property
@@ -170,8 +170,10 @@ class DurableStream:
     async def start(self, stack: AsyncExitStack) -> None:
         await asyncio.to_thread(write_tools, self._home, self._config.tools, self.more_tools)
         await self.people.start(stack)
+        await self.copies.recover()
         await self.resume()
         in_background(stack, self._keep_time())
+        in_background(stack, self._sweep())
 
     def owes(self) -> bool:
         """See ``Component``: true for an intent that has not ended, or a message that can be delivered."""
@@ -204,6 +206,15 @@ class DurableStream:
             if late:
                 await self.headless.stop(late)
 
+    async def _sweep(self) -> None:
+        """Remove the copies that went, also those of earlier processes."""
+        while True:
+            try:
+                await self.copies.sweep()
+            except RequestError as error:
+                log.warning("a copy that went is still there (%s)", error)
+            await asyncio.sleep(_TICK_SECONDS)
+
     async def _draw_card(self) -> None:
         asks = self.people.checkpoints.data.checkpoints.values()
         text = card_text(self.data.unfinished(), asks, self.people.toasts)
@@ -220,6 +231,11 @@ class DurableStream:
     async def _variables(self, intent: str) -> Mapping[str, str]:
         known: Intent = self.data.intents[intent]
         return await self.hosts.new(known.parent).variables(known.parent, known.directory, known.environment)
+
+    def _project(self, directory: str) -> str:
+        """The id that OpenCode gives to a directory's project; empty if it is in none, or is not known."""
+        known = (each.project for each in self._state.sessions.values() if each.directory == directory)
+        return next((each for each in known if each not in (None, "", "global")), None) or ""
 
     def _is_starting(self, intent: str) -> bool:
         return intent in self.data.intents and self.data.intents[intent].state == "starting"
@@ -365,15 +381,15 @@ class DurableStream:
         requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")
         requests.register(
             "intent_apply",
-            IntentArgs,
+            ApplyArgs,
             only("apply", self._request_apply),
-            "the intent; `was_applied`: if it was so before",
+            "the intent; `changed`: some of the files that it changed; `count`: how many, 0 if it was so before",
         )
         requests.register(
             "intent_discard",
             DiscardArgs,
             only("discard", self._request_discard),
-            "`ref`, `worktree`: what is removed; empty if there is none",
+            "`changes`: if some are removed; `copy`: the copy that is removed, empty if there is none",
         )
         self.people.register(requests)
 
@@ -381,7 +397,7 @@ class DurableStream:
         before = None
         if args.continues is not None:
             before = self._ended(args)
-            isolation = "worktree" if before.worktree else "shared"
+            isolation = "copy" if before.copy else "shared"
             kept = {"parent": before.parent, "agent": before.agent, "directory": before.directory}
             models = args.models or before.models
             args = args.model_copy(update={**kept, "models": models, "isolation": isolation})
@@ -429,34 +445,33 @@ class DurableStream:
         await self.cancel(intent, "cancelled by the user")
         return as_row(self.data.intents[intent.id])
 
-    async def _request_apply(self, args: IntentArgs) -> dict[str, Any]:
-        """Apply the changes of an intent to the user's directory. Idempotent."""
+    async def _request_apply(self, args: ApplyArgs) -> dict[str, Any]:
+        """Apply the changes of an intent to the user's files, or take them back. Idempotent."""
         intent = self.find(args.intent)
-        if not intent.changes.get("ref"):
+        if not intent.changes.get("saved"):
             why = (
                 f"the changes of {intent.id} were discarded"
                 if intent.discarded
-                else f"{intent.id} changed nothing in its worktree"
+                else f"{intent.id} changed nothing in its copy"
                 if intent.state in ENDED
                 else f"{intent.id} is still running, so its changes are not saved yet"
             )
             raise RequestError("no-changes", why)
-        changed = await self.worktrees.apply(
-            intent.id, intent.directory, intent.worktree, intent.changes.get("commit", "")
-        )
-        command = Command(f"applied:{intent.id}", "intent.apply", {"intent": intent.id})
+        do, type_ = (self.copies.undo, "intent.undo") if args.undo else (self.copies.apply, "intent.apply")
+        changed = await do(intent.id)
+        command = Command(f"{type_}:{intent.id}:{self._identity.ulid()}", type_, {"intent": intent.id})
         await self._runtime.command(NAME, command)
-        return {**as_row(self.data.intents[intent.id]), "was_applied": not changed}
+        return {**as_row(self.data.intents[intent.id]), "changed": changed[:MAX_FILES], "count": len(changed)}
 
     async def _request_discard(self, args: DiscardArgs) -> dict[str, Any]:
-        """Remove an ended intent's saved changes, and its worktree if it was kept. Idempotent."""
+        """Remove an ended intent's saved changes, and its copy if it was kept. Idempotent."""
         intent = self.find(args.intent)
         check_ended(self.data, intent)
-        found = {"id": intent.id, "ref": intent.changes.get("ref", ""), "worktree": worktree_of(self.data, intent)}
-        if not args.preview and (found["ref"] or found["worktree"]):
-            await self.worktrees.discard(intent.id, found["worktree"], intent.worktree["repository"])
+        has_changes, copy = bool(intent.changes.get("saved")), copy_of(self.data, intent)
+        if not args.preview and (has_changes or copy):
+            await self.copies.discard(intent.id, intent.copy["name"] if copy else "")
             await self._runtime.command(NAME, Command(f"discard:{intent.id}", "intent.discard", {"intent": intent.id}))
-        return found
+        return {"id": intent.id, "changes": has_changes, "copy": copy}
 
     def status(self) -> dict[str, Any]:
         return {

@@ -140,7 +140,7 @@ class ToolCalls:
             minutes=args.minutes or DEFAULT_MINUTES,
             tokens=args.tokens or 0,
             cost=args.cost or 0.0,
-            isolation="worktree" if self._durable.always_isolates else args.isolation,
+            isolation="copy" if self._durable.always_isolates else args.isolation,
             key=call.key,
         )
         agent = str(context.get("agent") or "")

@@ -37,8 +37,8 @@ class SpawnArgs(ToolArgs):
     minutes: float | None = Field(default=None, gt=0, le=1440, description="time limit; default 60")
     tokens: int | None = Field(default=None, gt=0, description="the most it may use")
     cost: float | None = Field(default=None, gt=0, description="the same in dollars")
-    isolation: Literal["worktree", "shared"] | None = Field(
-        default=None, description="edit a worktree (default) or shared files"
+    isolation: Literal["copy", "shared"] | None = Field(
+        default=None, description="edit a copy (default) or shared files"
     )
 
 

@@ -211,7 +211,7 @@ _WORDS: Final = frozenset(
         *("channel", "error", "why"),
     }
 )
-"""The fields of these records that tell what happened. The others, such as rights and worktrees, are of use only to the
+"""The fields of these records that tell what happened. The others, such as rights and copies, are of use only to the
 sidecar that did the work."""
 
 

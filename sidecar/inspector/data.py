@@ -75,11 +75,13 @@ class Data:
 
     def __init__(
         self,
+        home: Path,
         reader: LogReader,
         now_ms: Callable[[], int],
         ask: Ask,
         health: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
+        self._home = home
         self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
         self.pasts = Pasts(reader)
         self._work: tuple[int, State] | None = None
@@ -318,7 +320,7 @@ class Data:
     async def diff(self, given: str) -> dict[str, str]:
         """The whole diff of what a piece of background work changed, for whoever decides whether to apply it."""
         intent = of_person((await self._intents()).intents.values(), given, "intent")
-        return {"diff": _BINARY.sub("binary, not shown\n", await diff_of(intent))}
+        return {"diff": _BINARY.sub("binary, not shown\n", await diff_of(intent, self._home))}
 
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""

@@ -17,7 +17,7 @@ from typing import Final
 from sidecar.read.catalog import Catalog, is_agents
 from sidecar.read.views import Place
 
-_WORKTREE: Final = re.compile(r".*/worktrees/(int_[0-9a-f]{4,64}(/.*)?)", re.DOTALL)
+_COPY: Final = re.compile(r".*/copies/(int_[0-9a-f]{4,64})/files(/.*)", re.DOTALL)
 
 _POINTER: Final = 4096
 """How many characters of a file that names a directory are read."""
@@ -87,10 +87,10 @@ def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str |
 
 
 def short_directory(directory: str, home: str) -> str:
-    """A directory as people write it: ``~/shop``, or ``the worktree of int_56516e4e564a`` for background work."""
-    worktree = _WORKTREE.fullmatch(directory)
-    if worktree is not None:
-        return f"the worktree of {worktree[1]}"
+    """A directory as people write it: ``~/shop``, or ``the copy of int_56516e4e564a`` for background work."""
+    copy = _COPY.fullmatch(directory)
+    if copy is not None:
+        return f"the copy of {copy[1]}"
     path = PurePath(directory)
     if home and path.is_relative_to(home):
         return str(PurePath("~") / path.relative_to(home))

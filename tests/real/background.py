@@ -126,14 +126,10 @@ def refused(durable: DurableStream, *arguments: str) -> str:
 
 
 def planted(ran: Path) -> dict[str, str]:
-    """Files that make a repository, made with the write tool alone, whose filter makes ``ran`` if git runs it."""
+    """Settings of a repository, written with the write tool alone, which make ``ran`` if git runs there."""
     return {
-        ".g/HEAD": "ref: refs/heads/y\n",
-        ".g/config": f'[filter "e"]\n\tclean = "touch {ran}; cat"\n',
-        ".g/objects/info/x": "x",
-        ".g/refs/heads/y": "y",
+        ".git/config": f'[core]\n\tfsmonitor = "touch {ran}; false"\n[filter "e"]\n\tclean = "touch {ran}; cat"\n',
         ".gitattributes": "* filter=e\n",
-        ".git": "gitdir: .g\n",
     }
 
 

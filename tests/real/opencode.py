@@ -277,7 +277,7 @@ class RealOpenCode(OpenCodeApi):
         for directory in (self.home, self.project, self.config_directory):
             directory.mkdir(parents=True, exist_ok=True)
         scope = {"project": self.project / ".opencode", "global": self.config_directory}[self._plugin_scope]
-        # In the user's configuration and not the project's, so that it holds in every directory (worktrees).
+        # In the user's configuration and not the project's, so that it holds in every directory (copies).
         config = _merged(self._base_config(), self._config)
         (self.config_directory / "opencode.json").write_text(json.dumps(config))
         (self.root / "models.json").write_text("{}")

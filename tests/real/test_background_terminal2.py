@@ -104,7 +104,7 @@ def asks_in_the_list(screen: Terminal, client: RealOpenCode2, durable: DurableSt
     before = len(model.requests)
     with pytest.raises(Api2Error, match="500"):
         client.prompt(done["session"], "SAY:a person prompts it")
-    assert len(model.requests) == before, "its worktree is gone, and no turn runs elsewhere"
+    assert len(model.requests) == before, "its copy is gone, and no turn runs elsewhere"
     assert_typing_answers(screen, durable, client.project.name)
     settings = client.config_directory / SETTINGS_NAME
     assert TUI_NAME in settings.read_text(), "it copied the plugin of OpenCode 1, without a word"

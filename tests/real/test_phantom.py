@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,7 +64,7 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: Mod
     assert_few_records(durable, intent)
 
 
-def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(
+def test_it_edits_a_copy_and_a_person_takes_over_the_changes(
     client: RealOpenCode, durable: DurableStream, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"
@@ -75,17 +73,19 @@ def test_it_edits_a_worktree_and_a_person_takes_over_the_changes(
     parent = client.create_session("parent")
     client.prompt(parent, spawn(f"CALL:bash {json.dumps(shell)}THEN: SAY:made it"))
     done = one(durable, "completed", parent)
-    assert done["place"].startswith(str(durable.home / "worktrees")) and done["changes"]["count"] == 1
+    assert done["place"].startswith(str(durable.home / "copies")) and done["changes"]["count"] == 1
     wait_until(lambda: "+two" in json.dumps(client.messages(parent)), "the diff in the parent's message")
     assert "sleep 600" in json.dumps(client.messages(parent)[-2:]), "what it left running was stopped, and is told"
     assert not Path("/proc", pid.read_text().strip(), "cwd").exists()
     made = client.project / "made.txt"
-    assert not made.exists() and not list((durable.home / "worktrees").iterdir())
+    assert not made.exists() and not list((durable.home / "copies").glob("int_*"))
     assert "made.txt" in durable.cli("intents", done["id"])
     for said in ("Changed 1 file", "already been applied"):
         assert said in durable.cli("intents", done["id"], "--apply")
         assert made.read_text() == "two\n"
     assert intents(durable, parent)[0]["applied"]
+    assert "Took back 1 file" in durable.cli("intents", done["id"], "--undo") and not made.exists()
+    assert not intents(durable, parent)[0]["applied"]
 
 
 def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode, durable: DurableStream) -> None:
@@ -109,18 +109,17 @@ def test_ended_work_goes_on_in_its_session_with_its_changes(client: RealOpenCode
     said_last = durable.lines("query", "--type", "execution.output", "--text", "went on")[0]["event"]
     where = 'CALL:bash {"command": "pwd", "description": "look"}'
     (fork,) = durable.lines("fork", done["session"], "--at", said_last["id"], "--prompt", where, "--yes")
-    # Its worktree is gone, so the fork is made from the log.
+    # Its copy is gone, so the fork is made from the log.
     assert (fork["messages"], fork["directory"]) == (None, str(client.project))
     wait_until(lambda: len(client.messages(fork["fork"])) == 4, "the answer to the prompt in the fork")
     begun, *_, ran = map(json.dumps, client.messages(fork["fork"]))
     assert "went on" in begun and str(client.project) in ran, "it runs in the project, as a person's"
     durable.cli("intents", again["id"], "--apply")
     assert (client.project / "again.txt").read_text() == "one\ntwo\n"
-    refs = ["git", "for-each-ref", f"refs/durable-stream/{again['id']}"]
     assert "would remove" in durable.cli("intents", again["id"], "--discard")
-    assert subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
+    assert "+two" in durable.cli("intents", again["id"], "--diff")
     durable.cli("intents", again["id"], "--discard", "--yes")
-    assert not subprocess.run(refs, cwd=client.project, check=True, capture_output=True).stdout
+    assert not (durable.home / "copies/results" / again["id"]).exists()
 
 
 def tolds(durable: DurableStream) -> list[str]:
@@ -139,19 +138,20 @@ def test_an_agent_without_a_shell_cannot_make_the_sidecar_run_a_program(
     config.write_text('{"permission": {"bash": "deny", "external_directory": "deny"}}')
     try:
         parent = client.create_session("parent")
-        client.prompt(parent, spawn(f'CALL:read {{"filePath": ".git"}}THEN: {writes}THEN: SAY:wrote it'))
+        client.prompt(parent, spawn(f'CALL:read {{"filePath": ".git/config"}}THEN: {writes}THEN: SAY:wrote it'))
         done = one(durable, "completed", parent)
     finally:
         config.unlink()
-    root = Path(done["worktree"]["root"])
-    assert (root / ".git").read_text() == files[".git"], "it could write the file"
-    assert done["changes"]["code"] == "worktree-changed" and not ran.exists()
-    wait_until(lambda: str(root) in json.dumps(client.messages(parent)), "the parent is told where it is")
-    assert str(root) in durable.cli("intents", done["id"])
-    shutil.rmtree(root)
+    root = Path(done["copy"]["root"])
+    assert not root.exists() and [each["file"] for each in done["changes"]["files"]] == [".gitattributes"]
+    durable.cli("intents", done["id"], "--diff")
+    durable.cli("intents", done["id"], "--apply")
+    durable.cli("intents", done["id"], "--undo")
+    wrote = durable.lines("query", "--type", "execution.step", "--text", "fsmonitor")
+    assert not ran.exists() and any(each["event"]["payload"].get("tool") == "write" for each in wrote)
 
 
-def test_a_permission_of_an_untracked_opencode_json_holds_in_the_worktree(
+def test_a_permission_of_an_untracked_opencode_json_holds_in_the_copy(
     client: RealOpenCode, durable: DurableStream
 ) -> None:
     shell = {"command": "echo allowed > asked.txt", "description": "make a file"}

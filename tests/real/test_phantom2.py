@@ -113,14 +113,14 @@ def test_the_whole_line_with_a_closed_terminal_a_killed_service_and_a_killed_sid
     with Terminal([str(client.binary)], client.project, client.environment()) as screen:
         screen.wait_for(READY)
         screen.wait_for("Mock 1 Mock")  # before that, it does not send
-        screen.press(spawn("HOLD:two SAY:never", isolation="worktree").encode())
+        screen.press(spawn("HOLD:two SAY:never", isolation="copy").encode())
         screen.wait_for("SAY:started")
         screen.press(ENTER)
         running = one(durable, "running")
         model.wait_held("two")
     parent, session = running["parent"], str(running["session"])
     client.wait(parent)
-    assert running["worktree"] and running["worktree"]["directory"] != str(client.project)
+    assert running["copy"] and running["copy"]["directory"] != str(client.project)
     restart(client)
     model.release("two")
     client.until(lambda: client.api("GET", f"/api/session/{session}")["data"].get("outcome"), "the end of the work")
@@ -202,7 +202,7 @@ def test_a_fork_of_a_background_session_is_not_its_work(
         ]
         assert text in json.dumps(model.of(made["fork"])[-1].body)
         assert f"fork of {origin}" in durable.cli("tree", made["fork"])
-        # The worktree of the work is gone, so OpenCode's own fork could do nothing.
+        # The copy of the work is gone, so OpenCode's own fork could do nothing.
         assert (made["messages"] is None, made["directory"]) == (origin == session, str(client.project))
 
 
@@ -312,7 +312,7 @@ def test_work_is_over_when_its_commands_have_reported_and_its_directory_is_forgo
 ) -> None:
     parent = client.new_session()
     waits = commanded("until [ -e go ]; do sleep 0.1; done; echo late > late.txt")
-    client.prompt(parent, spawn(waits, isolation="worktree"))
+    client.prompt(parent, spawn(waits, isolation="copy"))
     running = one(durable, "running", parent)
     session, place = str(running["session"]), Path(running["place"])
     client.until(lambda: messages(client, session, "idle"), "the end of its first turn")
@@ -331,7 +331,7 @@ def test_work_is_over_when_its_commands_have_reported_and_its_directory_is_forgo
     assert subprocess.run(reload, cwd=client.project, env=client.environment(), check=False).returncode == 0
 
 
-@pytest.mark.parametrize("isolation", ["worktree", "shared"])
+@pytest.mark.parametrize("isolation", ["copy", "shared"])
 def test_nothing_of_cancelled_work_runs_on_and_what_it_left_wakes_nobody(
     client: RealOpenCode2, durable: DurableStream, model: ModelServer, tmp_path: Path, isolation: str
 ) -> None:
@@ -340,12 +340,12 @@ def test_nothing_of_cancelled_work_runs_on_and_what_it_left_wakes_nobody(
     detached = f"setsid nohup sh -c 'echo $$ > {loose}; exec sleep 600' > /dev/null 2>&1 &"
     below = f"CALL:shell {json.dumps({'command': f'echo $$ > {child}; sleep 600; echo'})}"
     given = {"agent": "general", "description": held, "prompt": below, "background": True}
-    blocks = {"command": f"{detached if isolation == 'worktree' else ''} echo $$ > {own}; sleep 600"}
+    blocks = {"command": f"{detached if isolation == 'copy' else ''} echo $$ > {own}; sleep 600"}
     calls = f"CALL:subagent {json.dumps(given)} CALL:shell {json.dumps(blocks)}"
     parent = client.new_session()
     client.prompt(parent, spawn(commanded(f"echo $$ > {command}; sleep 600; : {held}", calls), isolation=isolation))
     session = str(one(durable, "running", parent)["session"])
-    pids = [command, own, child, *([loose] if isolation == "worktree" else [])]
+    pids = [command, own, child, *([loose] if isolation == "copy" else [])]
     client.until(lambda: all(each.exists() and each.read_text() for each in pids), "all that it runs")
     durable.cli("intents", one(durable, "running", parent)["id"], "--cancel")
     one(durable, "cancelled", parent)

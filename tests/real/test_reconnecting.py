@@ -65,7 +65,7 @@ def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
         wait_until(lambda: asked(durable, "opencode.abort"), "the attempt to stop it")
     one(durable, "cancelled", parent)
     wait_until(lambda: outcomes(durable, running["session"]) == ["aborted"], "the end of its turn")
-    assert not list((durable.home / "worktrees").iterdir())
+    assert not list((durable.home / "copies").glob("int_*"))
     model.release("cut-off")
 
 

@@ -1,7 +1,7 @@
 """Background work does no more than the session that asks for it: each way to forbid a tool, with both versions.
 
 ``RAN`` is what the forbidden command would print. Each way is tried directly, and then by background work that the
-tool starts in a worktree. Without a ban, and with one of the session alone, the command line also starts work, in the
+tool starts in a copy. Without a ban, and with one of the session alone, the command line also starts work, in the
 shared files, and background work does itself: how rights come to work does not depend on what gave them.
 """
 
@@ -177,7 +177,7 @@ def script(tool: str, way: str) -> str:
     below = spawns(spawns(shell(tool), "below", isolation="shared"), "hands on", isolation="shared")
     named = [spawns(shell(tool), "named", agent="careful")] if way == "session" else []
     more = [below] if way in FULL else []
-    return " ".join([shell(tool), spawns(shell(tool), "tool", isolation="worktree"), *more, *named])
+    return " ".join([shell(tool), spawns(shell(tool), "tool", isolation="copy"), *more, *named])
 
 
 def did(

@@ -35,7 +35,7 @@ log = logging.getLogger("sidecar.background")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ID: Final = re.compile(r"int_[0-9a-f]{4,64}")
+_ID: Final = re.compile(r"int_[0-9a-f]{1,64}")
 
 
 def _in_thread(do: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -59,6 +59,7 @@ class Copies:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._inside = re.compile(rf"{re.escape(os.path.realpath(folder))}/int_[0-9a-f]+/files(/.*)", re.DOTALL)
         # A thread goes on after the task that waits for it was cancelled, so the next one waits for its end.
         self._locks = defaultdict[str, threading.Lock](threading.Lock)
 
@@ -102,6 +103,11 @@ class Copies:
             if restore:
                 self._restore(place, restore)
         return copy
+
+    @_in_thread
+    def has_repository(self, directory: str) -> bool:
+        """Whether a directory belongs to a repository."""
+        return repository.top_of(os.path.realpath(directory)) is not None
 
     def _restore(self, place: Path, intent: str) -> None:
         manifest, result = work.read_manifest(place), self.result(intent)
@@ -178,10 +184,8 @@ class Copies:
             CopyError: nothing was changed. The code is ``no-changes`` without a result.
         """
         result = self.result(intent)
-        found = work.read_result(result)
-        return work.plainly(
-            applying.apply(Store(result / "store"), found["top"], work.changes_of(found), result, moment)
-        )
+        changes = work.changes_of(work.read_result(result))
+        return work.plainly(applying.apply(Store(result / "store"), self._top(result), changes, result, moment))
 
     @_in_thread
     def undo(self, intent: str, moment: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -192,7 +196,7 @@ class Copies:
             CopyError: nothing was changed. The code is ``no-changes`` if nothing was applied.
         """
         result = self.result(intent)
-        return work.plainly(applying.undo(Store(result / "store"), work.read_result(result)["top"], result, moment))
+        return work.plainly(applying.undo(Store(result / "store"), self._top(result), result, moment))
 
     @_in_thread
     def discard(self, intent: str, name: str = "") -> None:
@@ -203,7 +207,7 @@ class Copies:
         """
         result = self.result(intent)
         if (result / work.RESULT).exists():
-            applying.settle(work.read_result(result)["top"], result)
+            applying.settle(self._top(result), result)
         self._remove(result)
         if name:
             with self._locks[name]:
@@ -214,7 +218,7 @@ class Copies:
         """Put back or finish what a killed process left half applied. What cannot be, is tried again by ``apply``."""
         for found in sorted((self._folder / "results").glob("*/" + work.RESULT)):
             try:
-                applying.settle(work.read_result(found.parent)["top"], found.parent)
+                applying.settle(self._top(found.parent), found.parent)
             except CopyError as error:
                 log.warning("the result of %s is half applied: %s", found.parent.name, error)
 
@@ -231,6 +235,14 @@ class Copies:
         gone = self._folder / "gone"
         for each in gone.iterdir() if gone.is_dir() else ():
             files.remove(str(each), stopped)
+
+    def _top(self, result: Path) -> str:
+        """Whose files a result changes: the user's, or those of the copy in which the work was started, while it is
+        there."""
+        top = str(work.read_result(result)["top"])
+        while not os.path.isdir(top) and (inside := self._inside.fullmatch(top)) is not None:
+            top = inside[1]
+        return top
 
     def _remove(self, path: Path) -> None:
         """Take a directory away at once; ``sweep`` removes it later, since that can take minutes."""

@@ -32,6 +32,13 @@ class Repository(NamedTuple):
     def objects(self) -> str:
         return f"{self.common}/objects"
 
+    def lenders(self, ours: Path) -> bytes:
+        """Where to borrow objects, as git reads it. A copy below ``ours`` may go first, so only the user's own
+        repository lends."""
+        if not Path(self.common).is_relative_to(ours):
+            return quoted(self.objects)
+        return read(f"{self.objects}/info/alternates")
+
     @property
     def form(self) -> str:
         """How objects are named, told by the names of some."""
@@ -63,13 +70,13 @@ def top_of(directory: str) -> str | None:
     return None
 
 
-def make_store(folder: Path, top: str, repository: Repository | None) -> Store:
-    """A store with the user's objects, index, and rules for what is ignored. Our own home is ignored, too."""
+def make_store(folder: Path, top: str, repository: Repository | None, ours: Path) -> Store:
+    """A store with the user's objects, index, and rules for what is ignored; also our home, above ``ours``."""
     found = repository
-    store = Store.make(folder, found.form if found else "sha1", found.objects if found else None)
+    store = Store.make(folder, found.form if found else "sha1", found.lenders(ours) if found else b"")
     settings = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     rules = [read(f"{settings}/git/ignore")]
-    if (home := folder.parents[2]).is_relative_to(top):
+    if (home := ours.parent).is_relative_to(top):
         rules.append(os.fsencode(f"/{re.escape(str(home.relative_to(top)))}"))
     if found is not None:
         _copy_index(found, str(folder))
@@ -78,13 +85,16 @@ def make_store(folder: Path, top: str, repository: Repository | None) -> Store:
     return store
 
 
-def write_git(at: str, repository: Repository, project: str = "") -> None:
+def write_git(at: str, repository: Repository, ours: Path, project: str = "") -> None:
     """Write an agent's ``.git``. ``project``: the id of the user's project in OpenCode, which would make up another one
     for a repository without remotes."""
     own, common = repository
     tables = os.path.isdir(f"{common}/reftable")
     config = CONFIG.format(bare="false", form=repository.form) + ("\trefStorage = reftable\n" if tables else "")
-    _write(f"{at}/objects/info/alternates", quoted(repository.objects).encode())
+    if Path(common).is_relative_to(ours):
+        for file in _below(repository.objects):
+            _write(at + file[len(common) :], read(file))
+    _write(f"{at}/objects/info/alternates", repository.lenders(ours))
     os.makedirs(f"{at}/refs" if tables else f"{at}/refs/heads", exist_ok=True)
     _write(f"{at}/HEAD", read(f"{own}/HEAD", 4096) or b"ref: refs/heads/main\n")
     for name in ("packed-refs", "shallow"):

@@ -62,15 +62,14 @@ class Store:
         self.form = "sha256" if "= sha256" in (folder / "config").read_text() else "sha1"
 
     @classmethod
-    def make(cls, folder: Path, form: str = "sha1", objects: str | None = None) -> Store:
-        """Make a store, which also has the ``objects`` of another repository."""
+    def make(cls, folder: Path, form: str = "sha1", lenders: bytes = b"") -> Store:
+        """Make a store, which borrows the objects of the ``lenders``."""
         (folder / "objects/info").mkdir(parents=True)
         (folder / "refs/heads").mkdir(parents=True)
         (folder / "info").mkdir()
         (folder / "HEAD").write_text("ref: refs/heads/main\n")
         (folder / "config").write_text(CONFIG.format(bare="true", form=form) + _OURS)
-        if objects is not None:
-            (folder / "objects/info/alternates").write_text(quoted(objects))
+        (folder / "objects/info/alternates").write_bytes(lenders)
         return cls(folder)
 
     def run(
@@ -247,9 +246,9 @@ class Store:
         return self.run("diff-tree", *_DIFF, *patch, *trees).decode("utf-8", "replace")
 
 
-def quoted(path: str) -> str:
+def quoted(path: str) -> bytes:
     """A path as git reads it in a file of paths."""
-    return '"' + "".join(f"\\{byte:03o}" for byte in os.fsencode(path)) + '"\n'
+    return b'"%b"\n' % b"".join(b"\\%03o" % byte for byte in os.fsencode(path))
 
 
 def plain(text: str) -> str:

@@ -91,10 +91,10 @@ class Manifest(NamedTuple):
 def make(place: Path, top: str, directory: str, listed: Sequence[str], project: str) -> Copy:
     found = repository.repository_of(top)
     root = f"{place}/files{top}"
-    store = repository.make_store(place / "store", top, found)
+    store = repository.make_store(place / "store", top, found, place.parent)
     there = files.walk(store, top, store.tracked(), listed)
     there.check()
-    files.check_lengths(root, there.files)
+    files.check_lengths(root, [*there.files, *there.folders])
     os.makedirs(root)
     files.surround(top, root)
     for each in there.folders:
@@ -122,7 +122,7 @@ def make(place: Path, top: str, directory: str, listed: Sequence[str], project: 
     save(store, root, entries)
     for each in ("", *there.nested):
         if (inner := repository.repository_of(os.path.join(top, each))) is not None:
-            repository.write_git(os.path.join(root, each, ".git"), inner, "" if each else project)
+            repository.write_git(os.path.join(root, each, ".git"), inner, place.parent, "" if each else project)
     known = listed_in(root, entries)
     begin(place, Manifest(top, root, 0, list(listed), there.nested, {}, known, {}, []))
     work = os.path.normpath(os.path.join(root, os.path.relpath(directory, top)))

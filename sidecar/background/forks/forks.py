@@ -152,10 +152,10 @@ class Forks:
             raise _nothing_before(event)
         view, known = catalog.sessions[session], self._state.sessions.get(session)
         place = (known.directory if known is not None else None) or catalog.directory(view.stream)
-        # Background work has a worktree of its own; its fork belongs in the project.
+        # Background work has a copy of its own; its fork belongs in the project.
         directory = self._works.asker(session).directory or place
         messages = await self._hosts.of(session).message_ids(session, directory=directory) or []
-        # OpenCode's own fork stays in the directory of its origin, which may be a worktree that is gone.
+        # OpenCode's own fork stays in the directory of its origin, which may be a copy that is gone.
         count = kept(messages, cut) if await asyncio.to_thread(Path(place).is_dir) else None
         is_at_work = known is not None and known.turn is not None and not cut.is_prompt
         if is_at_work and (count == len(messages) or cut.message not in finished):

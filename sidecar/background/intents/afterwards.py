@@ -29,6 +29,10 @@ class CancelArgs(IntentArgs):
     proof: str = Field(default="", max_length=64, description="as in `checkpoint_answer`, without answers")
 
 
+class ApplyArgs(IntentArgs):
+    undo: bool = Field(default=False, description="take back what was applied last")
+
+
 class DiscardArgs(IntentArgs):
     preview: bool = Field(default=False, description="only tell")
 
@@ -51,16 +55,16 @@ def continuing(state: State, session: str) -> Intent | None:
     return next(found, None)
 
 
-def worktree_of(state: State, intent: Intent) -> str:
-    """The worktree that an ended intent left behind; empty if there is none, or if later work went on in it."""
+def copy_of(state: State, intent: Intent) -> str:
+    """The copy that an ended intent left behind; empty if there is none, or if later work went on in it."""
     is_last = state.sessions.get(intent.session or "", intent.id) == intent.id
     has_left = intent.changes.get("kept") or intent.changes.get("error")
-    return str(intent.worktree.get("root", "")) if is_last and has_left else ""
+    return str(intent.copy.get("root", "")) if is_last and has_left else ""
 
 
 def prompted(state: State, event: StreamEvent) -> list[Output]:
     """Handle a prompt for the session of work that has ended. What a stopped command or subagent reports to it begins
-    no turn. If a person prompts it and its worktree is gone, OpenCode can do nothing there, so tell the person how the
+    no turn. If a person prompts it and its copy is gone, OpenCode can do nothing there, so tell the person how the
     work can go on."""
     session = str(event.payload.get("session"))
     intent = state.intents.get(state.sessions.get(session, ""))
@@ -72,7 +76,7 @@ def prompted(state: State, event: StreamEvent) -> list[Output]:
     # In OpenCode 1 the session is a child, where a person's prompt is recorded as an agent's.
     if event.type == "agent.input" and not is_human(event.payload.get("parts") or []):
         return []
-    return [asked.how_to_continue(intent)] if intent.worktree and not intent.changes.get("kept") else []
+    return [asked.how_to_continue(intent)] if intent.copy and not intent.changes.get("kept") else []
 
 
 def continues(before: Intent) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def continues(before: Intent) -> dict[str, Any]:
     return {
         "intent": before.id,
         "session": before.session,
-        "worktree": before.worktree,
-        "commit": changes.get("commit", "") if changes.get("ref") and before.applied is None else "",
+        "copy": before.copy,
+        "saved": bool(changes.get("saved")) and before.applied is None,
         "kept": bool(changes.get("kept") or changes.get("error")),
     }

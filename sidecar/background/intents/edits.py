@@ -1,4 +1,4 @@
-"""Detects that several agents are editing the same files, for background work without its own worktree. Pure."""
+"""Detects that several agents are editing the same files, for background work without its own copy. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def seen(state: State, event: StreamEvent) -> list[Output]:
     session = str(event.payload.get("session"))
     intent = state.working(session)
     files = {change.file for change in file_changes(dict(event.payload)) if change.file}
-    if not files or (intent is not None and intent.worktree):
+    if not files or (intent is not None and intent.copy):
         return []
     outputs = []
     if intent is not None:

@@ -1,10 +1,9 @@
 """The effects that the agent ``intents`` asks for, with their arguments. Pure. ``effects.py`` and
-``worktrees/effects.py`` run them.
+``copies/effects.py`` run them.
 """
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Any, Final
 
 from sidecar.agents.agent import Output
@@ -15,13 +14,14 @@ from sidecar.background.people.teller import who
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 CHECK = "opencode.check"
-ISOLATE, COLLECT = "worktree.add", "worktree.collect"
+ISOLATE, COLLECT = "copy.make", "copy.collect"
 
 CONTINUE: Final = "The process that ran you ended in the middle of your work. Look at what is done, and continue."
 
 
 def isolate(intent: Intent) -> Output:
     args: dict[str, Any] = {"intent": intent.id, "directory": intent.directory}
+    args |= {"always": True} if intent.isolation == "copy" else {}
     args |= {"continues": intent.continues} if intent.continues else {}
     return effect(ISOLATE, intent.id, args, ["intent.starting", {"intent": intent.id}])
 
@@ -73,21 +73,19 @@ def abort(intent: Intent, *, is_late: bool = False) -> Output:
     """The effect that stops the session of an intent. ``is_late``: OpenCode has just accepted a prompt and is about to
     begin a turn."""
     args: dict[str, Any] = {"session": intent.session, "directory": intent.place}
-    args |= {"isolated": True} if intent.worktree else {}
+    args |= {"isolated": True} if intent.copy else {}
     return effect(ABORT, intent.id, args | ({"late": True} if is_late else {}))
 
 
-def collect(intent: str, worktree: dict[str, Any], *steps: list[Any], session: str | None, stop: bool) -> Output:
-    """The effect that saves the changes in a worktree and removes the worktree; with ``stop``, it first stops the
-    session."""
-    about = {"work": worktree["directory"], "repository": worktree["repository"], "base": worktree["base"]}
-    about |= {"folder": worktree.get("folder"), "name": PurePath(worktree["root"]).name}
-    return effect(COLLECT, intent, {"intent": intent, "session": session, "stop": stop, **about}, *steps)
+def collect(intent: str, copy: dict[str, Any], *steps: list[Any], session: str | None, stop: bool) -> Output:
+    """The effect that stores the changes in a copy and removes the copy; with ``stop``, it first stops the session."""
+    args = {"intent": intent, "session": session, "stop": stop, "work": copy["directory"], "name": copy["name"]}
+    return effect(COLLECT, intent, args, *steps)
 
 
 def how_to_continue(intent: Intent) -> Output:
     """The effect that tells a person, who prompted the session of ended work, how the work can go on."""
-    text = f"Its worktree is gone. In a terminal: durable-stream spawn --continue {intent.id} 'TEXT'"
+    text = f"Its copy of the project is gone. In a terminal: durable-stream spawn --continue {intent.id} 'TEXT'"
     return effect(
         TOAST, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text}
     )

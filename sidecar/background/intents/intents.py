@@ -121,6 +121,8 @@ class IntentAgent(OwnAgent[State]):
                 return self._cancel(event)
             case "intent.apply":
                 return self._applied(event)
+            case "intent.undo":
+                return [Output("intent.undone", {"intent": event.payload["intent"], "ts": event.ts})]
             case "intent.discard":
                 return [Output("intent.discarded", {"intent": event.payload["intent"], "ts": event.ts})]
             case "tick":
@@ -176,9 +178,9 @@ class IntentAgent(OwnAgent[State]):
         return [Output("intent.created", payload)]
 
     def _start(self, intent: Intent) -> list[Output]:
-        isolates = intent.isolation == "worktree"
+        isolates = intent.isolation == "copy"
         isolates |= intent.isolation == "auto" and intent.agent not in self._limits.readers
-        if isolates and not intent.worktree:
+        if isolates and not intent.copy:
             return [asked.isolate(intent)]
         return [self._create(intent, intent.place, ["intent.starting", {"intent": intent.id}])]
 
@@ -186,18 +188,16 @@ class IntentAgent(OwnAgent[State]):
         return asked.create(intent, directory, step, is_child=intent.parent in self.data.sessions)
 
     def _isolated(self, intent: Intent, error: str, found: Any, ts: int) -> list[Output]:
-        """Handle the result of creating a worktree. If that failed, the intent edits the user's files, if it is allowed
-        to."""
+        """Handle the result of making a copy. Without one, the intent edits the user's files, if it is allowed to."""
         if intent.state != "starting" or intent.session is not None:
             return []
-        if not isinstance(found, dict) or (not found and intent.isolation == "worktree"):
-            reason = f"no worktree: {error or 'the directory is in no git repository that has a commit'}"
-            return self._end(intent, "intent.failed", ts, reason=reason, code="no-worktree")
+        if not isinstance(found, dict):
+            return self._end(intent, "intent.failed", ts, reason=f"no copy: {error}", code="no-copy")
         setup = found.get("setup") or []
         if found.get("failed"):
             return self._end(intent, "intent.failed", ts, reason=found["failed"], code="setup-failed", setup=setup)
-        worktree = {name: value for name, value in found.items() if name != "setup"}
-        isolated = ["intent.isolated", {"intent": intent.id, "worktree": worktree, "setup": setup}]
+        copy = {name: value for name, value in found.items() if name != "setup"}
+        isolated = ["intent.isolated", {"intent": intent.id, "copy": copy, "setup": setup}]
         return [self._create(intent, found.get("directory") or intent.directory, isolated)]
 
     def _cancel(self, event: StreamEvent) -> list[Output]:
@@ -257,7 +257,7 @@ class IntentAgent(OwnAgent[State]):
                 about = {"result": result_of(found.get("text"), intent.session)}
                 about |= {"left": left} if (left := found.get("left")) else {}
                 ended = self._end(intent, "intent.completed", ts, **about)
-                return [*ended, asked.abort(intent)] if left and not intent.worktree else ended
+                return [*ended, asked.abort(intent)] if left and not intent.copy else ended
             case "failed":
                 return self._erred(intent, intent.session, intent.fault or found.get("text"), ts)
             case "aborted" | "stopped" as outcome:
@@ -422,13 +422,13 @@ class IntentAgent(OwnAgent[State]):
         return self._end(intent, "intent.failed", event.ts, reason="its session was deleted", code="deleted")
 
     def _end(self, intent: Intent, type_: str, ts: int, **about: Any) -> list[Output]:
-        """End an intent: save the changes in its worktree, then send the result to its parent."""
-        if not intent.worktree:
+        """End an intent: save the changes in its copy, then send the result to its parent."""
+        if not intent.copy:
             return self._ended(intent, type_, ts, **about)
         ending = {"intent": intent.id, "type": type_, "about": about, "ts": ts}
         stop = type_ != "intent.completed" or "left" in about
         finishing = ["intent.finishing", ending]
-        return [asked.collect(intent.id, intent.worktree, finishing, session=intent.session, stop=stop)]
+        return [asked.collect(intent.id, intent.copy, finishing, session=intent.session, stop=stop)]
 
     def _finished(self, intent: Intent, changes: Any, ts: int) -> list[Output]:
         if intent.state != "finishing":

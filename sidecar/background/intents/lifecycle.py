@@ -52,7 +52,7 @@ INTENT: Final[dict[str, dict[str, str]]] = {
 }
 """The transitions of an intent. ``queued``: waiting for a free place, or for an OpenCode with
 the environment of the one that asked. ``resuming``: OpenCode ended, and the same
-session is being prompted again. ``finishing``: the changes in the worktree are being saved. ``refused``: a limit
+session is being prompted again. ``finishing``: the changes in the copy are being saved. ``refused``: a limit
 forbade the intent."""
 
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "refused"})

@@ -26,13 +26,13 @@ class RegisterArgs(Args):
     minutes: float = Field(default=DEFAULT_MINUTES, gt=0, le=1440, description="the most it may work")
     tokens: int = Field(default=0, ge=0, description="the most it may use, 0: no limit")
     cost: float = Field(default=0.0, ge=0, description="the same in dollars")
-    isolation: Literal["auto", "worktree", "shared"] | None = Field(
+    isolation: Literal["auto", "copy", "shared"] | None = Field(
         default=None, description="where the agent edits; default: `[phantom] isolation`"
     )
     continues: str | None = Field(
         default=None,
         max_length=100,
-        description="an ended intent, whose session, worktree, parent, agent and project the work takes over",
+        description="an ended intent, whose session, copy, parent, agent and project the work takes over",
     )
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 

@@ -109,19 +109,19 @@ class Intent:
     checked: int | None = None
     """The time when the intent's session was last checked."""
     isolation: str = "shared"
-    """``worktree``: the intent edits its own git worktree; ``shared``: the intent edits ``directory``; ``auto``: a
-    worktree if there is a git repository and the agent may write files, otherwise shared."""
-    worktree: dict[str, Any] = field(default_factory=dict)
-    """The intent's worktree; see ``worktrees.Worktree``."""
+    """``copy``: the intent edits its own copy of the project; ``shared``: the intent edits ``directory``; ``auto``: a
+    copy if there is a git repository and the agent may write files, otherwise shared."""
+    copy: dict[str, Any] = field(default_factory=dict)
+    """The intent's copy; see ``work.Copy``."""
     continues: dict[str, Any] = field(default_factory=dict)
-    """The ended work that the intent continues in the same session and worktree: ``intent``, ``session``, ``worktree``,
-    ``commit`` (its changes that the user has not applied) and ``kept`` (whether the worktree was kept). Or empty."""
+    """The ended work that the intent continues in the same session and copy: ``intent``, ``session``, ``copy``,
+    ``saved`` (whether it has changes that the user has not applied) and ``kept`` (whether the copy was). Or empty."""
     setup: list[dict[str, Any]] = field(default_factory=list)
-    """What the commands did that made the worktree ready; see ``Setup.run``."""
+    """What the commands did that made the copy ready; see ``Setup.run``."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How the intent will end once its changes are saved: ``type`` and ``about``."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """What the intent changed in its worktree; see ``Worktrees.collect``. Or ``error``: why it could not be saved."""
+    """What the intent changed in its copy; see ``Copies.collect``. Or ``error``: why it could not be saved."""
     wake: bool = True
     """Whether the parent's model should answer the message with the result."""
     applied: int | None = None
@@ -135,15 +135,15 @@ class Intent:
     everything that belongs to the intent."""
     trace: str = ""
     discarded: int | None = None
-    """The time when a person discarded the intent's changes and worktree."""
+    """The time when a person discarded the intent's changes and copy."""
     edited: list[str] = field(default_factory=list)
-    """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a worktree."""
+    """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a copy."""
     overlaps: dict[str, str] = field(default_factory=dict)
     """Maps each edited file that another agent also changed in the meantime to that agent's intent or session."""
 
     @property
     def place(self) -> str:
-        return self.worktree.get("directory") or self.directory
+        return self.copy.get("directory") or self.directory
 
     @property
     def runs_on(self) -> str:
@@ -288,15 +288,17 @@ class State:
         elif type_ == "intent.hosted":
             intent.waits = ""
         elif type_ == "intent.isolated":
-            intent.worktree = dict(payload["worktree"])
-            intent.isolation = "worktree" if intent.worktree else "shared"
+            intent.copy = dict(payload["copy"])
+            intent.isolation = "copy" if intent.copy else "shared"
         elif type_ == "intent.finishing":
             intent.ending = {"type": payload["type"], "about": dict(payload["about"])}
         elif type_ == "intent.applied":
             intent.applied = payload["ts"]
+        elif type_ == "intent.undone":
+            intent.applied = None
         elif type_ == "intent.discarded":
             intent.discarded = payload["ts"]
-            gone = ("ref", "commit", "kept", "unsaved", "unsaved_count", "error")
+            gone = ("saved", "kept", "unsaved", "unsaved_count", "error")
             intent.changes = {name: value for name, value in intent.changes.items() if name not in gone}
         elif type_ == "intent.edited":
             intent.edited += payload["files"]

@@ -11,12 +11,10 @@ from sidecar.read.fields import as_text
 from sidecar.read.telling.markup import QUOTES
 
 SHOWN_DIFF: Final = 4000
-"""A longer diff is left out of the message; the model can read it with git."""
+"""A longer diff is left out of the message."""
 
 SHOWN_FILES: Final = 20
 
-KINDS: Final = {"120000": "link", "160000": "repository"}
-"""By git's mode, what is no ordinary file."""
 MAX_REASON: Final = 1000
 MAX_LEFT: Final = 200
 
@@ -60,10 +58,9 @@ def cause_text(error: Mapping[str, Any]) -> str:
 
 
 def notes_text(intent: Intent) -> list[str]:
-    """What was not in the intent's worktree, though it is in the user's directory."""
-    left_out = ", ".join(intent.worktree.get("left_out", ()))
-    notes: list[str] = intent.worktree.get("notes", [])
-    return [*([f"its worktree was without {left_out}"] if left_out else []), *notes]
+    """What was not in the intent's copy, though it is in the user's directory."""
+    left_out = ", ".join(intent.copy.get("left_out", ()))
+    return [f"its copy was without {left_out}"] if left_out else []
 
 
 def overlap_text(intent: Intent) -> list[str]:
@@ -73,21 +70,20 @@ def overlap_text(intent: Intent) -> list[str]:
 
 
 def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
-    """Lines about what an intent changed in its worktree; empty if it had no worktree or changed nothing."""
+    """Lines about what an intent changed in its copy; empty if it had no copy or changed nothing."""
     if error := changes.get("error"):
-        root = inline(str(intent.worktree.get("root")))
+        root = inline(str(intent.copy.get("root")))
         return [f"Its changes could not be saved ({inline(str(error))}); they are in {root}."]
-    if not changes.get("ref"):
+    if not changes.get("saved"):
         return kept_text(changes)
-    base, ref = intent.worktree.get("base", ""), changes["ref"]
     files = [f"> {inline(file_text(each))}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
         files.append(f"and {changes['count'] - SHOWN_FILES} more")
-    lines = ["It changed these files in its own worktree, not here:", *files]
+    lines = ["It changed these files in its own copy, not here:", *files]
     if len(changes["diff"]) <= SHOWN_DIFF and not changes.get("is_cut"):
         lines += ["The changes:", quoted(changes["diff"].rstrip("\n"))]
     else:
-        lines.append(f"`git diff {base[:12]} {ref}` shows the changes.")
+        lines.append(f"`durable-stream intents {intent.id} --diff` shows the changes.")
     return [
         *lines,
         f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them.",
@@ -96,29 +92,18 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
 
 
 def kept_text(changes: Mapping[str, Any]) -> list[str]:
-    """Lines about what is only in a worktree that was kept; empty if the worktree was removed."""
+    """Lines about what is only in a copy that was kept; empty if the copy was removed."""
     if not changes.get("kept"):
         return []
     some = changes["unsaved"]
     more = changes["unsaved_count"] - len(some)
-    lines = [f"Its worktree was kept, because some of what is in it is not saved: {inline(changes['kept'])}"]
+    lines = [f"Its copy was kept, because some of what is in it is in no result: {inline(changes['kept'])}"]
     lines += [f"> {inline(each['file'])} ({inline(each['why'])})" for each in some]
     return [*lines, f"  and {more} more"] if more else lines
 
 
-def with_kinds(files: list[dict[str, Any]], raw: list[str]) -> list[dict[str, Any]]:
-    """The changed files, with ``kind`` where one is or was no ordinary file. ``raw`` is what ``git diff-tree --raw -z``
-    prints, split at each NUL.
-    """
-    kinds = {}
-    for about, name in zip(raw[::2], raw[1::2], strict=False):
-        old, new, *_ = about.lstrip(":").split()
-        kinds[name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")] = KINDS.get(new) or KINDS.get(old)
-    return [each | ({"kind": kind} if (kind := kinds.get(each["file"])) else {}) for each in files]
-
-
 def file_text(changed: Mapping[str, Any]) -> str:
-    """One changed file, as ``src/a.py +3 -1``. A symbolic link and a nested repository are named as what they are."""
+    """One changed file, as ``src/a.py +3 -1``. A symbolic link is named as one."""
     if kind := changed.get("kind"):
         return f"{changed['file']} ({kind})"
     if changed.get("added") is None:

@@ -61,7 +61,7 @@ class Works:
         line = self._line(session)
         if line and line[0].state not in ENDED:
             return Asker(line[0].id, line[-1].parent, line[0].title, line[0].directory)
-        # The worktree of background work, which OpenCode knows, has an id as its name.
+        # The copy of background work, which OpenCode knows, has an id as its name.
         if (own := self.intent(session)) is not None:
             return Asker(None, session, own.title, own.directory)
         known = self._state.sessions.get(session)

@@ -123,7 +123,7 @@ def work(intent: Intent) -> str:
     remark = ""
     if intent.state in ("failed", "refused", "cancelled"):
         remark = on_one_line(intent.reason)
-    elif intent.changes.get("ref") and not (intent.applied or intent.discarded):
+    elif intent.changes.get("saved") and not (intent.applied or intent.discarded):
         remark = "changes not applied"
     return " · ".join(filter(None, (who(intent.title, intent.directory), remark)))
 

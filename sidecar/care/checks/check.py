@@ -66,8 +66,8 @@ class Survey(NamedTuple):
     """The channels to a person that did not accept the newest message, each with the error."""
     losses: tuple[str, ...] = ()
     """What was lost, a sentence each."""
-    worktrees: tuple[str, ...] = ()
-    """The worktrees that ended background work left behind."""
+    copies: tuple[str, ...] = ()
+    """The copies that ended background work left behind."""
     agents: Sequence[Mapping[str, Any]] = ()
     """What the log says of agents, as in the status of a sidecar."""
     saved: int = 0

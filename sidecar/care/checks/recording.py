@@ -26,7 +26,7 @@ MAX_COUNTED = 100_000
 """Maximum number of files whose size is added up."""
 
 MAX_NAMED = 5
-"""Maximum number of worktrees that are named."""
+"""Maximum number of copies that are named."""
 
 EVERY_FAULT = "`durable-stream verify` shows every fault; `durable-stream repair --dry-run` shows what can be repaired"
 
@@ -36,7 +36,7 @@ _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode 
 
 async def survey(home: Home) -> Survey:
     """Read what the checks need from the log."""
-    from sidecar.background.intents.afterwards import worktree_of
+    from sidecar.background.intents.afterwards import copy_of
     from sidecar.background.reading import read_agents, read_failing, read_intents
 
     newest, last_ts = 0, None
@@ -64,10 +64,10 @@ async def survey(home: Home) -> Survey:
     manifest = located(home.store_path)
     backend = manifest.backend if manifest is not None else None
     hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
-    kept = tuple(root for each in work.intents.values() if (root := worktree_of(work, each)))
-    saved = sum(bool(each.changes.get("ref")) for each in work.intents.values())
+    kept = tuple(str(home.path / "copies" / each.copy["name"]) for each in work.intents.values() if copy_of(work, each))
+    saved = sum(bool(each.changes.get("saved")) for each in work.intents.values())
     found = Survey(head, newest, last_ts, directories, fault, hint, torn, backend, pruned, failing)
-    return found._replace(losses=losses, worktrees=kept, agents=agents, saved=saved)
+    return found._replace(losses=losses, copies=kept, agents=agents, saved=saved)
 
 
 def _with_kept(home: Home, hint: str) -> str:
@@ -205,18 +205,18 @@ def check_leftovers(scene: Scene) -> list[Check]:
     ]
 
 
-def check_worktrees(scene: Scene) -> list[Check]:
-    """Whether ended background work left worktrees behind."""
-    kept = [Path(each) for each in scene.survey.worktrees if Path(each).is_dir()]
+def check_copies(scene: Scene) -> list[Check]:
+    """Whether ended background work left copies behind."""
+    kept = [Path(each) for each in scene.survey.copies if Path(each).is_dir()]
     if not kept:
         return []
     size, is_whole = _size(kept)
     room = bytes_text(size) if is_whole else f"more than {bytes_text(size)}"
-    text = f"{counted(len(kept), 'worktree')} of ended background work, {room}"
+    text = f"{'1 copy' if len(kept) == 1 else f'{len(kept)} copies'} of ended background work, {room}"
     names = ", ".join(each.name for each in kept[:MAX_NAMED]) + (" …" if len(kept) > MAX_NAMED else "")
     hint = f"`durable-stream intents INTENT --discard` removes one ({names}); "
     hint += f"{counted(scene.survey.saved, 'intent')} in all have saved changes, which it removes, too"
-    return [Check("worktrees", "note", text, hint)]
+    return [Check("copies", "note", text, hint)]
 
 
 def _size(folders: list[Path]) -> tuple[int, bool]:

@@ -44,7 +44,7 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_log,
     agents.check_agents,
     recording.check_leftovers,
-    recording.check_worktrees,
+    recording.check_copies,
     recording.check_torn,
     recording.check_gaps,
     at_home.check_clock,

@@ -62,7 +62,7 @@ async def inspect(
             except OSError as error:
                 note(f"The browser is not opened, because {leading} cannot be written ({error.strerror}).")
 
-    data = Data(reader, own_identity().now_ms, send, lambda: gather_status(home))
+    data = Data(home.path, reader, own_identity().now_ms, send, lambda: gather_status(home))
     leading = home.path / "inspect.html"
     try:
         await serve(data, own_identity().nonce, port, ready)

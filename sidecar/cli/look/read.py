@@ -75,7 +75,7 @@ async def read(
     notes = await notes_of(reader, stream)
     reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if shown:
-        # The project of background work, not its worktree; what is redacted is in the records alone.
+        # The project of background work, not its copy; what is redacted is in the records alone.
         where = roots[0].directory if redact and roots else family.catalog.directory(stream)
         _show(out, roots, reading, shown_directory(where), pager=pager)
     else:

@@ -67,7 +67,7 @@ async def spawn(
         typer.Option(
             "--isolation",
             metavar="WHERE",
-            help="auto: edit a copy if the project is a git repository, otherwise your files. worktree: always edit a "
+            help="auto: edit a copy if the project is a git repository, otherwise your files. copy: always edit a "
             "copy; refuse to start if that is impossible. shared: always edit your files.",
         ),
     ] = None,
@@ -76,7 +76,7 @@ async def spawn(
         typer.Option(
             "--continue",
             metavar="INTENT",
-            help="Go on with this ended intent: same session, worktree, agent and parent.",
+            help="Go on with this ended intent: same session, copy, agent and parent.",
         ),
     ] = None,
     key: Annotated[
@@ -132,8 +132,8 @@ async def spawn(
         out.text(f"{found['id']}  {found['state']}  {found['title']}")
     else:
         out.text(visible(found["result"] or "It gave no answer."))
-        if found["changes"].get("ref"):
-            note(f"It changed files in its own worktree; `durable-stream intents {found['id']}` shows them.")
+        if found["changes"].get("saved"):
+            note(f"It changed files in its own copy; `durable-stream intents {found['id']}` shows them.")
     ended = f"{found['id']} {found['state']}: {visible(found['reason'])}"
     if found["state"] == "failed":
         raise Failure("work-failed", ended)

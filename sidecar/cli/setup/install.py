@@ -96,23 +96,23 @@ def _tell(
 def _committable(target: Target) -> list[str]:
     """The files that ``install`` wrote into the project and that git would commit, relative to the project; empty
     without git."""
-    import asyncio
+    from tempfile import TemporaryDirectory
 
-    from sidecar.background.worktrees.git import Git, WorktreeError, find
+    from sidecar.background.copies.repository import make_store, repository_of, top_of
+    from sidecar.background.copies.store import CopyError
 
-    async def untracked() -> list[str]:
-        if (place := await find(str(target.config.parent))) is None:
-            return []
-        config = str(Path(place.below, target.config.name))
-        listed = ("ls-files", "--others", "--exclude-standard", "-z", "--", config)
-        return await Git(place.folder, place.top).names(*listed)
-
-    try:
-        found = asyncio.run(untracked())
-    except WorktreeError:
-        return []
+    place = target.config.parent
     names = [target.plugin.relative_to(target.config.parent), Path(target.config.name) / "package-lock.json"]
-    return [str(name) for name in names if any(entry.endswith(str(name)) for entry in found)]
+    if (top := top_of(str(place.resolve()))) is None:
+        return []
+    below = {str((place.resolve() / name).relative_to(top)): str(name) for name in names if (place / name).exists()}
+    try:
+        with TemporaryDirectory() as folder:
+            store = make_store(Path(folder, "store"), top, repository_of(top), Path(folder, "none"))
+            known = store.tracked() | store.ignored(top, below)
+    except CopyError:
+        return []
+    return [name for path, name in below.items() if path not in known]
 
 
 def _warn_of_git(target: Target, loose: list[str]) -> None:

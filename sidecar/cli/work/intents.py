@@ -48,12 +48,15 @@ async def intents(
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop the intent and everything it started.")] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Apply the changes in the intent's worktree to your files.")
+        bool, typer.Option("--apply", help="Apply the changes in the intent's copy to your files.")
     ] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's worktree.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take back what --apply changed, but not your edits since.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only the changes in the intent's copy.")] = False,
     discard: Annotated[
         bool,
-        typer.Option("--discard", help="Remove an ended intent's saved changes, and its worktree if it was kept."),
+        typer.Option("--discard", help="Remove an ended intent's saved changes, and its copy if it was kept."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --discard: do not ask.")] = False,
     everything: Annotated[
@@ -63,13 +66,14 @@ async def intents(
 ) -> None:
     """List background work, newest last: its state, age, cost, title, and why it failed."""
     out, home = run.out, run.home
-    if intent is None and (cancel or apply or diff or discard):
+    if intent is None and (cancel or apply or undo or diff or discard):
         raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
-    if apply:
-        found = await ask(home, "intent_apply", {"intent": intent}, "it is safe to run the same command again")
-        changed = f"{counted(found['changes']['count'], 'file')} in {found['directory']}"
-        did = "Its changes had already been applied:" if found["was_applied"] else "Changed"
-        out.told(found, f"{did} {changed}.")
+    if apply or undo:
+        retry = "it is safe to run the same command again"
+        found = await ask(home, "intent_apply", {"intent": intent, "undo": undo}, retry)
+        before = "Nothing had to be taken back" if undo else "Its changes had already been applied"
+        did = f"{'Took back' if undo else 'Changed'} {counted(found['count'], 'file')}" if found["count"] else before
+        out.told(found, f"{did} in {found['directory']}.")
         return
     if discard:
         await _discard(out, home, str(intent), yes=yes)
@@ -83,7 +87,7 @@ async def intents(
     if intent is not None:
         named = of_person(state.intents.values(), intent, "intent")
         if diff and not out.json:
-            out.text(visible((await diff_of(named)).rstrip("\n")))
+            out.text(visible((await diff_of(named, home.path)).rstrip("\n")))
             return
         told = (await read_messages(reader)).messages.get(notice_id(named.id))
         _show(out, named, state, await _waits(home, reader, state, named), told.state if told is not None else None)
@@ -106,7 +110,7 @@ async def intents(
 async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:
     retry = "it is safe to run the same command again"
     found = await ask(home, "intent_discard", {"intent": intent, "preview": not yes}, retry)
-    what = [each for each in (found["ref"], found["worktree"]) if each]
+    what = [*(["its saved changes"] if found["changes"] else []), *([found["copy"]] if found["copy"] else [])]
     if not yes and what and not out.json and sys.stdin.isatty():
         out.text(f"This removes {' and '.join(what)}. It cannot be undone.")
         yes = typer.confirm("Remove it?")
@@ -179,7 +183,7 @@ def _place(intent: Intent) -> str | None:
     """Where the intent edits files; ``None`` if it has not started or has ended."""
     if intent.session is None or intent.state in ENDED:
         return None
-    return intent.worktree.get("root") or "your files, without a worktree"
+    return intent.copy.get("root") or "your files, without a copy"
 
 
 def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]], notice: str | None) -> None:
@@ -216,15 +220,19 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         out.text(f"\n{intent.result}")
     for line in overlap_text(intent):
         out.text(line)
-    if intent.changes.get("ref"):
-        what = "applied" if intent.applied else "not applied; --diff shows them, --apply applies them to your files"
-        out.text(f"\nchanges in its worktree ({what}):")
+    if intent.changes.get("saved"):
+        what = (
+            "applied; --undo takes them back"
+            if intent.applied
+            else "not applied; --diff shows them, --apply applies them to your files"
+        )
+        out.text(f"\nchanges in its copy ({what}):")
         for each in intent.changes["files"]:
             out.text(f"  {visible(file_text(each))}")
         if more := intent.changes["count"] - len(intent.changes["files"]):
             out.text(f"  and {more} more; --diff shows them")
     elif intent.changes.get("error"):
-        out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.worktree['root']}.")
+        out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.copy['root']}.")
     if intent.discarded:
         out.text("\nIts changes were discarded.")
     for line in kept_text(intent.changes):

@@ -29,7 +29,7 @@ export async function work() {
   const press = {
     answer: (each, texts) => tell(act("answer", { checkpoint: each.id, answer: texts }).then(() => `Answered: ${texts.join(", ")}`)),
     cancel: (each) => decide("Cancel this work?", [h("p", {}, each.title || each.id), h("p", { class: "quiet" }, "It stops, with everything that it started.")], "Cancel the work", () => tell(act("cancel", { intent: each.id }).then(() => `${each.title || each.id}: is being cancelled.`))),
-    apply: (each) => tell(showChanges(each, () => tell(act("apply", { intent: each.id }).then((done) => `${done.was_applied ? "Had been applied before" : "Applied"}: ${plural(done.changes.count, "file")} in ${done.directory}: ${names(done.changes)}`)))),
+    apply: (each) => tell(showChanges(each, () => tell(act("apply", { intent: each.id }).then((done) => `${done.count ? "Applied" : "Had been applied before"}: ${plural(done.changes.count, "file")} in ${done.directory}: ${names(done.changes)}`)))),
   };
 
   async function draw() {

@@ -1,4 +1,4 @@
-"""Where the tests of background work make worktrees."""
+"""Where the tests of background work make copies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.background.worktrees.worktrees import Worktrees
+from sidecar.background.copies.copies import Copies
 
 
 @pytest.fixture
-def worktrees(tmp_path: Path) -> Worktrees:
-    return Worktrees(tmp_path / "home/worktrees")
+def copies(tmp_path: Path) -> Copies:
+    return Copies(tmp_path / "home/copies")

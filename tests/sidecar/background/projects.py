@@ -1,4 +1,4 @@
-"""Git repositories for the tests of worktrees, and a program that tells that it ran."""
+"""Git repositories for the tests of copies, and a program that tells that it ran."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sidecar.background.worktrees.worktrees import Worktree, Worktrees
 from tools.install_git import archive, binary_path, is_new
 
 ID = "int_0123456789ab"
@@ -63,16 +61,6 @@ def tree(root: Path) -> dict[str, str]:
             elif path.is_file():
                 found[str(path.relative_to(root))] = path.read_bytes().decode("latin-1")
     return found
-
-
-async def added(worktrees: Worktrees, project: Path) -> Worktree:
-    found = await worktrees.add(ID, str(project))
-    assert found is not None
-    return found
-
-
-async def collected(worktrees: Worktrees, made: Worktree) -> dict[str, Any]:
-    return await worktrees.collect(ID, made.repository, made.base, made.folder)
 
 
 class Marker:

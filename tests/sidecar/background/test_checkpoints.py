@@ -298,7 +298,7 @@ async def test_the_answer_for_background_work_that_ended_goes_to_the_session_abo
 
 
 async def test_what_a_person_lets_ended_work_ask_names_the_work_and_its_project() -> None:
-    """OpenCode only knows the worktree, whose name is an id."""
+    """OpenCode only knows the copy, whose name is an id."""
     ended = Asker(None, PHANTOM, "count things", "/home/ada/shop")
     agent = CheckpointAgent(everywhere=True, asker=lambda session: ended)
     async with bench(MemoryStore(), [agent], {}) as run:

@@ -207,10 +207,10 @@ def test_what_cannot_be_forked_is_refused_with_a_code(home: Path) -> None:
 
 
 RESULTS = {
-    "worktree.add": {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"},
+    "copy.make": {"directory": "/w/sub", "root": "/w", "name": "int_1"},
     "opencode.create": {"session": "ses_bg"},
     "opencode.prompt": {},
-    "worktree.collect": {"ref": "refs/durable-stream/int_1", "files": [], "count": 0, "diff": "+one"},
+    "copy.collect": {"saved": True, "files": [], "count": 0, "diff": "+one"},
     "opencode.wake": {"status": "sent", "kept": True},
     "opencode.toast": {"shown": True},
 }
@@ -240,7 +240,7 @@ async def running(store: MemoryStore, now_ms: int) -> AsyncIterator[Bench]:
 async def test_it_goes_on_wherever_it_was_cut_off() -> None:
     store = MemoryStore()
     async with running(store, 1_700_000_000_000) as run:
-        await run.command(NAME, "intent.register", **REGISTERED, above=["ses_user"], isolation="worktree")
+        await run.command(NAME, "intent.register", **REGISTERED, above=["ses_user"], isolation="copy")
         for type_, about in CAPTURED:
             await run.happened(type_, session="ses_bg", **about)
     older = [record.event async for record in store.read_all()]

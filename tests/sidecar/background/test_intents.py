@@ -1,4 +1,4 @@
-"""The agent ``intents`` against a host of a few lines: places, trees, worktrees, models, and random histories."""
+"""The agent ``intents`` against a host of a few lines: places, trees, copies, models, and random histories."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_cancelling_reaches_the_whole_tree() -> None:
     assert max(Counter(world.types).values()) > MAX_STOPS, "more than one input has to stop them"
 
 
-def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> None:
+def test_an_agent_that_may_write_gets_a_copy_and_its_changes_are_told() -> None:
     world = World(readers=("plan",))
     world.register("reader", isolation="auto", agent="plan")
     world.register("writer", isolation="auto")
@@ -75,20 +75,24 @@ def test_an_agent_that_may_write_gets_a_worktree_and_its_changes_are_told() -> N
     assert "+one" in world.told("writer").text
     world.happens("intent.apply", intent="int_writer")
     assert world.intent("writer").applied
+    world.happens("intent.undo", intent="int_writer")
+    assert world.intent("writer").applied is None
 
 
-def test_without_a_repository_only_one_that_insists_fails() -> None:
+def test_one_that_insists_gets_a_copy_or_fails() -> None:
     world = World()
-    for name, isolation in (("a", "auto"), ("b", "worktree")):
+    for name, isolation in (("a", "auto"), ("b", "copy")):
         world.register(name, isolation=isolation)
-        _, node, _ = world.effects.pop()
-        world.happens("effect.completed", kind=ISOLATE, node=node, result={})
-    assert world.intent("b").code == "no-worktree"
+        _, node, args = world.effects.pop()
+        assert args.get("always", False) is (isolation == "copy")
+        failed = {"type_": "effect.failed", "error": "disk full"} if isolation == "copy" else {}
+        world.happens(failed.pop("type_", "effect.completed"), kind=ISOLATE, node=node, result={}, **failed)
+    assert world.intent("b").code == "no-copy"
     world.settle()
     assert (world.intent("a").state, world.intent("a").isolation) == ("running", "shared")
 
 
-def test_a_worktree_that_does_not_get_ready_fails_the_work_and_tells_why() -> None:
+def test_a_copy_that_does_not_get_ready_fails_the_work_and_tells_why() -> None:
     world = World()
     runs = [{"command": "npm ci", "code": 1, "seconds": 2.0, "output": "no network"}]
     for name in ("a", "cancelled"):
@@ -98,26 +102,26 @@ def test_a_worktree_that_does_not_get_ready_fails_the_work_and_tells_why() -> No
             world.happens("intent.cancel", intent=node)
         world.happens("effect.completed", kind=ISOLATE, node=node, result={"failed": "setup: npm ci", "setup": runs})
     intent = world.intent("a")
-    assert (intent.state, intent.code, intent.setup) == ("failed", "setup-failed", runs) and not intent.worktree
+    assert (intent.state, intent.code, intent.setup) == ("failed", "setup-failed", runs) and not intent.copy
     assert "npm ci" in next(iter(world.teller.data.messages.values())).text
-    assert {kind for kind, _, _ in world.effects} == {WAKE}, "there is no worktree to collect"
+    assert {kind for kind, _, _ in world.effects} == {WAKE}, "there is no copy to collect"
     world.register("b", isolation="auto")
     _, node, _ = world.effects.pop()
-    result = {"directory": "/w", "root": "/w", "base": "b", "repository": "/r", "setup": runs}
+    result = {"directory": "/w", "root": "/w", "name": "int_b", "setup": runs}
     world.happens("effect.completed", kind=ISOLATE, node=node, result=result)
-    assert world.intent("b").setup == runs and "setup" not in world.intent("b").worktree
+    assert world.intent("b").setup == runs and "setup" not in world.intent("b").copy
 
 
-def test_ended_work_goes_on_in_its_session_and_worktree_as_new_work() -> None:
+def test_ended_work_goes_on_in_its_session_and_copy_as_new_work() -> None:
     world = World()
-    old = world.register("old", isolation="worktree")
+    old = world.register("old", isolation="copy")
     world.settle()
     world.ends(old)
     world.settle()
     world.spends(f"ses_{old.id}", 7)
     old = world.intent("old")
-    before = {"intent": old.id, "session": old.session, "worktree": old.worktree, "commit": "c", "kept": False}
-    world.register("new", isolation="worktree", continues=before)
+    before = {"intent": old.id, "session": old.session, "copy": old.copy, "saved": True, "kept": False}
+    world.register("new", isolation="copy", continues=before)
     ((kind, _, args),) = world.effects
     assert (kind, args["continues"]) == (ISOLATE, before)
     world.register("other", continues=before)
@@ -130,7 +134,7 @@ def test_ended_work_goes_on_in_its_session_and_worktree_as_new_work() -> None:
     world.happens("execution.output", session=old.session, kind="text", text="the second answer")
     world.happens("turn.ended", session=old.session, outcome="completed")
     (collect,) = [args for kind, node, args in world.effects if (kind, node) == (COLLECT, new.id)]
-    assert (collect["intent"], collect["name"]) == (new.id, "w"), "the worktree has the old place"
+    assert (collect["intent"], collect["name"]) == (new.id, old.id), "the copy has the old place"
     world.settle()
     assert (world.intent("new").result, world.intent("old").result) == ("the second answer", "")
     assert world.intent("new").state == "completed" and len(world.messages["ses_user"]) == 2
@@ -261,7 +265,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
     stopped = {f"ses_{each.id}" for each in intents if each.state in ("cancelled", "failed")}
     assert not stopped & world.busy, "work that was stopped goes on"
     assert all(count == 1 for (kind, _), count in world.done.items() if kind == CREATE)
-    assert not world.worktrees
+    assert not world.copies
     told = Counter(notice.intent for notice in world.teller.data.messages.values())
     assert told == Counter(each.id for each in intents if each.state in ("completed", "failed"))
     assert all(notice.state == "seen" for notice in world.teller.data.messages.values())
@@ -274,7 +278,7 @@ def edits(world: World, session: str, file: str) -> list[str]:
 def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
     world = World()
     one, two = world.register("one"), world.register("two")
-    alone = world.register("alone", isolation="worktree")
+    alone = world.register("alone", isolation="copy")
     world.settle()
     assert edits(world, f"ses_{one.id}", "/p/a.py") == ["intent.edited"]
     assert edits(world, f"ses_{one.id}", "/p/a.py") == []
@@ -293,8 +297,8 @@ def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
 
 def test_work_whose_environment_is_lost_waits_until_an_opencode_has_it_and_takes_no_place_meanwhile() -> None:
     world = World(max_running=1)
-    intent = world.register("lost", isolation="worktree", environment="env_1")
-    world.act()  # its worktree
+    intent = world.register("lost", isolation="copy", environment="env_1")
+    world.act()  # its copy
     world.effects.pop()
     world.happens("effect.completed", kind=CREATE, node=intent.id, result={"absent": True})
     assert (world.intent("lost").state, world.intent("lost").waits) == ("queued", "environment")
@@ -406,13 +410,13 @@ def test_work_that_only_talked_after_it_was_interrupted_says_so(more: int) -> No
     assert "interrupted" in notice.text and ("no tool ran" in notice.text) is (more == 0)
 
 
-@pytest.mark.parametrize("isolation", ["worktree", "shared"])
+@pytest.mark.parametrize("isolation", ["copy", "shared"])
 def test_what_finished_work_left_running_is_stopped_and_told(isolation: str) -> None:
     world, intent = running(isolation=isolation)
     world.ends(intent)
     found(world, "answered", "started a server", left=["npm start"])
     stops = [kind for kind, _, args in world.effects if kind == ABORT or args.get("stop")]
-    assert stops == [COLLECT if isolation == "worktree" else ABORT]
+    assert stops == [COLLECT if isolation == "copy" else ABORT]
     world.settle()
     (notice,) = world.teller.data.messages.values()
     assert world.intent("a").state == "completed" and "npm start" in notice.text

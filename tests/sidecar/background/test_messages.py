@@ -65,12 +65,12 @@ def ours(text: str) -> list[str]:
 
 def intent(title: str, file: str, root: str = "/w") -> Intent:
     made = Intent("int_1", "do it", title, "ses_1", "/p", 0)
-    made.worktree, made.overlaps = {"base": "b" * 40, "root": root}, {file: "int_2"}
+    made.copy, made.overlaps = {"root": root}, {file: "int_2"}
     return made
 
 
 def result(text: str, state: str = "completed") -> str:
-    changes = {"ref": "refs/x", "count": 1, "diff": text, "files": [{"file": text, "added": 1, "removed": 0}]}
+    changes = {"saved": True, "count": 1, "diff": text, "files": [{"file": text, "added": 1, "removed": 0}]}
     return told(intent(text, text), state, {"result": text, "reason": text, "changes": changes})
 
 

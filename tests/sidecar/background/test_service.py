@@ -125,7 +125,7 @@ class Watcher:
 
 @asynccontextmanager
 async def orchestration(
-    tmp_path: Path, isolation: Literal["worktree", "shared"] = "shared", clean: Clean = lambda value: value
+    tmp_path: Path, isolation: Literal["copy", "shared"] = "shared", clean: Clean = lambda value: value
 ) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
     home.create()
@@ -270,11 +270,11 @@ async def test_nothing_starts_while_it_is_not_known_what_the_session_may_do(tmp_
         assert made.data.intents == {}
 
 
-@pytest.mark.parametrize("named", [None, "shared", "worktree"])
-async def test_a_model_does_not_leave_the_worktree_that_the_user_wants(tmp_path: Path, named: str | None) -> None:
-    async with orchestration(tmp_path, "worktree") as (made, _, _run):
+@pytest.mark.parametrize("named", [None, "shared", "copy"])
+async def test_a_model_does_not_leave_the_copy_that_the_user_wants(tmp_path: Path, named: str | None) -> None:
+    async with orchestration(tmp_path, "copy") as (made, _, _run):
         await call(made, "agent_spawn", prompt="do it", title="it", **({"isolation": named} if named else {}))
-        assert [intent.isolation for intent in made.data.intents.values()] == ["worktree"]
+        assert [intent.isolation for intent in made.data.intents.values()] == ["copy"]
 
 
 async def test_the_same_key_is_the_same_intent_also_when_many_have_ended_since(
@@ -393,14 +393,14 @@ async def worked(made: DurableStream, run: Bench, project: Path, does: Callable[
 
 async def test_what_is_discarded_is_gone_and_no_longer_offered(tmp_path: Path) -> None:
     project = repository(tmp_path / "project", {"a.txt": "one\n", ".gitignore": "*.log\n"})
-    async with orchestration(tmp_path, "worktree") as (made, _, run):
+    async with orchestration(tmp_path, "copy") as (made, _, run):
         intent = await worked(made, run, project, lambda root: (write(root / "a.txt"), write(root / "only.log")))
-        root = made.data.intents[intent].worktree["root"]
+        root = made.data.intents[intent].copy["root"]
         seen = await ask(made, "intent_discard", intent=intent, preview=True)
-        assert seen == {"id": intent, "ref": f"refs/durable-stream/{intent}", "worktree": root} and Path(root).is_dir()
+        assert seen == {"id": intent, "changes": True, "copy": root} and Path(root).is_dir()
         assert await ask(made, "intent_discard", intent=intent) == seen and not Path(root).exists()
-        assert git(project, "for-each-ref", "refs/durable-stream") == ""
-        assert await ask(made, "intent_discard", intent=intent) == {"id": intent, "ref": "", "worktree": ""}
+        assert git(project, "for-each-ref").count("\n") == 1 and not made.copies.result(intent).exists()
+        assert await ask(made, "intent_discard", intent=intent) == {"id": intent, "changes": False, "copy": ""}
         with pytest.raises(RequestError) as raised:
             await ask(made, "intent_apply", intent=intent)
         assert raised.value.code == "no-changes" and made.data.intents[intent].discarded
@@ -443,7 +443,7 @@ async def test_a_session_starts_only_agents_that_it_may_start_with_opencode_s_ow
 
 async def test_ended_work_goes_on_with_the_rights_of_its_session(tmp_path: Path) -> None:
     project = repository(tmp_path / "project")
-    async with orchestration(tmp_path, "worktree") as (made, host, run):
+    async with orchestration(tmp_path, "copy") as (made, host, run):
         old = await worked(made, run, project, lambda root: write(root / "a.txt", "first\n"))
         given = {"prompt": "and now", "directory": "/elsewhere", "continues": old[:8]}
         new = (await ask(made, "spawn", **given))["id"]
@@ -463,13 +463,13 @@ async def test_ended_work_goes_on_with_the_rights_of_its_session(tmp_path: Path)
         assert raised.value.code == "bad-arguments"
 
 
-async def test_a_worktree_in_which_later_work_was_done_goes_with_the_later_work(tmp_path: Path) -> None:
+async def test_a_copy_in_which_later_work_was_done_goes_with_the_later_work(tmp_path: Path) -> None:
     project = repository(tmp_path / "project", {"a.txt": "one\n", ".gitignore": "*.log\n"})
-    async with orchestration(tmp_path, "worktree") as (made, _, run):
+    async with orchestration(tmp_path, "copy") as (made, _, run):
         old = await worked(made, run, project, lambda root: write(root / "only.log"))
         new = (await ask(made, "spawn", prompt="and now", directory="/p", continues=old))["id"]
         await run.settled()
         root = Path(made.data.intents[new].place)
         await run.happened("turn.ended", session=f"ses_{old}", outcome="completed")
-        assert (await ask(made, "intent_discard", intent=old))["worktree"] == "" and root.is_dir()
-        assert (await ask(made, "intent_discard", intent=new))["worktree"] == str(root) and not root.exists()
+        assert (await ask(made, "intent_discard", intent=old))["copy"] == "" and root.is_dir()
+        assert (await ask(made, "intent_discard", intent=new))["copy"] == str(root) and not root.exists()

@@ -34,7 +34,7 @@ class World:
         self.done = Counter[tuple[str, str]]()
         self.types: list[str] = []
         self.messages: dict[str, list[str]] = {}
-        self.worktrees: set[str] = set()
+        self.copies: set[str] = set()
         self.busy: set[str] = set()
         """The sessions that work."""
         self.keeps = True
@@ -96,11 +96,15 @@ class World:
         if kind == CREATE:
             result = {"session": args.get("session") or f"{self._begin}{node}"}
         if kind == ISOLATE:
-            result = {"directory": "/w/sub", "root": "/w", "base": "b", "repository": "/r"}
-            self.worktrees.add(node)
+            result = {
+                "directory": "/w/sub",
+                "root": "/w",
+                "name": (args.get("continues") or {}).get("copy", {}).get("name", node),
+            }
+            self.copies.add(node)
         if kind == COLLECT:
-            self.worktrees.discard(node)
-            result = {"ref": f"refs/durable-stream/{node}", "files": [], "count": 0, "diff": "+one"}
+            self.copies.discard(node)
+            result = {"saved": True, "files": [], "count": 0, "diff": "+one"}
         if kind == PROMPT:
             self.busy.add(args["session"])
         if kind == ABORT:

@@ -125,11 +125,11 @@ def test_tokens_of_both_opencodes_add_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["recorded-first", "recorded-last"])
 def test_background_work_belongs_to_the_project_that_it_was_done_for(tmp_path: Path, is_early: bool) -> None:
-    home, worktree = tmp_path / "home", "/home/ada/worktrees/int_0123456789ab"
+    home, copy = tmp_path / "home", "/home/ada/.durable/copies/int_0123456789ab/files/home/ada/shop"
     home.mkdir(mode=0o700)
     started = ("intent.started", {"session": "ses_work", "parent": None, "directory": "/home/ada/shop", "ts": DAY})
-    known, made = begun("ses_work", worktree), intent("int_1", started, directory="/home/ada/shop")
-    step_ = {"kind": "tool", "tool": "write", "input": {"filePath": f"{worktree}/a.txt", "content": "x\n"}}
+    known, made = begun("ses_work", copy), intent("int_1", started, directory="/home/ada/shop")
+    step_ = {"kind": "tool", "tool": "write", "input": {"filePath": f"{copy}/a.txt", "content": "x\n"}}
     turn = {"message": "m1", "turn": "m1"}
     edit = happened("execution.step", "ses_work", DAY, status="completed", part="p1", **step_, **turn)
     events = [*([known] if is_early else []), *made, *([] if is_early else [known]), step("ses_work", 1, 0.5, 9)]
@@ -141,7 +141,7 @@ def test_background_work_belongs_to_the_project_that_it_was_done_for(tmp_path: P
     log = run(home, "log", "--project", "/home/ada/shop", "--json").objects()
     assert {each["event"]["stream_id"] for each in log} == {"ses_work"}
     changes = ANSI.sub("", on_terminal(home, "changes", "ses_work", width=120))
-    assert "/home/ada/shop" in changes and " a.txt" in changes and worktree not in changes
+    assert "/home/ada/shop" in changes and " a.txt" in changes and copy not in changes
     read = ANSI.sub("", on_terminal(home, "read", "ses_work", "--no-pager", width=120))
     assert "/home/ada/shop" in read and "int_0123456789ab" not in read
 

@@ -207,7 +207,7 @@ def test_where_background_work_can_edit_is_told(tmp_path: Path) -> None:
     done = run_and_stop(tmp_path / "home", "spawn", "x", "--isolation", "foo")
     assert done.err.endswith("[bad-arguments]\n")
     shown = run(tmp_path / "home", "spawn", "--help", COLUMNS="200").out
-    for place in ("auto", "worktree", "shared"):
+    for place in ("auto", "copy", "shared"):
         assert place in done.err and f"{place}: " in shown
 
 

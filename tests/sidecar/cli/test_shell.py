@@ -273,7 +273,7 @@ def all_codes() -> set[str]:
         command.UNEXPECTED,
         "disk-error",
     }
-    carried = given({"Failure", "RequestError", "InputRefused", "WorktreeError", "SelectError"})
+    carried = given({"Failure", "RequestError", "InputRefused", "CopyError", "SelectError"})
     agents = {AgentFailed.code, NotOwner.code, UnknownAgent.code}
     return system | carried | agents | nats_codes() | {vars(error)["code"] for error in errors()}
 

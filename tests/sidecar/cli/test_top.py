@@ -1,4 +1,4 @@
-"""``top`` and ``intents``: background work, what waits for a person, and the changes in a worktree, whole."""
+"""``top`` and ``intents``: background work, what waits for a person, and the changes in a copy, whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.background.board import MOST_ENDED, open_board
-from sidecar.background.worktrees.worktrees import MAX_DIFF, Worktree, Worktrees
+from sidecar.background.copies.copies import MAX_DIFF, Copies, Copy
 from sidecar.cli.printing.output import Output
 from sidecar.cli.work.top import AGENTS, OTHERS, REFRESH_SECONDS, _screen
 from streams.event import StreamEvent
@@ -222,27 +222,26 @@ def test_lists_tell_what_waits_for_a_person_and_what_was_last_done_when(busy_hom
     assert f"4m ago: {session['doing']}" in row[-1]
 
 
-async def _work(project: Path, home: Path) -> tuple[Worktree, dict[str, Any]]:
-    worktrees = Worktrees(home / "worktrees")
-    made = await worktrees.add(ID, str(project))
-    assert made is not None
+async def _work(project: Path, home: Path) -> tuple[Copy, dict[str, Any]]:
+    copies = Copies(home / "copies")
+    made = await copies.make(ID, str(project))
     root = Path(made.root)
     write(root / "a_big.txt", "a line\n" * 60_000)
     write(root / "zz_hook.sh")
     write(root / "out/report.txt")
-    return made, await worktrees.collect(ID, made.repository, made.base, made.folder)
+    return made, await copies.collect(ID)
 
 
 @pytest.fixture(scope="module")
 def changed_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Background work that ended, with a long diff and a file that is only in its worktree. Put back what you move."""
+    """Background work that ended, with a long diff and a file that is only in its copy. Put back what you move."""
     place = tmp_path_factory.mktemp("changed")
     project, home = repository(place / "project", {".gitignore": "out\n"}), place / "home"
     home.mkdir(mode=0o700)
     made, changes = asyncio.run(_work(project, home))
     assert len(changes["diff"]) == MAX_DIFF and changes["is_cut"]
     setup = [{"command": "make deps", "code": 0, "seconds": 72.0, "output": "built \x1b[1mall\n"}]
-    isolated = ("intent.isolated", {"worktree": made._asdict(), "setup": setup})
+    isolated = ("intent.isolated", {"copy": made._asdict(), "setup": setup})
     started = ("intent.started", {"session": "ses_1", "parent": None, "ts": NOW})
     ended = ("intent.completed", {"ts": NOW, "changes": changes})
     asyncio.run(append(home / "store", [[event] for event in intent(ID, isolated, started, ended)]))
@@ -252,33 +251,34 @@ def changed_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_diff_is_whole_or_an_error(changed_home: Path) -> None:
     shown = run(changed_home, "intents", ID, "--diff").out
     assert shown.count("\n+a line") == 60_000 and "+++ b/zz_hook.sh\n" in shown
-    project = changed_home.with_name("project").rename(changed_home.with_name("gone"))
+    result = changed_home / "copies/results" / ID
+    moved = result.rename(changed_home / "elsewhere")
     done = run(changed_home, "intents", ID, "--diff")
-    project.rename(changed_home.with_name("project"))
-    assert (done.code, done.err.rstrip()[-12:]) == (1, "[git-failed]")
+    moved.rename(result)
+    assert (done.code, done.err.rstrip()[-12:]) == (1, "[no-changes]")
 
 
 def test_an_ambiguous_id_and_a_diff_that_is_gone_say_so(changed_home: Path) -> None:
     gone = ("intent.discarded", {"ts": NOW})
-    made = intent("int_gone", ("intent.completed", {"ts": NOW, "changes": {"ref": "refs/x", "count": 1}}), gone)
+    made = intent("int_gone", ("intent.completed", {"ts": NOW, "changes": {"saved": True, "count": 1}}), gone)
     asyncio.run(append(changed_home / "store", [[event] for event in made]))
     for words, code in ((["int_"], "ambiguous"), (["int_x"], "no-intent"), (["int_gone", "--diff"], "no-changes")):
         done = run(changed_home, "intents", *words)
         assert (done.code, done.out, done.err.endswith(f"[{code}]\n")) == (1, "", True), done
 
 
-def test_what_the_setup_did_and_what_is_only_in_a_kept_worktree_is_shown(changed_home: Path) -> None:
-    shown, kept = run(changed_home, "intents", ID).out, changed_home / "worktrees" / ID
-    assert str(kept) in shown and "out/report.txt" in shown
+def test_what_the_setup_did_and_what_is_only_in_a_kept_copy_is_shown(changed_home: Path) -> None:
+    shown, kept = run(changed_home, "intents", ID).out, changed_home / "copies" / ID
+    assert str(kept) in shown and "> out (" in shown
     assert "make deps" in shown and "all" in shown and "\x1b" not in shown
     (row,) = run(changed_home, "intents", ID, "--json").objects()
-    assert row["changes"]["kept"] == str(kept) and row["changes"]["unsaved_count"] == 1
+    assert row["changes"]["kept"].startswith(f"{kept}/files/") and row["changes"]["unsaved_count"] == 1
 
 
 def test_doctor_says_how_much_ended_work_left_behind(changed_home: Path) -> None:
-    (found,) = [row for row in run(changed_home, "doctor", "--json").objects() if row["name"] == "worktrees"]
-    assert found["level"] == "note" and "1 worktree" in found["text"] and ID in found["hint"]
-    kept = (changed_home / "worktrees" / ID).rename(changed_home / "elsewhere")
+    (found,) = [row for row in run(changed_home, "doctor", "--json").objects() if row["name"] == "copies"]
+    assert found["level"] == "note" and "1 copy" in found["text"] and ID in found["hint"]
+    kept = (changed_home / "copies" / ID).rename(changed_home / "elsewhere")
     told = [row["name"] for row in run(changed_home, "doctor", "--json").objects()]
-    kept.rename(changed_home / "worktrees" / ID)
-    assert "worktrees" not in told
+    kept.rename(changed_home / "copies" / ID)
+    assert "copies" not in told

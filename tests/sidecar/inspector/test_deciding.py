@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, Route, expect
 
+from sidecar.background.copies.copies import Copies
 from sidecar.read.wording import visible
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -22,33 +24,22 @@ JOINED = "می\u200cخواهم 👩\u200d💻"
 ASKED = "delete <every> <file> of <script>alert(1)</script>\nnow"
 
 
-def git(place: Path, *arguments: str) -> str:
-    about = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *about, *arguments], cwd=place, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def changed(place: Path) -> dict[str, Any]:
-    """A repository with saved changes; what the log says of it."""
+async def changed(place: Path, home: Path) -> dict[str, Any]:
+    """A project with a result; what the log says of it."""
     place.mkdir()
-    git(place, "init", "-q")
     (place / "drop.sql").write_text("-- keep out\nselect 1;\n")
-    git(place, "add", "."), git(place, "commit", "-qm", "base")
-    base = git(place, "rev-parse", "HEAD")
-    (place / "drop.sql").write_text("select 1;\n")
-    (place / "sly.py").write_text("if role == 'user\u202e':\n    pass\n")
-    git(place, "add", "."), git(place, "commit", "-qm", "work")
-    commit = git(place, "rev-parse", "HEAD")
-    files = [{"file": "drop.sql", "added": 0, "removed": 1}, {"file": "sly.py", "added": 2, "removed": 0}]
-    worktree = {"repository": str(place / ".git"), "base": base, "root": str(place / "gone")}
-    changes = {"ref": "refs/durable-stream/int_1", "commit": commit, "files": files, "count": 2, "diff": ""}
-    return {"worktree": worktree, "changes": changes}
+    copies = Copies(home / "copies")
+    root = Path((await copies.make("int_1", str(place))).root)
+    (root / "drop.sql").write_text("select 1;\n")
+    (root / "sly.py").write_text("if role == 'user\u202e':\n    pass\n")
+    return {"copy": {"root": str(root), "name": "int_1"}, "changes": await copies.collect("int_1")}
 
 
-def happened(place: Path) -> list[StreamEvent]:
+def happened(place: Path, home: Path) -> list[StreamEvent]:
     """Work that changed files, work that runs, and a message."""
     identity, made = seeded_identity(5), []
-    saved = changed(place)
+    # the browser has the loop of this thread
+    saved = ThreadPoolExecutor().submit(lambda: asyncio.run(changed(place, home))).result()
 
     def own(agent: str, kind: str, **payload: Any) -> None:
         about = {"stream_id": f"agent/{agent}", "actor": agent, "source": {"agent": agent, "adapter": "engine"}}
@@ -58,7 +49,7 @@ def happened(place: Path) -> list[StreamEvent]:
         about = {"prompt": "Do", "title": title, "parent": None, "root": "r", "directory": str(place)}
         own("intents", "intent.created", intent=intent, ts=1, **about)
         own("intents", "intent.starting", intent=intent, ts=2, session=f"ses_{intent}")
-        own("intents", "intent.isolated", intent=intent, ts=2, worktree=saved["worktree"])
+        own("intents", "intent.isolated", intent=intent, ts=2, copy=saved["copy"])
         own("intents", "intent.started", intent=intent, ts=2, session=f"ses_{intent}")
     own("intents", "intent.completed", intent="int_1", ts=3, result="Done.", changes=saved["changes"])
     own("alerts", "alert.raised", alert="alr_1", about="chk_1", text=f"bash: {ASKED}", session="ses_int_1")
@@ -70,12 +61,12 @@ def working(browser: Browser, tmp_path: Path) -> Iterator[tuple[Page, Served, li
     """The page about work, and what it asks of the sidecar, which answers that it is done."""
     home, sent = tmp_path / "home", list[tuple[str, Any]]()
     home.mkdir(mode=0o700)
-    aside(record, home, happened(tmp_path / "shop"))
+    aside(record, home, happened(tmp_path / "shop", home))
 
     def answer(route: Route) -> None:
         sent.append((route.request.url.rpartition("/")[2], json.loads(route.request.post_data or "")))
         files = [{"file": "drop.sql"}, {"file": "sly.py"}]
-        done = {"was_applied": False, "directory": "/shop", "changes": {"count": 2, "files": files}}
+        done = {"count": 2, "directory": "/shop", "changes": {"count": 2, "files": files}}
         route.fulfill(json=done)
 
     with looking(browser, home) as (page, served):
@@ -103,9 +94,9 @@ def test_what_is_applied_stands_on_the_screen(browser: Browser, tmp_path: Path) 
 
 def test_changes_that_are_gone_cannot_be_applied(browser: Browser, tmp_path: Path) -> None:
     with working(browser, tmp_path) as (page, _, sent):
-        (tmp_path / "shop").rename(tmp_path / "moved")
+        (tmp_path / "home/copies/results/int_1").rename(tmp_path / "moved")
         page.get_by_role("button", name="Apply 2 changed files …").click()
-        expect(page.locator("#main .note")).to_contain_text("shop")
+        expect(page.locator("#main .note")).to_contain_text("int_1")
         expect(page.locator("dialog.decide")).to_have_count(0)
         assert sent == []
 

@@ -36,7 +36,7 @@ async def opened(path: Path, count: int) -> AsyncIterator[Data]:
     async def nothing(*_: Any) -> dict[str, Any]:
         return {}
 
-    data = Data(open_reader(home.store_path), seeded_identity(1).now_ms, nothing, nothing)
+    data = Data(home.path, open_reader(home.store_path), seeded_identity(1).now_ms, nothing, nothing)
     yield data
     await data.pasts.close()
     await data.reader.close()

@@ -1,8 +1,8 @@
-"""The user's own commands that make a new worktree ready to work in, such as ``npm ci``.
+"""The user's own commands that make a new copy ready to work in, such as ``npm ci``.
 
 They run before the agent starts, with the environment of the OpenCode that asked for the work. If the sidecar is killed
-meanwhile, the next one ends what is left of them, makes the worktree again and runs them again. So a command never runs
-twice at the same time, and never in a worktree in which an agent works.
+meanwhile, the next one ends what is left of them, makes the copy again and runs them again. So a command never runs
+twice at the same time, and never in a copy in which an agent works.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec /bin/sh -c "$1" </dev/null'
 _AWAY: Final = (
     frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "OLDPWD"}) | OURS
 )
-"""Variables that would lead a command out of the worktree, or that are not the user's."""
+"""Variables that would lead a command out of the copy, or that are not the user's."""
 
 
 class Setup(NamedTuple):
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
             wanted: whether the work is still wanted. If not, the commands are stopped.
 
         Returns what the commands did: ``{command, code, seconds, output}`` for each that began, where ``code`` is
-        ``None`` if the command was stopped; and why the worktree is not ready, empty if it is.
+        ``None`` if the command was stopped; and why the copy is not ready, empty if it is.
         """
         own = {name: value for name, value in variables.items() if name not in _AWAY}
         own |= {"PWD": str(root), "DURABLE_STREAM_PROJECT": project}

@@ -1,1 +1,0 @@
-"""Git worktrees for background work: made, filled, collected and applied."""
