@@ -30,6 +30,7 @@ from sidecar.registry import Requests
 from streams.identity import seeded_identity
 from streams.lineage import trace_id
 from streams.log.log import Log
+from streams.store import StreamStore
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import agents, records
 from tests.sidecar.background.projects import git, repository, write
@@ -125,12 +126,16 @@ class Watcher:
 
 @asynccontextmanager
 async def orchestration(
-    tmp_path: Path, isolation: Literal["copy", "shared"] = "shared", clean: Clean = lambda value: value
+    tmp_path: Path,
+    isolation: Literal["copy", "shared"] = "shared",
+    clean: Clean = lambda value: value,
+    host: Host | None = None,
+    store: StreamStore | None = None,
 ) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
-    home, host, clock = Home(tmp_path / "home"), Host(), Clock()
+    home, host, clock = Home(tmp_path / "home"), host or Host(), Clock()
     home.create()
     home.ensure_token(lambda: "5" * 64)
-    store = await Log.open(home.store_path, seeded_identity(1))
+    log = store or await Log.open(home.store_path, seeded_identity(1))
     made = DurableStream(
         home,
         PhantomConfig(isolation=isolation),
@@ -144,10 +149,11 @@ async def orchestration(
     )
     made.hosts = host  # type: ignore[assignment]
     kinds = {**made.kinds, **HostActs(made.hosts, made._said, made.people.toasts.append).kinds}
-    async with bench(store, [*made.agents, *agents(Watcher)], kinds, clock, clean=clean) as run:
+    async with bench(log, [*made.agents, *agents(Watcher)], kinds, clock, clean=clean) as run:
         made.attach(run.runtime)
         yield made, host, run
-    await store.close()
+    if store is None:
+        await log.close()
 
 
 async def call(made: DurableStream, name: str, **args: Any) -> str:
