@@ -331,7 +331,13 @@ async def started(made: DurableStream, run: Bench, host: Matrix, how: str, way: 
         agent, by = "helper" if how == "named" else None, None if how == "terminal" else "build"
         return await spawn(made, run, parent, directory, agent=agent, by=by)
     if how == "gardener":
-        about: Json = {"intent": f"int_{parent}", "prompt": "why", "title": "why", "directory": directory, "parent": parent}
+        about: Json = {
+            "intent": f"int_{parent}",
+            "prompt": "why",
+            "title": "why",
+            "directory": directory,
+            "parent": parent,
+        }
         about |= {"agent": "plan", "wall_ms": 60_000, "isolation": "shared", "root": "gardener"}
         await run.runtime.command(INTENTS, Command(f"register:{parent}", "intent.register", about))
         await run.settled()
