@@ -80,6 +80,8 @@ class Arrivals:
 async def measure(directory: Path, seconds: float) -> list[Row]:
     """Measure ``SAMPLES`` intents one after another, after a first one that starts the headless OpenCode."""
     with ModelServer() as model, DurableStream(directory / "background") as durable:
+        durable.home.mkdir(mode=0o700)
+        (durable.home / "config.toml").write_text('[link]\nscripts_may = ["spawn"]\n')
         options: dict[str, Any] = {"plugins": {PLUGIN: durable.plugin()}, "config": {"snapshot": False}, "lean": False}
         with RealOpenCode(binary_path(), model.port, plugin_scope="global", **options) as opencode:
             opencode.create_session("loads the plugin, which starts the sidecar")

@@ -133,7 +133,7 @@ class DurableStream:
             identity,
             self.hosts,
             self._said,
-            lambda: [link.pid for link in self.links()],
+            lambda: [link.pid for link in self.links() if not self.headless.is_elsewhere(link.boot_id)],
             scripts_may,
             self.works.asker,
         )

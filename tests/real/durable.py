@@ -98,14 +98,17 @@ class DurableStream:
             raise RuntimeError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
-    def _run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def typed(self, text: str, *arguments: str) -> str:
+        """What a command prints for a person who types the text when it asks."""
+        return self._run(*arguments, typed=text).stdout
+
+    def _run(self, *arguments: str, cwd: Path | None = None, typed: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command as a person does, in the foreground of a terminal."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
         command = [str(EXECUTABLE), "--home", str(self.home), *arguments]
-        with at_terminal() as options:
+        with at_terminal(typed) as options:
             return subprocess.run(
                 command,
-                stdin=subprocess.DEVNULL,
                 env=own,
                 cwd=cwd,
                 capture_output=True,

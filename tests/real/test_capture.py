@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
 from copy import deepcopy
 from threading import Thread
 from typing import Any
@@ -13,9 +10,9 @@ from typing import Any
 import pytest
 
 from streams.lineage import RETRIED, STEP_STARTED
-from tests.real.durable import EXECUTABLE, DurableStream, wait_until
+from tests.real.durable import DurableStream, wait_until
 from tests.real.events import Event, EventStream
-from tests.real.model_server import HANG_LIMIT_S, ModelServer
+from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import Expectation, Json, differences, expected, family, other_twin
 from tests.real.scripts import bash, call, task
@@ -123,8 +120,10 @@ def test_a_person_forks_at_an_event(
         (found,) = durable.lines("fork", session, "--at", event, "--yes", *more)
         return str(found["fork"])
 
-    assert asked(durable, "n", session, prompt[1]).endswith("[y/N]: ") and len(opencode.sessions()) == count
-    quiet = asked(durable, "y", session, prompt[1]).split("[y/N]: ")[1].split()[0]
+    at_prompt = ("fork", session, "--at", prompt[1])
+    told = durable.typed("n\n", *at_prompt)
+    assert "Nothing runs there." in told and told.endswith("[y/N]: ") and len(opencode.sessions()) == count
+    quiet = durable.typed("y\n", *at_prompt).split("[y/N]: ")[1].split()[0]
     assert [said(each) for each in opencode.messages(quiet)] == ["SAY:pong", "pong"]
     assert model.of(quiet) == [], "nothing runs"
     fork = forked(answer[0], "--prompt", "SAY:otherwise")
@@ -147,20 +146,6 @@ def test_a_person_forks_at_an_event(
     told = json.dumps(model.of(begun)[-1].body)
     assert "SAY:pong" in told and "and again" not in told
     assert f"fork of {session}" in durable.cli("tree", begun)
-
-
-def asked(durable: DurableStream, answer: str, *arguments: str) -> str:
-    """What ``fork`` prints on the terminal of a person who answers so when it asks."""
-    ours, theirs = pty.openpty()
-    command = [str(EXECUTABLE), "--home", str(durable.home), "fork", arguments[0], "--at", arguments[1]]
-    os.write(ours, f"{answer}\n".encode())
-    try:
-        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=True)
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    assert "Nothing runs there." in done.stdout
-    return done.stdout
 
 
 def said(message: Json) -> str:

@@ -54,6 +54,9 @@ def test_a_permission_below_background_work_is_answered_from_the_command_line(
     assert (asked["intent"], asked["tell"]) == (intent["id"], parent)
     assert "echo in the child" in asked["text"]
 
+    always = ("checkpoints", asked["id"], "--answer", "always")
+    assert refused(durable, *always) == "not-confirmed"
+    assert set(durable.typed("n\n", *always).split("\n")) >= {"bash echo in the child", "  always   allows echo *"}
     durable.cli("checkpoints", asked["id"], "--answer", "once")
     assert "in the child" in result(durable)
     assert waiting(durable) == []

@@ -240,7 +240,7 @@ def test_an_open_ask_is_listed_after_the_sidecar_comes_back(client: RealOpenCode
     durable.cli("checkpoints", second["id"], "--answer", "reject")
     wait_until(lambda: len(answers(durable, session)) == 4, "the end of the others")
     assert sorted(answers(durable, session)[1:]) == sorted(
-        [(second["request"], "process", None)]
+        [(second["request"], "user", None)]
         + [(each["request"], "opencode", second["request"]) for each in (first, third)]
     )
 

@@ -78,7 +78,6 @@ def by_hand(*words: str) -> str:
     with at_terminal() as options:
         done = subprocess.run(
             words,
-            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -97,7 +97,7 @@ async def test_what_opencode_rejected_together_with_another_is_withdrawn() -> No
 
 async def test_the_model_is_told_who_answered() -> None:
     async with asking() as (run, _, intents):
-        for by, said in (("user", "The user answered"), ("process", "A process"), ("agent", "An agent answered")):
+        for by, said in (("user", "The user answered"), ("process", "A process of the user answered")):
             await ask(run, PARENT, f"chk_{by}")
             await run.command(NAME, "checkpoint.later", checkpoints=[f"chk_{by}"])
             given = {"checkpoint": f"chk_{by}", "answer": ["yes"], "by": by, "key": by, "ask": {}}

@@ -145,7 +145,8 @@ async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path)
             await made.answer(AnswerArgs(checkpoint="chk_", answer=["once"]))
         assert refusal.value.code == "not-delivered"
         host.status = "answered"
-        assert (await made.answer(AnswerArgs(checkpoint="per_1", answer=["always"])))["state"] == "answered"
+        row = await made.answer(AnswerArgs(checkpoint="per_1", answer=["always"]))
+        assert (row["state"], row["by"], row["via"]) == ("answered", "process", {"channel": "nats"})
 
 
 async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_path: Path) -> None:
