@@ -33,7 +33,7 @@ from sidecar.home import Home, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.install.plugin import is_installed
 from sidecar.link.server import LinkServer
 from sidecar.mirror.service import MirrorSource, NatsService
-from sidecar.processes import kill, mark_of
+from sidecar.processes import kill, mark_of, space_of
 from sidecar.record.back_fill import BackFill
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.services import Services
@@ -374,7 +374,8 @@ class _Door:
         sidecar = self._sidecar
         port = await self._server.start()
         mark = await asyncio.to_thread(mark_of, os.getpid())
-        info = SidecarInfo(os.getpid(), port, sidecar.boot, VERSION, PROTOCOL, sidecar.started_ms, mark)
+        spaces = space_of("pid"), space_of("net")
+        info = SidecarInfo(os.getpid(), port, sidecar.boot, VERSION, PROTOCOL, sidecar.started_ms, mark, *spaces)
         self._home.write_info(info)
         stack.push_async_callback(self._leave)
 

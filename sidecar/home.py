@@ -63,6 +63,9 @@ class SidecarInfo(NamedTuple):
     process: str = ""
     """Distinguishes the process from a later one with the same pid (see ``mark_of``). Empty if the system does not
     provide it."""
+    pid_space: str = ""
+    net_space: str = ""
+    """The namespaces in which ``pid`` and ``port`` count; empty if the system has none."""
 
     @property
     def still_runs(self) -> bool:
@@ -253,7 +256,7 @@ class Home:
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         numbers = (info.pid, info.port, info.protocol, info.started_ms)
-        texts = (info.boot, info.version, info.process)
+        texts = (info.boot, info.version, info.process, info.pid_space, info.net_space)
         if not all(type(value) is int for value in numbers) or not all(type(text) is str for text in texts):
             return None
         return info if info.pid > 0 and 0 < info.port < 65536 else None

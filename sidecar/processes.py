@@ -42,6 +42,14 @@ def still_runs(pid: int, told_ms: int) -> bool:
     return state != "Z" and started_ms <= told_ms + _SLACK_MS
 
 
+def space_of(kind: str) -> str:
+    """The namespace of this process, such as ``pid``; empty if the system has none."""
+    try:
+        return str(Path("/proc/self/ns", kind).readlink())
+    except OSError:
+        return ""
+
+
 def mark_of(pid: int) -> str:
     """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 

@@ -234,7 +234,8 @@ export class Link {
     this.#place = place;
     this.#parts.counters.connects += 1;
     try {
-      const socket = new this.#parts.WebSocket(`ws://127.0.0.1:${place.port}/`);
+      const url = place.socket ? `ws+unix://${place.socket}:/` : `ws://127.0.0.1:${place.port}/`;
+      const socket = new this.#parts.WebSocket(url);
       this.#socket = socket;
       const ours = () => this.#socket === socket;
       socket.onopen = () => ours() && this.#hello();

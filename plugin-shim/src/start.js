@@ -15,6 +15,7 @@ export const SPAWN_MAX_MS = 5000;
 const SPAWN_MIN_MS = 250;
 /** How often one process asks older sidecars to make room, which is useless if it starts no newer sidecar itself. */
 const MAX_ASKS = 3;
+const OWN_VARIABLES = new Set(["OPENCODE_SERVER_PASSWORD", "OPENCODE_SERVER_USERNAME", "OPENCODE_PID", "DURABLE_STREAM_HEADLESS"]);
 
 // These values are process-wide, because one process may contain several copies and versions of this plugin.
 const BOOT = Symbol.for("durable-stream.boot");
@@ -48,6 +49,7 @@ export function defaultHome(env) {
  * @typedef {object} Place
  * @property {number} port
  * @property {string} token
+ * @property {string} [socket] the sidecar's socket, if its port is not that of this process's network
  */
 
 /**
@@ -62,10 +64,26 @@ export async function locate(home) {
     const token = await readToken(home);
     const about = JSON.parse(await readOwn(path.join(home, "sidecar.json")));
     const { port, pid } = about;
-    if (!Number.isInteger(port) || port < 1 || port > 65535 || !isAlive(pid)) return "absent";
-    return { port, token };
+    if (!Number.isInteger(port) || port < 1 || port > 65535) return "absent";
+    // A pid of another namespace says nothing. If no sidecar listens, one is started anyway.
+    if (isOurs("pid", about.pid_space) && !isAlive(pid)) return "absent";
+    return { port, token, ...(isOurs("net", about.net_space) ? {} : { socket: path.join(home, "sock") }) };
   } catch (error) {
     return error instanceof UnsafeFile || codeOf(error) === "ELOOP" ? "unsafe" : "absent";
+  }
+}
+
+/**
+ * Whether a namespace is this process's own. Without namespaces, there is only one.
+ *
+ * @param {string} kind
+ * @param {unknown} told
+ */
+function isOurs(kind, told) {
+  try {
+    return !told || fs.readlinkSync(`/proc/self/ns/${kind}`) === told;
+  } catch {
+    return true; // The system has none, or hides them.
   }
 }
 
@@ -225,8 +243,8 @@ export class Starter {
     try {
       const child = spawn(command[0], [...command.slice(1), "--home", home, "serve", "--idle-exit"], {
         cwd: "/",
-        // The sidecar does not need OpenCode's own variables, which include the password of OpenCode's server.
-        env: Object.fromEntries(Object.entries(env).filter(([name]) => !name.startsWith("OPENCODE_"))),
+        // Only these are this OpenCode's own. With the others, the sidecar may start a headless one in its place.
+        env: Object.fromEntries(Object.entries(env).filter(([name]) => !OWN_VARIABLES.has(name))),
         detached: true,
         stdio: "ignore",
         windowsHide: true,

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
+from socket import AF_INET
 from pathlib import Path
 from typing import Any, Final
 
@@ -212,7 +213,8 @@ class LinkServer:
             self.counters.refused_origin += 1
             return socket.respond(HTTPStatus.FORBIDDEN, "Browsers are not allowed to connect.\n")
         hosts = [host.lower() for host in headers.get_all("Host")]
-        if len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}:
+        is_local = socket.transport.get_extra_info("socket").family != AF_INET
+        if not is_local and (len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}):
             self.counters.refused_host += 1  # another host name points to this address (DNS rebinding)
             return socket.respond(HTTPStatus.FORBIDDEN, "Unexpected Host.\n")
         if len(self._wires) >= self._max_connections or self._draining:
