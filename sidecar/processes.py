@@ -50,6 +50,15 @@ def space_of(kind: str) -> str:
         return ""
 
 
+def seen(pid: int) -> str:
+    """When a process started, in ticks since the boot; empty if it has ended, or if a sandbox hides it."""
+    try:
+        Path(f"/proc/{pid}/ns/mnt").readlink()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
 def mark_of(pid: int) -> str:
     """What distinguishes this run of a process from every other: no other process ever has the same pid and mark.
 

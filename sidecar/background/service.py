@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -25,7 +24,7 @@ from sidecar.background.copies.effects import CopyActs
 from sidecar.background.copies.setup import Setup
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, of_person
-from sidecar.background.hosts.headless import Headless
+from sidecar.background.hosts.headless import Headless, Terminal
 from sidecar.background.hosts.host import HostError
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.v1 import V1Host
@@ -104,7 +103,7 @@ class DurableStream:
         ingest: Any,
         clean: Callable[[Any], Any],
         registrations: Callable[[], Iterable[Path]] = tuple,
-        has_plugin: Callable[[Path, Mapping[str, str]], bool] = lambda _directory, _environ: True,
+        has_plugin: Callable[[Path], bool] = lambda _directory: True,
         *,
         scripts_may: Collection[Deed] = (),
     ) -> None:
@@ -112,8 +111,7 @@ class DurableStream:
         self.works = Works(lambda: self.data, state)
         self.links: Any = list
         self._home, self._config, self._identity, self._state = home, config, identity, state
-        self.headless = Headless(home, lambda: self.links(), nonce)
-        self._has_plugin = has_plugin
+        self.headless = Headless(home, lambda: self.links(), nonce, has_plugin)
         one = V1Host(
             lambda: self.links(),
             ingest.delivers,
@@ -299,8 +297,7 @@ class DurableStream:
         if before is not None:
             environment = before.environment
         elif found is None:
-            host = self.hosts.of(given.parent) if given.parent is not None else self.hosts.new(None)
-            environment = await host.identity_of(given.parent, link)
+            environment = await self._identity_for(given, link)
         if self._said.redacts([given.directory, given.agent, given.models]):
             reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
             raise InputRefused("redacted-argument", f"{reason}; see `[redact]` in config.toml")
@@ -343,6 +340,21 @@ class DurableStream:
             raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
 
+    async def _identity_for(self, given: RegisterArgs, link: Any) -> str:
+        """The identity for new work: that of the session or the terminal that asks for it."""
+        host = self.hosts.of(given.parent) if given.parent is not None else self.hosts.new(None)
+        if given.parent is not None or given.terminal is None or host is not self.hosts.one:
+            return await host.identity_of(given.parent, link)
+        if not (identity := await self.headless.of_terminal(given.terminal)):
+            raise HostError("the terminal is in a sandbox, and no OpenCode was started there")
+        return identity
+
+    async def _request_terminal(self, args: Terminal) -> dict[str, Any]:
+        if self.hosts.new(None) is not self.hosts.one:
+            return {"hosted": True}
+        identity = await self.headless.of_terminal(args)
+        return {"hosted": identity != "" and await self.headless.can_host(identity, args.directory)}
+
     def asked(self, session: str, mark: str) -> Asked | None:
         return self.people.messages.data.asked(mark) or causes.asked(self.data, session, mark)
 
@@ -377,6 +389,8 @@ class DurableStream:
     def register(self, requests: Requests) -> None:
         only = self.people.answerers.only
         requests.register("spawn", RegisterArgs, only("spawn", self._request_spawn), "the intent: `id`, `state`, …")
+        does = "`hosted`: whether an OpenCode can run work for this terminal, or the sidecar can start one"
+        requests.register("terminal", Terminal, self._request_terminal, does)
         requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")
         requests.register(
@@ -405,10 +419,6 @@ class DurableStream:
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
             raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; write a model as PROVIDER/MODEL")
-        is_alone = not any(link.is_open for link in self.links())
-        if is_alone and not await asyncio.to_thread(self._has_plugin, Path(args.directory), os.environ):
-            why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
-            raise RequestError("not-installed", why)
         if args.parent is not None and before is None:
             args = args.model_copy(update={"parent": self._session(args.parent)})
         try:
@@ -417,7 +427,8 @@ class DurableStream:
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
         except HostError as error:
-            why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
+            who = f"the session {args.parent}" if args.parent else "this terminal"
+            why = f"what {who} may do is not known, so the work may do nothing: {error}"
             raise RequestError("rights-unknown", why) from None
 
     def _ended(self, args: RegisterArgs) -> Intent:

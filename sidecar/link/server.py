@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from socket import AF_INET
 from pathlib import Path
+from socket import AF_INET
 from typing import Any, Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve

@@ -29,6 +29,7 @@ def with_plugin(
     durable.start()  # the sidecar says which tools there are
     plugins = {PLUGIN: durable.plugin()}
     with RealOpenCode(binary, model.port, plugins=plugins, plugin_scope="global", **options) as opencode:
+        durable.terminal = opencode.environment()
         yield opencode
 
 

@@ -58,6 +58,8 @@ class DurableStream:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.terminal: dict[str, str] = dict(os.environ)
+        """The variables of the user's terminal, in which commands run that start something."""
         self._looks: dict[tuple[str, ...], _Look] = {}
 
     def __enter__(self) -> DurableStream:
@@ -104,7 +106,7 @@ class DurableStream:
 
     def _run(self, *arguments: str, cwd: Path | None = None, typed: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command as a person does, in the foreground of a terminal."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_STREAM")}
+        own = {name: value for name, value in self.terminal.items() if not name.startswith("DURABLE_STREAM")}
         command = [str(EXECUTABLE), "--home", str(self.home), *arguments]
         with at_terminal(typed) as options:
             return subprocess.run(

@@ -223,6 +223,14 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     last = intents(durable)[-1]
     places = {each["stream_id"]: each["directory"] for each in durable.lines("streams")}
     assert places[last["session"]] == str(client.project) != last["place"]
+    (folder := client.project / "folder").mkdir()
+    places = os.pathsep.join((str(client.binary.parent), os.environ["PATH"]))
+    durable.terminal = client.environment() | {"PATH": places, "VIRTUAL_ENV": "/x", "SSH_AUTH_SOCK": "/tmp/mine"}
+    told = 'CALL:bash {"command": "echo $VIRTUAL_ENV $SSH_AUTH_SOCK", "description": "look"}THEN: SAY:looked'
+    shared = ("--directory", str(folder), "--isolation", "shared", "--wait")
+    assert durable.cli("spawn", told, *shared) == "looked\n", "in another terminal"
+    assert "/x /tmp/mine" in durable.cli("read", intents(durable)[-1]["session"]), "it starts an OpenCode of its own"
+    durable.terminal = client.environment()
     long = durable.cli("spawn", f"SAY:{'long ' * 5000}", *here, "--wait")
     session = intents(durable)[-1]["session"]
     assert len(long) < 17_000 and f"`durable-stream read {session}`" in long

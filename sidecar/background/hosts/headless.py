@@ -17,19 +17,24 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import Field
 
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts.facts import read_facts
 from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.background.hosts.hung import Watch, started
 from sidecar.background.hosts.identity import digest, kernel_lines, stays
+from sidecar.background.hosts.starter import Started, find_program, own_keys
 from sidecar.components import until
 from sidecar.home import Home
+from sidecar.link.local import PEER
+from sidecar.registry import Args
 from streams.system.files import write_durably
 
 if TYPE_CHECKING:
@@ -61,24 +66,35 @@ class Server(NamedTuple):
 
 
 class Process(NamedTuple):
-    """An OpenCode that linked: its identity and its pid namespace."""
+    """An OpenCode that linked: its identity, its pid namespace and its program."""
 
     identity: str
     space: str
+    program: str
+
+
+class Terminal(Args):
+    """What a command at a terminal says of itself."""
+
+    directory: str = Field(max_length=8192, description="the project, absolute")
+    kernel: str = Field(max_length=100, description="a key of what the system allows it")
+    environment: str = Field(max_length=100, description="a key of its variables")
+    sees: str = Field(default="", max_length=100, description="when the sidecar started, as the command sees it")
+    headless: str = Field(default="", max_length=100, description="the id of a headless OpenCode that it started")
 
 
 class Headless:
-    """The headless OpenCodes of a home. ``links`` returns the open links. ``start`` starts one with an id for a
-    directory as the sidecar's own child, and fails with ``HostAbsent`` if the sidecar has another identity."""
+    """The headless OpenCodes of a home. ``links`` returns the open links. ``has_plugin`` says whether an OpenCode that
+    the sidecar starts for a directory would load the plugin."""
 
     def __init__(
         self,
         home: Home,
         links: Callable[[], Iterable[ShimConnection]],
         nonce: Callable[[], str],
-        start: Callable[[str, str, str], Awaitable[None]] | None = None,
+        has_plugin: Callable[[Path], bool] = lambda _directory: True,
     ) -> None:
-        self._home, self._links, self._nonce, self._start_own = home, links, nonce, start
+        self._home, self._links, self._nonce, self._has_plugin = home, links, nonce, has_plugin
         self._file = home.path / "headless.json"
         self._servers, self._known = _read(self._file)
         self._starting, self._naming = asyncio.Lock(), asyncio.Lock()
@@ -99,7 +115,7 @@ class Headless:
                 start = await _sees(link, link.pid)
                 self._servers[own] = Server(own, name, link.pid, start, link.identity.pid_space)
             if link.boot_id not in self._known:
-                self._known[link.boot_id] = Process(name, link.identity.pid_space)
+                self._known[link.boot_id] = Process(name, link.identity.pid_space, link.identity.program)
                 while len(self._known) > KEPT:
                     del self._known[next(iter(self._known))]
                 await self._write()
@@ -125,9 +141,32 @@ class Headless:
         """Whether a process is in no sandbox. It must see the sidecar, because no file tells of Landlock."""
         if not self._space or link.identity.pid_space != self._space:
             return False
-        facts = await asyncio.to_thread(read_facts, link.pid)
-        told = digest(self._home.read_token(), kernel_lines(facts)) == link.identity.kernel
-        return told and stays(facts) and await _sees(link, os.getpid()) != ""
+        return await self._stays(link.pid, link.identity.kernel) and await _sees(link, os.getpid()) != ""
+
+    async def _stays(self, pid: int, kernel: str) -> bool:
+        facts = await asyncio.to_thread(read_facts, pid)
+        return stays(facts) and digest(self._home.read_token(), kernel_lines(facts)) == kernel
+
+    async def own(self) -> str:
+        """The identity of the sidecar itself; empty if it is in a sandbox."""
+        keys = await asyncio.to_thread(own_keys, self._home.read_token())
+        return _named("env", *keys) if await self._stays(os.getpid(), keys[0]) else ""
+
+    async def of_terminal(self, told: Terminal) -> str:
+        """The identity of a command at a terminal; empty if it is in a sandbox and started no headless OpenCode."""
+        if told.headless:
+            link = await self._until_linked(told.headless)
+            return await self.know(link) if link is not None else ""
+        is_seen = told.sees == _start_of(os.getpid()) != ""
+        outside = is_seen and await self._stays(PEER.get() or 0, told.kernel)
+        return _named("env", told.kernel, told.environment) if outside else ""
+
+    async def can_host(self, identity: str, directory: str) -> bool:
+        """Whether a headless OpenCode of an identity runs, or can be started without anybody's help."""
+        if self._linked(identity) is not None or self._askers(identity):
+            return True
+        mine = identity == await self.own() and find_program(self._program(identity)) is not None
+        return mine and await asyncio.to_thread(self._has_plugin, Path(directory))
 
     def is_elsewhere(self, boot: str) -> bool:
         """Whether a process is known to be in another pid namespace than the sidecar."""
@@ -163,7 +202,7 @@ class Headless:
             HostError: it did not start, or did not link.
         """
         async with self._starting:
-            identity = identity or self.usual(directory)
+            identity = identity or self.usual(directory) or await self.own()
             found = self._linked(identity) or await self._back(identity) or await self._start(identity, directory)
         return await self._at(found, directory)
 
@@ -210,23 +249,37 @@ class Headless:
             raise HostError("the headless OpenCode does not connect to the sidecar")
         return link
 
+    def _askers(self, identity: str) -> list[ShimConnection]:
+        return [link for link in self._open() if not link.identity.headless and self.identity_of(link) == identity]
+
+    def _program(self, identity: str) -> str:
+        """The program of the last process of an identity."""
+        return next((each.program for each in reversed(self._known.values()) if each.identity == identity), "")
+
     async def _start(self, identity: str, directory: str) -> ShimConnection:
-        askers = [link for link in self._open() if not link.identity.headless and self.identity_of(link) == identity]
         server = Server(self._nonce()[:16], identity)
-        if askers:
+        if askers := self._askers(identity):
             await self._ask(askers[-1], server, directory)
-        elif self._start_own is not None:
-            await self._start_own(identity, server.id, directory)
+        elif identity == await self.own() and (program := find_program(self._program(identity))) is not None:
+            child = await asyncio.to_thread(Started, program, server.id, self._home.path, self._nonce())
+            pid = child.process.pid
+            self._servers[server.id] = server._replace(pid=pid, start=_start_of(pid), space=self._space)
+            await self._write()
+            log.info("started a headless OpenCode (pid %d)", pid)
+            await child.open(directory)
         else:
             raise HostAbsent("no OpenCode is open that may do what the one that asked for this work may do")
 
-        def linked() -> ShimConnection | None:
-            return next((link for link in self._open() if link.identity.headless == server.id), None)
-
-        await until(linked, LINK_SECONDS)
-        if (link := linked()) is None:
+        if (link := await self._until_linked(server.id)) is None:
             raise HostError("the headless OpenCode started, but its plugin did not connect to the sidecar")
         return link
+
+    async def _until_linked(self, name: str) -> ShimConnection | None:
+        def linked() -> ShimConnection | None:
+            return next((link for link in self._open() if link.identity.headless == name), None)
+
+        await until(linked, LINK_SECONDS)
+        return linked()
 
     async def _ask(self, asker: ShimConnection, server: Server, directory: str) -> None:
         """Have an OpenCode start a headless one, and wait until that one has opened a directory."""

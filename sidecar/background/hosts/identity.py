@@ -25,7 +25,8 @@ NOISE: Final = re.compile(
     r"SSH_TTY|SSH_CLIENT|SSH_CONNECTION|XDG_SESSION_.*|XDG_VTNR|XDG_SEAT|TMUX.*|ZELLIJ.*|VTE_.*|KONSOLE_.*|KITTY_.*|"
     r"WEZTERM_.*|ALACRITTY_.*|GHOSTTY_.*|GNOME_TERMINAL_.*|ITERM_.*|LC_TERMINAL.*|WT_.*|INVOCATION_ID|JOURNAL_STREAM|"
     r"AGENT|OPENCODE|OPENCODE_PID|OPENCODE_RUN_ID|OPENCODE_CLIENT|OPENCODE_SERVER_PASSWORD|OPENCODE_SERVER_USERNAME|"
-    r"npm_config_user_agent|DURABLE_STREAM_HOME|DURABLE_STREAM_HEADLESS"
+    r"OPENCODE_PRINT_LOGS|OPENCODE_LOG_LEVEL|OPENCODE_CONSOLE_TOKEN|"
+    r"npm_config_user_agent|DURABLE_STREAM.*"
 )
 """The variables that name a terminal, or that OpenCode and the plugin set. A socket, a display or a path is a right, so
 an unknown variable counts."""

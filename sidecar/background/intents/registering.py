@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
+from sidecar.background.hosts.headless import Terminal
 from sidecar.background.intents.state import Intent, intent_of
 from sidecar.registry import Args
 
@@ -34,6 +35,7 @@ class RegisterArgs(Args):
         max_length=100,
         description="an ended intent, whose session, copy, parent, agent and project the work takes over",
     )
+    terminal: Terminal | None = Field(default=None, description="what the terminal may do that asks, as in `terminal`")
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 

@@ -20,8 +20,9 @@ if RUNS:
     from sidecar.background.intents.lifecycle import ENDED
     from sidecar.background.intents.rows import as_row
     from sidecar.background.intents.state import Intent, State
-    from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.control import control
     from sidecar.cli.shared.follow import follow
+    from sidecar.cli.shared.terminal import terminal
     from sidecar.home import Home
     from sidecar.read.select import open_reader
     from sidecar.read.wording import visible
@@ -121,7 +122,10 @@ async def spawn(
         "key": key,
     }
     home = run.home
-    found = await ask(home, "spawn", given, "it is safe to run the same command again with the same `--key`")
+    async with control(home, "it is safe to run the same command again with the same `--key`") as client:
+        if parent is None and continues is None:
+            given["terminal"] = await terminal(home, client, where)
+        found = dict(await client.request("spawn", given))
     if wait is not None:
         note(f"{found['id']} goes on also if this command ends; waiting for its end.")
         intent = await _watched(home, found["id"], wait)

@@ -1,0 +1,59 @@
+"""Background work of a terminal: it may do what the terminal may do, so the terminal starts the OpenCode that runs it,
+unless one that may do the same is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sidecar.cli.shared.command import note
+from sidecar.failure import Failure
+
+if TYPE_CHECKING:
+    from sidecar.home import Home
+    from sidecar.link.client import ControlClient
+
+
+async def terminal(home: Home, client: ControlClient, directory: Path) -> dict[str, Any]:
+    """What the sidecar must know of this terminal to run work of it; see ``Terminal``.
+
+    Raises:
+        Failure: no OpenCode can run it.
+    """
+    from sidecar.background.hosts.starter import own_keys
+    from sidecar.processes import seen
+
+    kernel, environment = await asyncio.to_thread(own_keys, home.read_token())
+    info = home.running()
+    sees = seen(info.pid) if info is not None else ""
+    told = {"directory": str(directory), "kernel": kernel, "environment": environment, "sees": sees}
+    if not (await client.request("terminal", told))["hosted"]:
+        told["headless"] = await _start(home, directory)
+    return told
+
+
+async def _start(home: Home, directory: Path) -> str:
+    """Start a headless OpenCode as a child of this command, which it outlives. Returns its id."""
+    from sidecar.background.hosts.host import HostError
+    from sidecar.background.hosts.starter import Started, find_program
+    from sidecar.cli.shared.identity import own_identity
+    from sidecar.install.plugin import is_installed
+
+    if not await asyncio.to_thread(is_installed, directory, os.environ):
+        why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
+        raise Failure("not-installed", why)
+    if (program := find_program()) is None:
+        raise Failure("no-opencode", "no OpenCode is open that could do this work, and `opencode` is not on the PATH")
+    nonce = own_identity().nonce
+    note("Starting OpenCode for background work.")
+    try:
+        name = nonce()[:16]
+        started = await asyncio.to_thread(Started, program, name, home.path, nonce())
+        await started.open(str(directory))
+    except HostError as error:
+        raise Failure("opencode-failed", f"{error}; run `opencode` to see why") from None
+    started.process.returncode = 0  # it outlives this command
+    return name
