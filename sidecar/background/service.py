@@ -351,9 +351,10 @@ class DurableStream:
 
     async def _request_terminal(self, args: Terminal) -> dict[str, Any]:
         if self.hosts.new(None) is not self.hosts.one:
-            return {"hosted": True}
+            return {"hosted": True, "stays": True}
         identity = await self.headless.of_terminal(args)
-        return {"hosted": identity != "" and await self.headless.can_host(identity, args.directory)}
+        hosted = identity != "" and await self.headless.can_host(identity, args.directory)
+        return {"hosted": hosted, "stays": identity != ""}
 
     def asked(self, session: str, mark: str) -> Asked | None:
         return self.people.messages.data.asked(mark) or causes.asked(self.data, session, mark)
@@ -389,7 +390,9 @@ class DurableStream:
     def register(self, requests: Requests) -> None:
         only = self.people.answerers.only
         requests.register("spawn", RegisterArgs, only("spawn", self._request_spawn), "the intent: `id`, `state`, …")
-        does = "`hosted`: whether an OpenCode can run work for this terminal, or the sidecar can start one"
+        does = (
+            "`hosted`: whether an OpenCode can run its work, or the sidecar start one; `stays`: if not, it may wait"
+        )
         requests.register("terminal", Terminal, self._request_terminal, does)
         requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")

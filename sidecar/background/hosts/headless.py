@@ -135,7 +135,8 @@ class Headless:
             name, theirs = self.identity_of(other), (other.identity.kernel, other.identity.environment)
             if name and theirs == keys and await _see_each_other(link, other):
                 return name
-        return _named("box", *keys, link.boot_id)
+        # One that a command started has nobody else in its sandbox from the beginning, and ends when it is idle.
+        return _named("cmd" if link.identity.headless else "box", *keys, link.boot_id)
 
     async def _is_outside(self, link: ShimConnection) -> bool:
         """Whether a process is in no sandbox. It must see the sidecar, because no file tells of Landlock."""
@@ -157,7 +158,7 @@ class Headless:
         if told.headless:
             link = await self._until_linked(told.headless)
             return await self.know(link) if link is not None else ""
-        is_seen = told.sees == _start_of(os.getpid()) != ""
+        is_seen = told.sees == started(os.getpid()) != ""
         outside = is_seen and await self._stays(PEER.get() or 0, told.kernel)
         return _named("env", told.kernel, told.environment) if outside else ""
 
@@ -263,13 +264,12 @@ class Headless:
         elif identity == await self.own() and (program := find_program(self._program(identity))) is not None:
             child = await asyncio.to_thread(Started, program, server.id, self._home.path, self._nonce())
             pid = child.process.pid
-            self._servers[server.id] = server._replace(pid=pid, start=_start_of(pid), space=self._space)
+            self._servers[server.id] = server._replace(pid=pid, start=started(pid), space=self._space)
             await self._write()
             log.info("started a headless OpenCode (pid %d)", pid)
             await child.open(directory)
         else:
             raise HostAbsent("no OpenCode is open that may do what the one that asked for this work may do")
-
         if (link := await self._until_linked(server.id)) is None:
             raise HostError("the headless OpenCode started, but its plugin did not connect to the sidecar")
         return link
@@ -339,7 +339,7 @@ class Headless:
         """End the headless OpenCodes, or those of some identities."""
         ending = {each.id: each for each in self._servers.values() if only is None or each.identity in only}
         # What runs in a sandbox that ended would go on with work that another OpenCode may resume.
-        boxes = [each for each in ending.values() if each.identity.startswith("box_")]
+        boxes = [each for each in ending.values() if not each.identity.startswith("env_")]
         await asyncio.to_thread(self._watch.end_below, boxes)
         for link in [each for each in self._open() if each.identity.headless in ending]:
             with suppress(CallError):  # it ends or has ended

@@ -30,13 +30,15 @@ async def terminal(home: Home, client: ControlClient, directory: Path) -> dict[s
     info = home.running()
     sees = seen(info.pid) if info is not None else ""
     told = {"directory": str(directory), "kernel": kernel, "environment": environment, "sees": sees}
-    if not (await client.request("terminal", told))["hosted"]:
-        told["headless"] = await _start(home, directory)
+    answer = await client.request("terminal", told)
+    if not answer["hosted"]:
+        told["headless"] = await _start(home, directory, may_wait=answer["stays"])
     return told
 
 
-async def _start(home: Home, directory: Path) -> str:
-    """Start a headless OpenCode as a child of this command, which it outlives. Returns its id."""
+async def _start(home: Home, directory: Path, *, may_wait: bool) -> str:
+    """Start a headless OpenCode as a child of this command, which it outlives. Returns its id; empty if there is no
+    OpenCode, and the work may wait for one."""
     from sidecar.background.hosts.host import HostError
     from sidecar.background.hosts.starter import Started, find_program
     from sidecar.cli.shared.identity import own_identity
@@ -45,7 +47,11 @@ async def _start(home: Home, directory: Path) -> str:
     if not await asyncio.to_thread(is_installed, directory, os.environ):
         why = "the plugin is not installed, so no OpenCode could do this work; run `durable-stream install`"
         raise Failure("not-installed", why)
-    if (program := find_program()) is None:
+    program = find_program()
+    if program is None and may_wait:
+        note("The work waits: no OpenCode is open that could do it, and `opencode` is not on the PATH.")
+        return ""
+    if program is None:
         raise Failure("no-opencode", "no OpenCode is open that could do this work, and `opencode` is not on the PATH")
     nonce = own_identity().nonce
     note("Starting OpenCode for background work.")
