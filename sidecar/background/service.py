@@ -390,9 +390,7 @@ class DurableStream:
     def register(self, requests: Requests) -> None:
         only = self.people.answerers.only
         requests.register("spawn", RegisterArgs, only("spawn", self._request_spawn), "the intent: `id`, `state`, …")
-        does = (
-            "`hosted`: whether an OpenCode can run its work, or the sidecar start one; `stays`: if not, it may wait"
-        )
+        does = "`hosted`: whether an OpenCode can run its work, or the sidecar start one; `stays`: if not, it may wait"
         requests.register("terminal", Terminal, self._request_terminal, does)
         requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")
