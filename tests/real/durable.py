@@ -90,7 +90,7 @@ class DurableStream:
         Raises:
             RuntimeError: it exited with a code other than 0.
         """
-        if arguments[0] in _READING and not {"--answer", "--apply", "--cancel", "--discard"} & {*arguments}:
+        if arguments[0] in _READING and not {"--answer", "--apply", "--cancel", "--discard", "--undo"} & {*arguments}:
             read = run(self.home, *arguments)
             if read.code:
                 raise RuntimeError(f"{arguments} ended with {read.code}:\n{read.out}\n{read.err}")
