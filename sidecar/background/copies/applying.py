@@ -25,7 +25,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNSEEN: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 """Characters that some disks leave out of a name."""
 
-_JOURNAL: Final = "steps.json"
+JOURNAL: Final = "steps.json"
 _RECORD: Final = "applied.json"
 
 Seen = tuple[int, int, int, int]
@@ -94,7 +94,7 @@ def settle(top: str, folder: Path) -> None:
     Raises:
         CopyError: it cannot be done.
     """
-    if (folder / _JOURNAL).exists():
+    if (folder / JOURNAL).exists():
         with _settled(top, folder):
             return
 
@@ -379,7 +379,7 @@ def _check_same(tree: _Tree, path: str, old: str, current: Current) -> None:
 
 
 def _write_journal(folder: Path, steps: list[Step], record: Any = None) -> None:
-    write_durably(folder / _JOURNAL, json.dumps({"steps": steps, "record": record}).encode())
+    write_durably(folder / JOURNAL, json.dumps({"steps": steps, "record": record}).encode())
 
 
 def _applied(folder: Path) -> list[dict[str, list[list[str] | None]]]:
@@ -398,7 +398,7 @@ def _record(folder: Path, applied: Any) -> None:
 def _settle(tree: _Tree, folder: Path) -> None:
     """Drop the old files if all was done, or else put them back and take ours away."""
     try:
-        journal: dict[str, Any] = json.loads((folder / _JOURNAL).read_bytes())
+        journal: dict[str, Any] = json.loads((folder / JOURNAL).read_bytes())
     except FileNotFoundError:
         return
     record, kept = journal["record"], list[str]()
@@ -416,7 +416,7 @@ def _settle(tree: _Tree, folder: Path) -> None:
         raise CopyError("copy-failed", why) from None
     if record is not None:
         _record(folder, record)
-    (folder / _JOURNAL).unlink()
+    (folder / JOURNAL).unlink()
     if kept:
         why = "a file was made in its place meanwhile; the one of before is now"
         raise CopyError("apply-conflict", f"{why} {', '.join(kept)}, and nothing else was changed")

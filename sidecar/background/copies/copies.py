@@ -178,14 +178,15 @@ class Copies:
     @_in_thread
     def apply(self, intent: str, moment: Callable[[str], None] = lambda _: None) -> list[str]:
         """Apply a result to the user's files, all or none. Returns the files that were changed; none, if all were so
-        before. ``moment``: see ``applying.put``.
+        before. ``moment``: see ``applying.apply``.
 
         Raises:
             CopyError: nothing was changed. The code is ``no-changes`` without a result.
         """
         result = self.result(intent)
         changes = work.changes_of(work.read_result(result))
-        return work.plainly(applying.apply(Store(result / "store"), self._top(result), changes, result, moment))
+        done = applying.apply(Store(result / "store"), self._top(result), changes, result, moment)
+        return [plain(each) for each in done]
 
     @_in_thread
     def undo(self, intent: str, moment: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -196,7 +197,7 @@ class Copies:
             CopyError: nothing was changed. The code is ``no-changes`` if nothing was applied.
         """
         result = self.result(intent)
-        return work.plainly(applying.undo(Store(result / "store"), self._top(result), result, moment))
+        return [plain(each) for each in applying.undo(Store(result / "store"), self._top(result), result, moment)]
 
     @_in_thread
     def discard(self, intent: str, name: str = "") -> None:
@@ -216,7 +217,7 @@ class Copies:
     @_in_thread
     def recover(self) -> None:
         """Put back or finish what a killed process left half applied. What cannot be, is tried again by ``apply``."""
-        for found in sorted((self._folder / "results").glob("*/" + work.RESULT)):
+        for found in sorted((self._folder / "results").glob("*/" + applying.JOURNAL)):
             try:
                 applying.settle(self._top(found.parent), found.parent)
             except CopyError as error:

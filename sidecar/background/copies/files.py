@@ -64,8 +64,8 @@ class Found:
     odd: dict[str, str] = field(default_factory=dict)
     """What cannot be read or is no file, and why."""
 
-    def check(self) -> None:
-        """Refuse what is too much to copy, or lacks rules.
+    def check(self, root: str = "") -> None:
+        """Refuse what is too much to copy to ``root``, too long there, or lacks rules.
 
         Raises:
             CopyError: it is so.
@@ -76,6 +76,10 @@ class Found:
             raise CopyError(
                 "copy-failed", f"{len(self.files)} files with {size >> 20} MiB are too much to copy: {most}"
             )
+        longest = max(map(os.fsencode, (*self.files, *self.folders)), key=len, default=b"")
+        if len(os.fsencode(root)) + 1 + len(longest) > _MAX_PATH:
+            name = longest.decode("utf-8", "replace")
+            raise CopyError("copy-failed", f"{name}: its path in a copy, below {root}, would be too long")
         if lost := next((each for each in self.odd if _has_rules(each)), None):
             raise CopyError("copy-failed", f"{lost}, which has rules for OpenCode, cannot be copied: {self.odd[lost]}")
 
@@ -93,6 +97,8 @@ def walk(store: Store, top: str, known: Collection[str] = (), listed: Collection
         entries: dict[str, os.stat_result] = {}
         for here in level:
             entries |= _entries(top, here, found)
+        if len(found.files) > MAX_FILES:
+            found.check()
         ignored = store.ignored(top, entries)
         level = []
         for path, info in entries.items():
@@ -240,18 +246,6 @@ def surround(top: str, root: str) -> None:
         for name in RULES | named:
             if os.path.lexists(f"{top}/{name}") and not os.path.lexists(f"{base}{top}/{name}"):
                 os.symlink(f"{top}/{name}", f"{base}{top}/{name}")
-
-
-def check_lengths(root: str, paths: Collection[str]) -> None:
-    """Refuse a copy in which a path would be too long.
-
-    Raises:
-        CopyError: one would be.
-    """
-    longest = max((os.fsencode(each) for each in paths), key=len, default=b"")
-    if len(os.fsencode(root)) + 1 + len(longest) > _MAX_PATH:
-        name = longest.decode("utf-8", "replace")
-        raise CopyError("copy-failed", f"{name}: its path in a copy, below {root}, would be too long")
 
 
 # --- what is in no result ---

@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple
 
 from bridge.opencode.link.protocol import RequestError
@@ -78,7 +77,7 @@ class Store:
         given: bytes = b"",
         place: str | None = None,
         codes: Collection[int] = (0,),
-        more: Mapping[str, str] = MappingProxyType({}),
+        more: Mapping[str, str] | None = None,
     ) -> bytes:
         """What git prints.
 
@@ -91,7 +90,7 @@ class Store:
                 input=given,
                 capture_output=True,
                 cwd=place or self.folder,
-                env={**self._environment(), **more},
+                env=self._environment() | dict(more or {}),
                 timeout=_SECONDS,
                 check=False,
             )

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -93,8 +93,7 @@ def make(place: Path, top: str, directory: str, listed: Sequence[str], project: 
     root = f"{place}/files{top}"
     store = repository.make_store(place / "store", top, found, place.parent)
     there = files.walk(store, top, store.tracked(), listed)
-    there.check()
-    files.check_lengths(root, [*there.files, *there.folders])
+    there.check(root)
     os.makedirs(root)
     files.surround(top, root)
     for each in there.folders:
@@ -118,7 +117,7 @@ def make(place: Path, top: str, directory: str, listed: Sequence[str], project: 
             files.copy_whole(f"{top}/{each}", f"{root}/{each}")
         except (OSError, shutil.Error) as error:
             there.odd[each] = str(error.args[-1])[:_MAX_WHY]
-    there.check()
+    there.check(root)
     save(store, root, entries)
     for each in ("", *there.nested):
         if (inner := repository.repository_of(os.path.join(top, each))) is not None:
@@ -126,7 +125,7 @@ def make(place: Path, top: str, directory: str, listed: Sequence[str], project: 
     known = listed_in(root, entries)
     begin(place, Manifest(top, root, 0, list(listed), there.nested, {}, known, {}, []))
     work = os.path.normpath(os.path.join(root, os.path.relpath(directory, top)))
-    return Copy(place.name, work, root, top, plainly(there.odd)[:MAX_NAMED])
+    return Copy(place.name, work, root, top, [plain(each) for each in there.odd][:MAX_NAMED])
 
 
 def _copied(store: Store, top: str, root: str, path: str, info: os.stat_result) -> Entry:
@@ -288,7 +287,3 @@ def read_result(result: Path) -> dict[str, Any]:
 
 def changes_of(result: Mapping[str, Any]) -> dict[str, Change]:
     return {path: changed(*pair) for path, pair in result["changes"].items()}
-
-
-def plainly(names: Collection[str]) -> list[str]:
-    return [plain(each) for each in names]
