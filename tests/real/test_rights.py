@@ -104,7 +104,7 @@ def guarded(tool: str, names: list[str]) -> str:
     calls = " ".join(
         f"CALL:{tool} {json.dumps({'command': f'echo {name} ran-$((40+2))', 'description': 'c'})}" for name in names
     )
-    return f"{calls} {spawns(calls, isolation='worktree')}"
+    return f"{calls} {spawns(calls, isolation='copy')}"
 
 
 def assert_guarded(durable: DurableStream, parent: str, said: str, missing: str = "") -> None:

@@ -202,7 +202,7 @@ def test_a_mistake_names_the_file_and_the_place_without_a_secret(tmp_path: Path,
         ('[notify]\nanswer_url = "h:1"', "notify.answer_url: must look like https://answers.example.org, not 'h:1'"),
         ('[nats]\ninbox_prefix = "a.>"', "nats.inbox_prefix: must look like _INBOX, not 'a.>'"),
         ('[redact]\nliterals = {a = "abc"}', "redact.literals.a: must have at least 4 characters"),
-        ('[phantom]\nisolation = "x"', "phantom.isolation: must be 'auto', 'worktree' or 'shared', not 'x'"),
+        ('[phantom]\nisolation = "x"', "phantom.isolation: must be 'auto', 'copy' or 'shared', not 'x'"),
     ],
 )
 def test_a_mistake_is_told_in_plain_words(tmp_path: Path, text: str, said: str) -> None:
