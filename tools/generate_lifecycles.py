@@ -1,4 +1,4 @@
-"""Write ``docs/lifecycles.md``: the states of intents, notices, checkpoints and alerts, from the tables in the code.
+"""Write ``docs/lifecycles.md``: the states of intents and messages, from the tables in the code.
 
 ``--check`` writes nothing and fails if the page is not as it would be written.
 """
@@ -13,8 +13,6 @@ sys.path.insert(0, str(ROOT))
 
 from sidecar.background.intents.lifecycle import INTENT
 from sidecar.background.messages.message import MESSAGE
-from sidecar.background.people.alerts import ALERT
-from sidecar.background.people.checkpoints import CHECKPOINT
 
 PAGE = ROOT / "docs" / "lifecycles.md"
 
@@ -34,18 +32,9 @@ CHAPTERS = (
     ),
     (
         "Message",
-        "A message is for a session. Only the state `seen` confirms that the session has it.",
+        "A message is for a session or for you, such as a result, an alert, or a question that waits for your\n"
+        "answer; see [notify.md](notify.md). Only the state `seen` confirms that a session has it.",
         MESSAGE,
-    ),
-    (
-        "Checkpoint",
-        "A checkpoint is one permission request or question that waits for your answer; see [notify.md](notify.md).",
-        CHECKPOINT,
-    ),
-    (
-        "Alert",
-        "An alert is one message to you, for example when background work has ended; see [notify.md](notify.md).",
-        ALERT,
     ),
 )
 

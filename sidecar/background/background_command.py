@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent
+from sidecar.background.messages.message import Message
 from sidecar.background.people import teller
-from sidecar.background.people.checkpoints import Checkpoint
 from sidecar.read.asked import on_one_line
 from sidecar.read.wording import cut_middle, money, one_line, rough_span
 
@@ -45,7 +45,7 @@ def parse(text: str) -> tuple[Literal["list", "cancel", "answer", "help"], str, 
     return "help", "", ""
 
 
-def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: int) -> str:
+def listing(intents: Iterable[Intent], waiting: Sequence[Message], now_ms: int) -> str:
     """List the work that is unfinished or ended in the last hour, and what is waiting for a person; oldest first."""
     shown = [i for i in intents if i.state not in ENDED or now_ms - (i.ended or 0) < RECENT_MS][-MOST:]
     lines = [_line(intent, now_ms) for intent in shown] or [
@@ -59,10 +59,10 @@ def listing(intents: Iterable[Intent], waiting: Sequence[Checkpoint], now_ms: in
     return "\n".join(lines)
 
 
-def _waiting(each: Checkpoint) -> str:
+def _waiting(each: Message) -> str:
     # The text alone is cut, so what `always` allows is shown whole.
     shown = replace(each, text=cut_middle(each.text, MAX_ASK)[0])
-    return on_one_line(f"{each.id} · {teller.asks(shown)} · {teller.since(each.opened)}")
+    return on_one_line(f"{each.id} · {teller.asks(shown)} · {teller.since(each.queued)}")
 
 
 def _line(intent: Intent, now_ms: int) -> str:

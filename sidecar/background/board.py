@@ -15,10 +15,8 @@ from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import spent_by
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.messages import agent as messages
-from sidecar.background.messages.message import CLOSED as HEARD
 from sidecar.background.messages.message import State as Messages
-from sidecar.background.people import checkpoints, teller
-from sidecar.background.people.checkpoints import CLOSED, CheckpointAgent
+from sidecar.background.people import teller
 from sidecar.background.reading import of_ask
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import Catalog
@@ -43,7 +41,7 @@ class Board:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self._intents, self._checkpoints, self._messages = State(), CheckpointAgent(), Messages()
+        self._intents, self._messages = State(), Messages()
         self._doing: dict[str, tuple[int, str]] = {}
         self._asked: dict[str, dict[str, Any]] = {}
         """The payloads of what was asked, by event."""
@@ -51,7 +49,7 @@ class Board:
     @property
     def streams(self) -> tuple[str, ...]:
         """The agents' streams. Pass all records of these streams to ``remember`` before the first ``apply``."""
-        return agent_stream(NAME), agent_stream(messages.NAME), agent_stream(checkpoints.NAME)
+        return agent_stream(NAME), agent_stream(messages.NAME)
 
     def apply(self, record: Record) -> None:
         self.catalog.apply(record)
@@ -67,10 +65,8 @@ class Board:
                 return
             if event.stream_id == self.streams[0]:
                 self._intents.fold(event.type, event.payload)
-            elif event.stream_id == self.streams[1]:
-                self._messages.fold(event)
             else:
-                self._checkpoints.apply(event)
+                self._messages.fold(event)
             return
         if event.type == CHECKPOINT and event.payload.get("state") == "asked":
             self._asked[event.id] = event.payload
@@ -115,7 +111,7 @@ class Board:
             "waiting": self._waiting(),
             "roots": [spent for root in roots if (spent := spent_by(data, root))["sessions"] > 1],
             "sessions": sessions,
-            "unseen": sum(each.state not in HEARD for each in self._messages.messages.values()),
+            "unseen": self._messages.unheard(),
         }
 
     def _row(self, intent: Intent, now_ms: int) -> dict[str, Any]:
@@ -127,9 +123,9 @@ class Board:
         return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **told, **doing}
 
     def _waiting(self) -> list[dict[str, Any]]:
-        known = self._checkpoints.data.checkpoints
-        told = {each.request for each in known.values()}
-        open_ = [each for each in known.values() if each.state not in CLOSED]
+        known = self._messages.questions()
+        told = {each.request for each in known}
+        open_ = [each for each in known if each.is_open]
         asks = self.catalog.asks()
         self._asked = {ask.event: self._asked[ask.event] for ask in asks if ask.event in self._asked}
         open_ += [
@@ -138,7 +134,7 @@ class Board:
             if ask.request not in told and ask.event in self._asked
         ]
         names = ("id", "kind", "session", "text", "options")
-        rows = [{name: getattr(each, name) for name in names} | {"since": each.opened} for each in open_]
+        rows = [{name: getattr(each, name) for name in names} | {"since": each.queued} for each in open_]
         for row, each in zip(rows, open_, strict=True):
             row["what"] = teller.asks(each)
         return sorted(rows, key=lambda row: row["since"])

@@ -22,12 +22,12 @@ from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.background.intents.texts import result_of
 from sidecar.background.intents.watch import CHECKED
+from sidecar.background.messages.answers import ANSWER
 from sidecar.background.messages.deliver import WAKE
+from sidecar.background.messages.person import SHOW
 from sidecar.background.messages.wording import for_person
 from sidecar.background.people import teller
-from sidecar.background.people.alerts import TOAST
 from sidecar.background.people.channels import Channels
-from sidecar.background.people.checkpoints import ANSWER
 from sidecar.background.said import Said
 
 log = logging.getLogger("sidecar.background")
@@ -91,7 +91,7 @@ class HostActs:
             ABORT: Repeatable(self.abort),
             CHECK: Repeatable(self.check, "safe"),
             WAKE: Repeatable(self.wake),
-            TOAST: Repeatable(self.toast),
+            SHOW: Repeatable(self.toast),
             ANSWER: Repeatable(self.answer),
         }
 

@@ -14,10 +14,9 @@ from typing import Literal, TypeVar
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.works import Works
-from sidecar.background.people import checkpoints
-from sidecar.background.people.checkpoints import Checkpoint
+from sidecar.background.messages.message import Message, State
 
-T = TypeVar("T", Intent, Checkpoint)
+T = TypeVar("T", Intent, Message)
 
 
 def of_person(known: Iterable[T], given: str, noun: Literal["intent", "checkpoint"]) -> T:
@@ -39,9 +38,9 @@ def of_person(known: Iterable[T], given: str, noun: Literal["intent", "checkpoin
 class Caller:
     """The session whose model calls a tool. Everything that the model names is found through this class."""
 
-    def __init__(self, session: str, works: Works, asked: checkpoints.State) -> None:
+    def __init__(self, session: str, works: Works, told: State) -> None:
         self.session = session
-        self._works, self._intents, self._asked = works, works.intents(), asked
+        self._works, self._intents, self._told = works, works.intents(), told
 
     def owns(self, session: str | None) -> bool:
         return bool(session) and self.session in self._works.above(session)
@@ -61,13 +60,13 @@ class Caller:
         mine = [intent for intent in self._intents.intents.values() if self.owns(intent.parent)]
         return _only(mine, given, "no-intent")
 
-    def checkpoint(self, given: str) -> Checkpoint:
+    def checkpoint(self, given: str) -> Message:
         """The caller's checkpoint whose id is, or begins with, ``given``.
 
         Raises:
             RequestError: the caller has no such checkpoint, or several.
         """
-        mine = [known for known in self._asked.checkpoints.values() if self.owns(known.session)]
+        mine = [known for known in self._told.questions() if self.owns(known.session)]
         return _only(mine, given, "no-checkpoint")
 
 

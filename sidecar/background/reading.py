@@ -16,10 +16,8 @@ from sidecar.background.intents.intents import NAME
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.messages import agent as messages
-from sidecar.background.messages.message import MESSAGE
+from sidecar.background.messages.message import MESSAGE, Message, queued
 from sidecar.background.messages.message import State as Messages
-from sidecar.background.people import alerts, checkpoints
-from sidecar.background.people.checkpoints import CLOSED, Checkpoint, CheckpointAgent
 from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.people.doubts import whole_text
 from sidecar.read.asked import CHECKPOINT, OpenAsk, checkpoint_id
@@ -87,15 +85,12 @@ async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
     return state.intents.get(intent)
 
 
-async def read_checkpoints(reader: LogReader, *, with_closed: bool = False) -> list[Checkpoint]:
-    """Every checkpoint, oldest first: the checkpoints that the agent ``checkpoints`` knows, and the open asks of all
+async def read_checkpoints(reader: LogReader, *, with_closed: bool = False) -> list[Message]:
+    """Every checkpoint, oldest first: the checkpoints that the agent ``messages`` knows, and the open asks of all
     other sessions; ``with_closed`` adds their asks that have ended, for which it reads the whole log."""
     # Read the agent's stream last, or an ask that it takes meanwhile would look like an ask of the user's own session.
     catalog, _ = await catalog_of(reader)
-    agent = CheckpointAgent()
-    async for event in _outputs(reader, checkpoints.NAME):
-        agent.apply(event)
-    found = dict(agent.data.checkpoints)
+    found = {each.id: each for each in (await read_messages(reader)).questions()}
     for ask in catalog.asks():
         identifier = checkpoint_id(ask.session, ask.request)
         record = await reader.find_event(ask.event) if identifier not in found else None
@@ -107,10 +102,10 @@ async def read_checkpoints(reader: LogReader, *, with_closed: bool = False) -> l
             approvals.apply(record)
         ended = [_ended(catalog, one) for one in approvals if one.session in catalog.sessions]
         found = {each.id: each for each in ended} | found
-    return sorted(found.values(), key=lambda each: each.opened)
+    return sorted(found.values(), key=lambda each: each.queued)
 
 
-async def find_checkpoint(reader: LogReader, given: str) -> Checkpoint:
+async def find_checkpoint(reader: LogReader, given: str) -> Message:
     """The checkpoint that a person names, also if it has ended.
 
     Raises:
@@ -121,7 +116,7 @@ async def find_checkpoint(reader: LogReader, given: str) -> Checkpoint:
     return of_person(await read_checkpoints(reader, with_closed=True), given, "checkpoint")
 
 
-def _ended(catalog: Catalog, one: Approval) -> Checkpoint:
+def _ended(catalog: Catalog, one: Approval) -> Message:
     """The checkpoint of an ask that was answered in OpenCode, or whose turn ended first."""
     ask, asked_by = one.ask, one.asked.event
     known = of_ask(catalog, OpenAsk(ask.request, one.session, asked_by.id, asked_by.ts, ""), asked_by.payload)
@@ -133,27 +128,27 @@ def _ended(catalog: Catalog, one: Approval) -> Checkpoint:
     return known
 
 
-def of_ask(catalog: Catalog, ask: OpenAsk, payload: dict[str, Any]) -> Checkpoint:
+def of_ask(catalog: Catalog, ask: OpenAsk, payload: dict[str, Any]) -> Message:
     """The checkpoint of an open ask that only OpenCode shows; ``payload`` is that of the event that asked."""
     about = asked(payload)
     names = ("kind", "session", "text", "request", "questions", "options", "fixed", "always", "left_out")
     given = {name: about[name] for name in names}
     directory = catalog.directory(catalog.sessions[ask.session].stream)
     identifier = checkpoint_id(ask.session, ask.request)
-    return Checkpoint(id=identifier, opened=ask.since_ms, tell=ask.session, directory=directory, **given)
+    return Message(id=identifier, queued=ask.since_ms, to=ask.session, directory=directory, **given)
 
 
-async def waiting(reader: LogReader, streams: Collection[str] | None = None) -> list[Checkpoint]:
+async def waiting(reader: LogReader, streams: Collection[str] | None = None) -> list[Message]:
     """What is waiting for a person, oldest first; if ``streams`` are given, only in these streams' sessions, and in
     the background work that they started."""
-    open_ = [each for each in await read_checkpoints(reader) if each.state not in CLOSED]
+    open_ = [each for each in await read_checkpoints(reader) if each.is_open]
     if streams is None:
         return open_
     names = set((await catalog_of(reader))[0].sessions_of(streams))
-    return [each for each in open_ if not names.isdisjoint((each.session, each.tell))]
+    return [each for each in open_ if not names.isdisjoint((each.session, each.to))]
 
 
-async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:
+async def whole(reader: LogReader, known: Message) -> Message:
     if not known.left_out:
         return known
     if known.effect:
@@ -173,17 +168,25 @@ async def whole(reader: LogReader, known: Checkpoint) -> Checkpoint:
 
 
 async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
-    """Every notice and alert, oldest first, with the times of its states and the channels that were used.
+    """Every message, oldest first, with the times of its states and the channels that were used.
 
-    ``kind`` is ``wake`` for a message to a session's model, and ``alert`` for a message to a person.
+    ``kind`` is ``wake`` for a message to a session's model, and else that of ``Message``.
     """
     rows: dict[str, dict[str, Any]] = {}
     async for event in _outputs(reader, messages.NAME):
-        if event.type.startswith("message."):
-            _wake(rows, event)
-    async for event in _outputs(reader, alerts.NAME):
-        if event.type.startswith("alert."):
-            _alert(rows, event)
+        given = event.payload
+        if event.type == "message.queued":
+            known = queued(given, event.ts)
+            row = {"id": known.id, "kind": known.kind if known.is_for_person else "wake", "session": known.to}
+            row |= {"about": known.about or known.intent or "", "text": known.text, "state": known.state}
+            rows[known.id] = row | {"queued": known.queued, "channels": []}
+        elif (of := rows.get(given.get("message", ""))) is not None:
+            change = event.type.removeprefix("message.")
+            if "channel" in given:
+                told = {name: given[name] for name in ("channel", "attempt", "error") if given.get(name)}
+                of["channels"].append({**told, "state": change, "ts": event.ts})
+            of |= {"state": after(MESSAGE, of["state"], event.type), change: event.ts}
+            of |= {name: given[old] for name, old in (("why", "why"), ("session", "to")) if given.get(old)}
     return sorted(rows.values(), key=lambda row: row["queued"])
 
 
@@ -202,7 +205,7 @@ async def read_agents(reader: LogReader) -> list[dict[str, Any]]:
             row(letter.agent)["dead"] += 1
             row(letter.agent)["last_error"] = letter.reason
     for each in await read_checkpoints(reader):
-        if each.effect and each.state not in CLOSED:
+        if each.effect and each.is_open:
             row(each.effect["agent"])["in_doubt"] += 1
     return list(rows.values())
 
@@ -210,48 +213,11 @@ async def read_agents(reader: LogReader) -> list[dict[str, Any]]:
 async def read_failing(reader: StreamReader, since: int = 0) -> dict[str, str]:
     """The channels that did not accept the newest message sent on them since a time, each with the error."""
     newest: dict[str, str | None] = {}
-    async for event in _outputs(reader, alerts.NAME):
-        if event.ts >= since and event.type in ("alert.sent_to", "alert.failed_to"):
+    async for event in _outputs(reader, messages.NAME):
+        if event.ts >= since and event.type in ("message.sent", "message.failed") and "channel" in event.payload:
             error = event.payload.get("error") or "it gave no reason"
-            newest[event.payload["channel"]] = error if event.type == "alert.failed_to" else None
+            newest[event.payload["channel"]] = error if event.type == "message.failed" else None
     return {channel: error for channel, error in newest.items() if error is not None}
-
-
-def _row(kind: str, identifier: str, about: str, event: StreamEvent) -> dict[str, Any]:
-    to, text = event.payload.get("to") or event.payload.get("session"), event.payload["text"]
-    given = {"id": identifier, "kind": kind, "session": to, "about": about, "text": text}
-    return {**given, "state": "queued", "queued": event.ts, "channels": []}
-
-
-def _wake(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
-    given = event.payload
-    if event.type == "message.queued":
-        rows[given["message"]] = _row("wake", given["message"], given.get("intent") or "", event)
-    elif (row := rows.get(given.get("message", ""))) is not None:
-        row["state"] = after(MESSAGE, row["state"], event.type)
-        row[event.type.removeprefix("message.")] = event.ts
-        row["session"] = given.get("to", row["session"])
-
-
-def _alert(rows: dict[str, dict[str, Any]], event: StreamEvent) -> None:
-    given = event.payload
-    if event.type == "alert.raised":
-        rows[given["alert"]] = _row("alert", given["alert"], given["about"], event)
-        return
-    row = rows.get(given["alert"])
-    if row is None:
-        return
-    if event.type == "alert.toasted":
-        row["channels"].append({"channel": "toast", "state": "sent" if given["shown"] else "absent", "ts": event.ts})
-        row["state"] = "sent" if given["shown"] else row["state"]
-    elif event.type in ("alert.sent_to", "alert.failed_to"):
-        state = event.type[6:-3]
-        told = {name: given[name] for name in ("channel", "attempt", "error") if given.get(name)}
-        row["channels"].append({**told, "state": state, "ts": event.ts})
-    elif event.type == "alert.sending":
-        row["state"], row["escalated"] = "escalated", event.ts
-    elif event.type == "alert.seen":
-        row["state"], row["seen"], row["why"] = "seen", event.ts, given["why"]
 
 
 async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:

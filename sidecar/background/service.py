@@ -146,7 +146,7 @@ class DurableStream:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        return (self.agent, *self.people.agents, *self._gardener)
+        return (self.agent, self.people.messages, *self._gardener)
 
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
@@ -214,7 +214,7 @@ class DurableStream:
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _draw_card(self) -> None:
-        asks = self.people.checkpoints.data.checkpoints.values()
+        asks = self.people.messages.data.questions()
         text = card_text(self.data.unfinished(), asks, self.people.toasts)
         if text != self._card.written:
             await asyncio.to_thread(self._card.write, text)
@@ -369,7 +369,7 @@ class DurableStream:
 
     def of_caller(self, session: str) -> Caller:
         """What a session may name. This is the only way from an id that a model names to a thing."""
-        return Caller(session, self.works, self.people.checkpoints.data)
+        return Caller(session, self.works, self.people.messages.data)
 
     def find(self, given: str) -> Intent:
         """The intent that a person names. For a model, see ``of_caller``."""
@@ -488,6 +488,6 @@ class DurableStream:
     def status(self) -> dict[str, Any]:
         return {
             "intents": [as_row(intent) for intent in self.data.intents.values()],
-            "notices": [asdict(each) for each in self.people.messages.data.messages.values()],
+            "notices": [asdict(each) for each in self.people.messages.data.messages.values() if not each.is_for_person],
             "headless": self.headless.pid,
         }

@@ -31,11 +31,11 @@ AGENTS: Final = "agent/"
 """The prefix of the streams of agents. The records of these streams are the agents' state, so none of these streams is
 removed or forgotten as a whole."""
 
-_OURS: Final = frozenset({"intents", "messages", "checkpoints", "alerts", "gardener"})
+_OURS: Final = frozenset({"intents", "messages", "gardener"})
 """The agents that know how to do without what was forgotten."""
 
-_OWNERS: Final = ("session", "parent", "root", "to", "heir", "tell", "about", "above", "node", "checkpoints")
-_IDS: Final = ("intent", "message", "checkpoint", "alert")
+_OWNERS: Final = ("session", "parent", "root", "to", "heir", "about", "above", "node", "checkpoints")
+_IDS: Final = ("intent", "message", "checkpoint")
 """The fields of our agents' payloads that say to whom the record belongs, and what it is about."""
 
 _ENDS: Final = frozenset({"intent.completed", "intent.failed", "intent.cancelled", "intent.refused"})
@@ -198,8 +198,7 @@ _TOLD: Final = frozenset(
     {
         *("intent.created", "intent.refused", "intent.interrupted", "intent.completed", "intent.failed"),
         *("intent.cancelled", "message.queued", "message.seen"),
-        *("checkpoint.opened", "checkpoint.answered", "checkpoint.expired", "checkpoint.withdrawn"),
-        *("alert.raised", "alert.sent_to", "alert.failed_to"),
+        *("message.answered", "message.expired", "message.withdrawn", "message.sent", "message.failed"),
     }
 )
 """What a person wants to know of background work, questions and messages. The other records are bookkeeping."""

@@ -13,8 +13,8 @@ from sidecar.background.gate import of_person
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.intents.state import State
+from sidecar.background.messages.answers import as_row as checkpoint_row
 from sidecar.background.people import teller
-from sidecar.background.people.checkpoints import as_row as checkpoint_row
 from sidecar.background.reading import background_of, costs_of, diff_of, read_intents, read_notices, waiting
 from sidecar.inspector.around import approvals_of, relatives, shown_status
 from sidecar.inspector.drawn import MOST_SPANS, drawn

@@ -217,7 +217,8 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     reasons = [each["reason"] for each in intents(durable) if each["directory"] == str(client.project)][-2:]
     assert reasons[0].startswith("HTTP 401: ") and "nobody" in reasons[1]
     assert durable.cli("intents").count("HTTP 401: ") == 1
-    alerts = [r["event"]["payload"]["text"] for r in durable.lines("query", "--type", "alert.raised")]
+    queued = [r["event"]["payload"] for r in durable.lines("query", "--type", "message.queued")]
+    alerts = [each["text"] for each in queued if each["kind"] == "alert"]
     assert sum("Model not found" in text for text in alerts) == 1, "though it took less than min_seconds"
     assert durable.cli("spawn", "SAY:the result", *here, "--wait") == "the result\n"
     last = intents(durable)[-1]

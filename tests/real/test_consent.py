@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.messages.message import MOST_ALONE
 from sidecar.background.messages.wording import TAGS
-from sidecar.background.people.alerts import MOST_ALONE
 from sidecar.background.people.people import MOST_ASKS
 from tests.real.background import intents, one, only, refused, spawn, two_with_plugin, with_plugin
 from tests.real.durable import DurableStream, wait_until
@@ -82,7 +82,7 @@ def assert_not_buried(durable: DurableStream, phone: Receiver, states: Callable[
     """Of many questions of a session, some wait, the others were refused, and the phone has few messages."""
     wait_until(lambda: len(durable.lines("checkpoints")) == MOST_ASKS and len(states()) == MOST_ASKS + 3, "the calls")
     assert [each["kind"] for each in durable.lines("checkpoints")] == ["ask"] * MOST_ASKS
-    assert len(phone.taken) <= 1 + MOST_ALONE, phone.taken
+    assert len(phone.taken) <= 1 + MOST_ALONE[True], phone.taken
     for each in durable.lines("checkpoints"):
         durable.cli("checkpoints", each["id"], "--answer", "no")
     # OpenCode 2 keeps the results of calls that were made together until all of them are there.

@@ -248,7 +248,7 @@ def test_what_was_said_in_a_forgotten_session_or_about_it_is_in_no_file_and_noth
     exported = [line["event"] for line in durable.lines("export", parent) if "event" in line]
     told = {event["type"]: event["payload"] for event in exported if event["source"]["adapter"] == "runtime"}
     assert told["intent.created"]["prompt"] == f"SAY:{WORD}" and "intent.completed" in told
-    assert told["checkpoint.opened"]["text"] == WORD and told["checkpoint.answered"]["answer"] == [WORD]
+    assert told["message.answered"]["answer"] == [WORD]
     assert WORD in told["message.queued"]["text"] and KEPT not in json.dumps(exported)
     would = durable.lines("forget", parent)[0]
     assert {each["id"] for each in would["sessions"]} == {parent, child}

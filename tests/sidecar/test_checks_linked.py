@@ -158,9 +158,9 @@ PHONE, CHAT = "json://u:geheim@phone", "ntfy://topic"
 
 
 def answered(key: str, url: str, error: str = "", role: str = "output") -> StreamEvent:
-    payload = {"alert": "alr_1", "channel": channel_name(url), "error": error}
-    how = "alert.failed_to" if error else "alert.sent_to"
-    return event(key, stream="agent/alerts", type_=how, payload=payload, metadata={"role": role})
+    payload = {"message": "alr_1", "channel": channel_name(url), "error": error}
+    how = "message.failed" if error else "message.sent"
+    return event(key, stream="agent/messages", type_=how, payload=payload, metadata={"role": role})
 
 
 @pytest.fixture

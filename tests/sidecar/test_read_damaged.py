@@ -42,7 +42,7 @@ def background() -> list[StreamEvent]:
         own("intents", "intent.created", **about, ts=1),
         own("intents", "intent.starting", intent="int_1", session="ses_work", ts=2),
         own("intents", "intent.started", intent="int_1", session="ses_work", ts=2),
-        own("alerts", "alert.raised", alert="alr_1", about="chk_1", text="It waits", session=ROOT),
+        own("messages", "message.queued", message="alr_1", kind="alert", text="It waits", to=ROOT),
         own("counter", "agent.dead_letter", "dead", **letter),
     ]
 

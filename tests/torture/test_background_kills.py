@@ -176,7 +176,7 @@ class Question(Tormented):
     """A session calls ``checkpoint_ask``, and a person answers from the command line."""
 
     steps = 13
-    last = "checkpoint.told"
+    last = "message.seen"
 
     def life(self, victim: str, mark: str) -> None:
         """One question from the prompt to the answer."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from sidecar.agents.agent import Output
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.watch import noted
-from sidecar.background.people.alerts import TOAST, glance
+from sidecar.background.messages.person import SHOW, glance
 from sidecar.background.people.teller import who
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
@@ -87,7 +87,7 @@ def how_to_continue(intent: Intent) -> Output:
     """The effect that tells a person, who prompted the session of ended work, how the work can go on."""
     text = f"Its copy of the project is gone. In a terminal: durable-stream spawn --continue {intent.id} 'TEXT'"
     return effect(
-        TOAST, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text}
+        SHOW, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text}
     )
 
 

@@ -61,10 +61,10 @@ class IntentAgent(OwnAgent[State]):
         "agent.error",
         "lifecycle.session.created",
         "lifecycle.session.ended",
-        "checkpoint.opened",
-        "checkpoint.answered",
-        "checkpoint.expired",
-        "checkpoint.withdrawn",
+        "message.queued",
+        "message.answered",
+        "message.expired",
+        "message.withdrawn",
     )
 
     def __init__(self, limits: PhantomConfig) -> None:
@@ -153,9 +153,9 @@ class IntentAgent(OwnAgent[State]):
                 return self._session_erred(event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
-            case "checkpoint.opened":
+            case "message.queued":
                 return watch.asked(self.data, event)
-            case "checkpoint.answered" | "checkpoint.expired" | "checkpoint.withdrawn":
+            case "message.answered" | "message.expired" | "message.withdrawn":
                 return watch.answered(self.data, event)
         return []
 

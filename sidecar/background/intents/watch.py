@@ -14,6 +14,7 @@ from sidecar.agents.agent import Output
 from sidecar.background.intents.budgets import Doom
 from sidecar.background.intents.lifecycle import ENDED, WORKING
 from sidecar.background.intents.state import Intent, State
+from sidecar.background.messages.message import QUESTIONS
 from streams.event import StreamEvent
 
 CHECKED: Final = ("resumes", "models")
@@ -62,15 +63,15 @@ def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | N
 
 def asked(state: State, event: StreamEvent) -> list[Output]:
     intent = state.intents.get(str(event.payload.get("intent")))
-    if intent is None or intent.state in ENDED:
+    if intent is None or intent.state in ENDED or event.payload["kind"] not in QUESTIONS:
         return []
-    about = {"intent": intent.id, "checkpoint": event.payload["checkpoint"], "ts": event.ts}
+    about = {"intent": intent.id, "checkpoint": event.payload["message"], "ts": event.ts}
     return [Output("intent.paused", about)]
 
 
 def answered(state: State, event: StreamEvent) -> list[Output]:
     """Handle a closed checkpoint: the time of the intents that were waiting for its answer counts again."""
-    checkpoint = event.payload["checkpoint"]
+    checkpoint = event.payload["message"]
     if not any(checkpoint in intent.asks for intent in state.unfinished()):
         return []
     return [Output("intent.continued", {"checkpoint": checkpoint, "ts": event.ts})]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
-from sidecar.background.messages.message import State
+from sidecar.background.messages.message import Message, State
 from sidecar.background.messages.tool_results import WHOLE, is_earlier, keeps_result, loses_result
 from streams.event import StreamEvent
 
@@ -32,8 +32,8 @@ def notice_id(about: str) -> str:
 
 def deliver(state: State, session: str) -> list[Output]:
     """Send everything that is waiting for a session as one message, unless a message is on its way."""
-    waiting = state.for_session(session, "queued")
-    if not waiting or state.for_session(session, "sending", "sent"):
+    waiting = state.waiting_for(session)
+    if not waiting or state.to_session(session, "sending", "sent"):
         return []
     key = f"{waiting[0].id}.{len(waiting)}.{waiting[-1].id}"
     # A message that was sent before keeps its key, so that it is recognised in the session's history.
@@ -45,14 +45,12 @@ def deliver(state: State, session: str) -> list[Output]:
 
 def follow(state: State, said: Sequence[Output], now: int) -> list[Output]:
     """Send what may be sent after these outputs. Results wait for at most ``GATHER_MS`` if more may come."""
-    sessions = {o.payload["to"] for o in said if o.type in ("message.queued", "message.inherited")}
-    sessions |= {
-        state.messages[o.payload["message"]].to
-        for o in said
-        if o.type == "message.seen" or (o.type == "message.held" and o.payload.get("again"))
-    }
-    for session in sorted(filter(None, sessions)):
-        waiting = state.for_session(session, "queued")
+    frees = ("message.queued", "message.inherited", "message.seen")
+    news = [o for o in said if o.type in frees or (o.type == "message.held" and o.payload.get("again"))]
+    heard = [known for o in news if not (known := state.messages[o.payload["message"]]).is_for_person]
+    left = {state.messages[o.payload["message"]].session for o in said if o.type == "message.left"}
+    for session in sorted({each.to for each in heard if each.to is not None} | left):
+        waiting = state.waiting_for(session)
         if any(not n.more or n.key for n in waiting):
             found = deliver(state, session)
         else:
@@ -74,9 +72,15 @@ def ended(given: Mapping[str, Any]) -> list[Output]:
 
 def inherited(state: State, given: Mapping[str, Any]) -> list[Output]:
     """Pass what waits for the session of work that has ended to the session above: ended work is not woken."""
-    found = state.for_session(given.get("ends") or "", "queued", "sending", "sent", "returned")
-    heirs = [n for n in found if n.intent is not None] if given.get("heir") else []
-    return [Output("message.inherited", {"message": n.id, "to": given["heir"]}) for n in heirs]
+    mine = [n for n in state.messages.values() if n.is_open and n.intent is not None and not n.is_for_person]
+    found = [n for n in mine if n.to == given.get("ends") or (n.to == n.session and n.intent == given["intent"])]
+    if heir := given.get("heir"):
+        return [Output("message.inherited", {"message": n.id, "to": heir}) for n in found]
+    return [
+        Output("message.withdrawn", {"message": n.id, "why": "the background work ended"})
+        for n in found
+        if n.kind == "answer"
+    ]
 
 
 def deliver_to(state: State, sessions: Sequence[str]) -> list[Output]:
@@ -86,7 +90,7 @@ def deliver_to(state: State, sessions: Sequence[str]) -> list[Output]:
 
 def turn_ended(state: State, session: str, message: str) -> list[Output]:
     """React when a user's session has become idle, after the turn that answers a message."""
-    sending = state.for_session(session, "sending")
+    sending = state.to_session(session, "sending")
     if any(n.sent is None and v2_ids.message_id(n.key) == message for n in sending):
         return []  # the session has just answered what is on its way, so it was idle
     return [Output("message.nudged", {"message": n.id}) for n in sending] or deliver(state, session)
@@ -96,7 +100,7 @@ def woken(state: State, event: StreamEvent) -> list[Output]:
     """Handle the end of an attempt to send a session its messages."""
     result = event.payload.get("result") if event.type == "effect.completed" else None
     result = result if isinstance(result, dict) else {}
-    sending = state.for_session(str(event.payload.get("node")), "sending")
+    sending = state.to_session(str(event.payload.get("node")), "sending")
     if result.get("status") == "sent":
         # OpenCode reports a message before it saves the message, and may die in between. Only the history is proof.
         type_ = "message.seen" if result.get("kept") else "message.sent"
@@ -120,13 +124,13 @@ def returned(state: State, event: StreamEvent) -> list[Output]:
     if known is None or known.to != given["session"] or known.state not in ("queued", "sending"):
         return []
     about = {"call": given["call"], "turn": given.get("turn") or "", "ts": event.ts}
-    return [Output("message.returned", {"message": known.id, **about})]
+    return [Output("message.returned" if given["call"] else "message.seen", {"message": known.id, **about})]
 
 
 def kept(state: State, event: StreamEvent) -> list[Output]:
     """React when OpenCode has saved or lost the result of a tool call, which may be the content of a message."""
     session, call = str(event.payload.get("session")), event.payload.get("call")
-    found = [n for n in state.for_session(session, "returned") if n.call == call]
+    found = [n for n in state.to_session(session, "returned") if n.call == call]
     if loses_result(event):
         return [Output("message.held", {"message": n.id, "why": "the call failed", "again": True}) for n in found]
     return [Output("message.seen", {"message": n.id, "ts": event.ts}) for n in found if keeps_result(event)]
@@ -140,7 +144,7 @@ def over(state: State, event: StreamEvent, is_user: Callable[[str], bool]) -> li
     if outcome == "continued":
         return found
     about = {"ts": event.ts} if outcome in WHOLE else {"why": outcome, "again": True}
-    returns = state.for_session(session, "returned")
+    returns = state.to_session(session, "returned")
     mine = [n for n in returns if not is_earlier(event.payload, event.ts, n.turn, n.since)]
     type_ = "message.seen" if outcome in WHOLE else "message.held"
     return [*found, *(Output(type_, {"message": n.id, **about}) for n in mine)]
@@ -149,22 +153,25 @@ def over(state: State, event: StreamEvent, is_user: Callable[[str], bool]) -> li
 def tick(state: State, now: int) -> list[Output]:
     """Queue a session's sent messages again, under the same keys, if one was not seen within ``UNSEEN_MS``. Send what
     has waited for other results, and what failed some time ago."""
-    sent = [n for n in state.messages.values() if n.state == "sent" and n.sent is not None]
+    sent = [n for n in state.messages.values() if n.state == "sent" and not n.is_for_person]
     lost = {n.to for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
     about = {"why": "not seen in the session", "again": True}
     held = [Output("message.held", {"message": n.id, **about}) for n in sent if n.to in lost]
-    waiting = [n for n in state.messages.values() if n.state == "queued" and n.to is not None]
-    due = {n.to for n in waiting if n.due is not None and n.due <= now and n.to is not None}
-    return [*held, *deliver_to(state, sorted(due))]
+    due = [n.to or "" for n in _waiting(state) if n.due is not None and n.due <= now]
+    return [*held, *deliver_to(state, due)]
 
 
 def deadlines(state: State) -> list[int]:
     """The times, in ms UTC, when ``tick`` has something to do."""
-    known = state.messages.values()
+    known = [n for n in state.messages.values() if not n.is_for_person]
     on_its_way = {n.to for n in known if n.state in ("sending", "sent")}
-    due = [n.due for n in known if n.due is not None and n.to not in on_its_way]
+    due = [n.due for n in _waiting(state) if n.due is not None and n.to not in on_its_way]
     return due + [n.sent + UNSEEN_MS for n in known if n.state == "sent" and n.sent is not None]
 
 
 def waiting_sessions(state: State) -> set[str]:
-    return {n.to for n in state.messages.values() if n.state == "queued" and n.to is not None}
+    return {n.to for n in _waiting(state) if n.to is not None}
+
+
+def _waiting(state: State) -> list[Message]:
+    return [n for n in state.messages.values() if n.state == "queued" and not n.is_for_person]

@@ -18,8 +18,8 @@ from html import escape
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 
+from sidecar.background.messages.message import Message
 from sidecar.background.people import teller
-from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.background.people.consent import always_text, may_answer
 from sidecar.read.wording import visible
 
@@ -47,7 +47,7 @@ def key_of(token: str) -> bytes:
     return hmac.new(token.encode(), _PURPOSE, hashlib.sha256).digest()
 
 
-def path_of(key: bytes, known: Checkpoint, now_ms: int) -> str:
+def path_of(key: bytes, known: Message, now_ms: int) -> str:
     expires = min(known.expires or now_ms + LIVES_MS, now_ms + LIVES_MS) // 1000
     return f"/answer/{known.id}/{expires}/{_sign(key, known.id, expires)}"
 
@@ -75,7 +75,7 @@ def _sign(key: bytes, checkpoint: str, expires: int) -> str:
     return urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def answers(known: Checkpoint, body: bytes) -> list[str]:
+def answers(known: Message, body: bytes) -> list[str]:
     """The answer in a submitted form; empty if there is none.
 
     Raises:
@@ -89,13 +89,13 @@ def answers(known: Checkpoint, body: bytes) -> list[str]:
     return given
 
 
-def form_page(known: Checkpoint, problem: str = "") -> str:
+def form_page(known: Message, problem: str = "") -> str:
     """The page on which a person answers; for a closed checkpoint, it shows how it was answered."""
     told = f"<p class=bad>{escape(problem)}</p>" if problem else ""
-    if known.state in CLOSED:
+    if not known.is_open:
         # The link stays in the phone's history, so from now on it shows neither the question nor the answer.
         return _page(f"<h1>OpenCode asked</h1>{told}<p>It is {escape(known.state)}. There is nothing to do.</p>")
-    since = f"<p>Waiting {teller.since(known.opened)}.</p>"
+    since = f"<p>Waiting {teller.since(known.queued)}.</p>"
     head = f"<h1>{escape(teller.heading(known))}</h1>{since}<pre>{escape(visible(known.text))}</pre>{told}"
     if may_answer(known, ["once"]):
         return _page(head + _forms(known))
@@ -106,13 +106,13 @@ def form_page(known: Checkpoint, problem: str = "") -> str:
     return _page(f"{head}<p class=bad>{escape(seen)}</p>{_reject(known)}")
 
 
-def _reject(known: Checkpoint) -> str:
+def _reject(known: Message) -> str:
     if known.kind == "permission":
         return _form('<input name=message placeholder="A message for the model (optional)">', "reject", "Reject")
     return _form("", "reject", "Dismiss the question") if known.kind == "question" else ""
 
 
-def _forms(known: Checkpoint) -> str:
+def _forms(known: Message) -> str:
     if known.kind == "permission":
         # "Always" allows more than what is shown above, so it is offered only with the patterns that it allows.
         covers = f"Allow always: {visible(always_text(known))}"

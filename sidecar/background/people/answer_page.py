@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.opencode.link.protocol import RequestError
+from sidecar.background.messages.message import Message
 from sidecar.background.people import answer_link
-from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.notify_config import NotifyConfig
 from streams.errors import CodedError
 
@@ -42,7 +42,7 @@ class AnswerPage:
         config: NotifyConfig,
         token: Callable[[], str],
         now_ms: Callable[[], int],
-        find: Callable[[str], Checkpoint | None],
+        find: Callable[[str], Message | None],
         answer: Callable[[str, list[str]], Awaitable[object]],
     ) -> None:
         self.host, self.port, self._url = config.answer_host, config.answer_port, config.answer_url
@@ -78,7 +78,7 @@ class AnswerPage:
     def link(self, checkpoint: str) -> str | None:
         """A link that answers a checkpoint; ``None`` if the checkpoint is no longer waiting, or there is no page."""
         known = self._find(checkpoint)
-        if self._key is None or known is None or known.state in CLOSED:
+        if self._key is None or known is None or not known.is_open:
             return None
         name = f"[{self.host}]" if ":" in self.host else self.host
         base = self._url.rstrip("/") or f"http://{name}:{self.port}"
@@ -108,7 +108,7 @@ class AnswerPage:
         known = self._find(link.checkpoint)
         if state == "expired" or known is None:
             return 410, answer_link.text_page(_GONE)
-        if method != "POST" or known.state in CLOSED:
+        if method != "POST" or not known.is_open:
             return 409 if method == "POST" else 200, answer_link.form_page(known)
         try:
             given = answer_link.answers(known, body)

@@ -27,7 +27,7 @@ _PURPOSE: Final = "durable-stream answer from the list 1"
 
 
 class Who(NamedTuple):
-    """``by`` and ``via`` as in ``Checkpoint``."""
+    """``by`` and ``via`` as in ``Message``."""
 
     by: str
     via: dict[str, Any]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidecar.read.wording import cut_middle, visible
 
 if TYPE_CHECKING:
-    from sidecar.background.people.checkpoints import Checkpoint
+    from sidecar.background.messages.message import Message
 
 MAX_TEXT: Final = 4000
 """Maximum length of a question that the state keeps, in characters. The log has the whole text."""
@@ -24,7 +24,7 @@ PERMISSION: Final = ("once", "always", "reject")
 
 
 def asked(given: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
-    """What a captured ``workflow.checkpoint`` asks, in the form that ``checkpoint.opened`` keeps; with ``whole``,
+    """What a captured ``workflow.checkpoint`` asks, in the form that ``message.queued`` keeps; with ``whole``,
     nothing is cut.
 
     Every character is visible, so that no surface can show the person something else.
@@ -72,14 +72,14 @@ def _cut(patterns: list[str]) -> tuple[list[str], int]:
     return kept, 0
 
 
-def may_answer(known: Checkpoint, answer: list[str], most: int = MAX_TEXT) -> bool:
+def may_answer(known: Message, answer: list[str], most: int = MAX_TEXT) -> bool:
     """Whether a surface that shows at most ``most`` characters of a text may give this answer: it may reject every
     request, and allow or answer only what it shows whole."""
     is_whole = not known.left_out and len(known.text) <= most
     return is_whole or (known.kind != "ask" and answer[:1] == ["reject"])
 
 
-def always_text(known: Checkpoint) -> str:
+def always_text(known: Message) -> str:
     """What ``always`` would allow, in words; empty if OpenCode named no patterns."""
     return " ; ".join(known.always)
 

@@ -7,17 +7,13 @@ the effect goes on without an answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from sidecar.agents.agent import Output
 from sidecar.background.people.consent import MAX_TEXT
 from sidecar.read.wording import cut_middle, visible
-from streams.event import StreamEvent
 
 if TYPE_CHECKING:
     from sidecar.agents.effects.runner import Resolution
-    from sidecar.background.people.checkpoints import Checkpoint
 
 RESOLVE: Final = "effect.resolve"
 
@@ -26,7 +22,7 @@ DECISIONS: Final[dict[str, Resolution]] = {"it happened": "done", "try again": "
 
 
 def doubted(agent: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What an ``effect.in_doubt`` of an agent asks, in the form that ``checkpoint.opened`` keeps."""
+    """What an ``effect.in_doubt`` of an agent asks, in the form that ``message.queued`` keeps."""
     effect = {name: given.get(name) for name in ("kind", "run", "attempt", "reason")}
     effect |= {"agent": agent, "key": given.get("idempotency_key")}
     text, left_out = cut_middle(whole_text(effect, given.get("args")), MAX_TEXT)
@@ -36,15 +32,5 @@ def doubted(agent: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_text(effect: dict[str, Any], args: Any) -> str:
-    """What the effect was, all of it; ``effect`` as in ``Checkpoint``."""
+    """What the effect was, all of it; ``effect`` as in ``Message``."""
     return visible(f"{effect['kind']} {json.dumps(args, ensure_ascii=False)} ({effect['reason']})")
-
-
-def overtaken(event: StreamEvent, known: Iterable[Checkpoint]) -> list[Output]:
-    """Withdraw what was asked about an effect that has gone on without an answer."""
-    effect = (event.payload.get("run"), event.payload.get("idempotency_key"))
-    return [
-        Output("checkpoint.withdrawn", {"checkpoint": each.id, "why": "the effect went on by itself", "ts": event.ts})
-        for each in known
-        if each.state == "open" and each.effect and (each.effect["run"], each.effect["key"]) == effect
-    ]

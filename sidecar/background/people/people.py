@@ -1,5 +1,4 @@
-"""Questions and signals between a person and a model, through the agents ``checkpoints``, ``alerts`` and
-``messages``."""
+"""Questions, alerts and signals between a person and a model, through the agent ``messages``."""
 
 from __future__ import annotations
 
@@ -21,24 +20,15 @@ from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.messages import agent as messages
-from sidecar.background.messages import signals
-from sidecar.background.messages.agent import MessageAgent
-from sidecar.background.messages.deliver import waiting_sessions
-from sidecar.background.people import alerts, checkpoints
-from sidecar.background.people.alerts import AlertAgent
+from sidecar.background.messages import facts, person, signals
+from sidecar.background.messages.agent import NAME, MessageAgent
+from sidecar.background.messages.answers import answer_text, as_row, is_own
+from sidecar.background.messages.deliver import notice_id, waiting_sessions
+from sidecar.background.messages.message import ASKS, TOAST, Message
+from sidecar.background.people import teller
 from sidecar.background.people.answer_page import AnswerPage
 from sidecar.background.people.answerers import LINK, Answerers, Who
 from sidecar.background.people.channels import ChannelError, Channels
-from sidecar.background.people.checkpoints import (
-    CLOSED,
-    Checkpoint,
-    CheckpointAgent,
-    answer_text,
-    as_row,
-    how_it_stands,
-    is_own,
-)
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
 from sidecar.background.people.doubts import DECISIONS, RESOLVE
 from sidecar.background.people.terminals import read_focus
@@ -114,15 +104,13 @@ class People:
         self.answerers = Answerers(linked, scripts_may, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
         self._asker = asker
-        self.checkpoints = CheckpointAgent(bool(self.channels.names), asker)
-        self.messages = MessageAgent(asker)
-        self.alerts = AlertAgent(self.channels.stages, config)
+        self.messages = MessageAgent(self.channels.stages, config, asker)
         self.toasts: deque[dict[str, str]] = deque(maxlen=MOST_TOASTS)
         self.page = AnswerPage(config, home.read_token, identity.now_ms, self._known, self._by_link)
         self.kinds: Mapping[str, EffectKind] = {
             **HostActs(hosts, said, self.toasts.append).kinds,
-            alerts.LOOK: Repeatable(self._look),
-            alerts.SEND: Repeatable(partial(send, self.channels, self.page.link)),
+            person.LOOK: Repeatable(self._look),
+            person.SEND: Repeatable(partial(send, self.channels, self.page.link)),
             RESOLVE: Repeatable(self._resolve),
         }
         self._worker: Callable[[], Mapping[str, Any]] = dict
@@ -132,12 +120,8 @@ class People:
         self._waited: Counter[tuple[str, str]] = Counter()
         """How many calls in this process are waiting, by the session that asked and the checkpoint."""
 
-    @property
-    def agents(self) -> tuple[CheckpointAgent, AlertAgent, MessageAgent]:
-        return self.checkpoints, self.alerts, self.messages
-
     def attach(self, runtime: Runtime, worker: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """Use this runtime, which runs ``agents``; ``worker`` returns the status of all agents."""
+        """Use this runtime, which runs the agent ``messages``; ``worker`` returns the status of all agents."""
         self._runtime, self._worker = runtime, worker
 
     async def start(self, stack: AsyncExitStack) -> None:
@@ -145,40 +129,40 @@ class People:
 
     def owes(self) -> bool:
         """Whether somebody should get a message now, or may still use the link in an earlier one."""
-        waits = self.page.is_on and any(c.state not in CLOSED for c in self.checkpoints.data.checkpoints.values())
-        sends = any(each.state == "sending" for each in self.messages.data.messages.values())
-        return waits or sends or self.alerts.deadline() is not None
+        known = self.messages.data.messages.values()
+        waits = self.page.is_on and any(each.is_open and each.is_question for each in known)
+        return waits or any(each.state == "sending" or (each.is_open and each.due is not None) for each in known)
 
     async def keep_time(self) -> None:
-        """Send a tick to the agents whose deadline has passed, and note which calls are no longer waiting, and which
+        """Send a tick if a deadline has passed, and note which calls are no longer waiting, and which
         agents are in trouble."""
-        for agent in self.agents:
-            deadline = agent.deadline()
-            if deadline is not None and deadline <= (now := self._identity.now_ms()):
-                await self._command(agent.name, f"tick:{now}", "tick", {"now": now, **await self._focus()})
-        waiting = [c for c in self.checkpoints.data.checkpoints.values() if c.waiting]
-        if left := [c.id for c in waiting if (c.session, c.id) not in self._waited]:
-            payload = {"checkpoints": left}
-            await self._command(checkpoints.NAME, f"later:{self._identity.ulid()}", "checkpoint.later", payload)
-
+        deadline = self.messages.deadline()
+        if deadline is not None and deadline <= (now := self._identity.now_ms()):
+            await self._command(f"tick:{now}", "tick", {"now": now, **await self._focus()})
+        waiting = [each for each in self.messages.data.questions() if each.waiting]
+        if left := [each.id for each in waiting if (each.session, each.id) not in self._waited]:
+            await self._command(f"later:{self._identity.ulid()}", "message.later", {"messages": left})
         await self._note_troubles()
 
     async def _note_troubles(self) -> None:
         if not self._runtime.is_known or not self.channels.names:
             return
-        found, known = [each for each in agent_troubles(self._worker()) if not each.is_asked], self.alerts.data.troubles
+        found, known = (
+            [each for each in agent_troubles(self._worker()) if not each.is_asked],
+            facts.troubles(self.messages.data),
+        )
         now = asyncio.get_running_loop().time()
         self._since = {each.about: self._since.get(each.about, now) for each in found}
         lasted = {about for about, since in self._since.items() if now - since >= self._lasts_seconds}
         found = [each for each in found if not each.may_pass or each.about in known or each.about in lasted]
-        if {each.about for each in found} != known.keys():
+        if {each.about for each in found} != known:
             payload = {"troubles": [each._asdict() for each in found]}
-            await self._command(alerts.NAME, f"troubles:{self._identity.ulid()}", "alert.troubles", payload)
+            await self._command(f"troubles:{self._identity.ulid()}", "message.troubles", payload)
 
     async def _focus(self) -> dict[str, Any]:
         """The focus of the terminals, for a tick; empty unless a turn waits for it."""
-        alerted = self.alerts.data.alerts.values()
-        if not any(a.is_turn and a.due is not None for a in alerted):
+        known = self.messages.data.messages.values()
+        if not any(each.kind == "turn" and each.due is not None for each in known):
             return {}
         return {"focus": await asyncio.to_thread(read_focus, self._home.path)}
 
@@ -202,17 +186,14 @@ class People:
     async def notify(self, session: str, args: NotifyArgs, key: str) -> str:
         """The tool ``notify_user``: raise one alert for each ``key``, and say where it was shown."""
         identifier = f"alr_{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
-        payload = {
-            "alert": identifier,
-            "session": self._asker(session).tell,
-            "title": "OpenCode",
-            "text": args.message,
-        }
-        await self._command(alerts.NAME, f"alert:{identifier}", "alert.raise", payload)
-        data = self.alerts.data
-        await until(lambda: data.alerts[identifier].state not in ("raised", "toasting"), TOAST_SECONDS)
-        known = self.alerts.data.alerts[identifier]
-        if known.channels.get("toast") == "sent":
+        payload = {"message": identifier, "to": self._asker(session).tell, "title": "OpenCode", "text": args.message}
+        await self._command(f"alert:{identifier}", "message.raise", payload)
+
+        def toast() -> str:
+            return self.messages.data.messages[identifier].channels.get(TOAST, "")
+
+        await until(lambda: toast() != "sending", TOAST_SECONDS)
+        if toast() == "sent":
             return "The user's OpenCode shows it."
         if self.channels.names:
             return "No OpenCode says that it shows this; it is being sent to the user's other channels."
@@ -222,16 +203,14 @@ class People:
         """The tool ``checkpoint_ask``: ask, and wait for the answer for a while. ``call`` is OpenCode's id of the tool
         call, and ``turn`` the user message that its turn answers."""
         identifier, number = "", 0
-        known: Checkpoint | None = None
-        while not identifier or (known is not None and known.told):
+        while not identifier or self._was_heard(identifier):
             # A question that is asked again keeps its checkpoint until the answer has been received. After that, it
             # gets a new checkpoint.
             identifier, number = checkpoint_id(session, f"{args.question}#{number}"), number + 1
-            known = self.checkpoints.data.checkpoints.get(identifier)
         self._refuse_crowd(session, identifier)
         text, left_out = cut_middle(visible(args.question), MAX_TEXT)
         payload = {
-            "checkpoint": identifier,
+            "message": identifier,
             "session": session,
             "turn": turn,
             "text": text,
@@ -242,12 +221,15 @@ class People:
         }
         return await self._await_answer(identifier, payload, call, seconds)
 
+    def _was_heard(self, checkpoint: str) -> bool:
+        known, told = (self.messages.data.messages.get(each) for each in (checkpoint, notice_id(checkpoint)))
+        return known is not None and not known.is_open and (told is None or not told.is_open)
+
     def _refuse_crowd(self, session: str, identifier: str) -> None:
         """Refuse a question of a session that waits for too many answers, or a model could bury a person in them."""
-        known = self.checkpoints.data.checkpoints.values()
-        open_ = {c.id for c in known if c.kind == "ask" and c.session == session and c.state == "open"}
+        ids, known = self.messages.data.messages, self.messages.data.questions()
+        open_ = {c.id for c in known if c.kind == "ask" and c.session == session and c.is_open}
         # A question that was asked at the same time may not be in the agent's state yet.
-        ids = self.checkpoints.data.checkpoints
         open_ |= {each for of, each in self._waited if of == session and each not in ids}
         if identifier not in open_ and len(open_) >= MOST_ASKS:
             raise RequestError(
@@ -256,19 +238,19 @@ class People:
                 "answered one, or end your turn",
             )
 
-    async def wait_for_checkpoint(self, known: Checkpoint, session: str, call: str, turn: str, seconds: float) -> str:
+    async def wait_for_checkpoint(self, known: Message, session: str, call: str, turn: str, seconds: float) -> str:
         """The tool ``wait_for`` with the id of a checkpoint, called by ``session``.
 
         If another session asked, the call only looks: the answer still goes to the session that asked.
         """
         if session == known.session:
-            payload = {"checkpoint": known.id, "session": session, "turn": turn}
+            payload = {"message": known.id, "session": session, "turn": turn}
             return await self._await_answer(known.id, payload, call, seconds)
 
-        def now() -> Checkpoint:
-            return self.checkpoints.data.checkpoints.get(known.id, known)
+        def now() -> Message:
+            return self.messages.data.messages.get(known.id, known)
 
-        if not await until(lambda: now().state in CLOSED, seconds):
+        if not await until(lambda: not now().is_open, seconds):
             return f"Nobody has answered yet. Call wait_for with {known.id} to wait longer."
         return self._said.in_message(now().said, _how_it_ended(now()))
 
@@ -290,7 +272,7 @@ class People:
         if self._asker(session).intent is not None:
             return f"{later}, and do not end before."
         awaited = {"name": name, "session": session, "root": root}
-        await self._command(messages.NAME, f"await:{self._identity.ulid()}", "signal.await", awaited)
+        await self._command(f"await:{self._identity.ulid()}", "signal.await", awaited)
         known = self.messages.data.signals
         if session not in known.awaited.get(name, ()) and name not in known.known:
             many = f"this session and its background work already wait for {signals.MOST_AWAITED} others"
@@ -302,33 +284,34 @@ class People:
         # The agent takes the message from the log a moment after what the message tells is known.
         if await until(lambda: message in self.messages.data.messages, QUEUED_SECONDS):
             about = {"message": message, "session": session, "call": call, "turn": turn}
-            await self._command(messages.NAME, f"return:{self._identity.ulid()}", "message.return", about)
+            await self._command(f"return:{self._identity.ulid()}", "message.return", about)
 
     async def reached(self, sessions: Sequence[str]) -> None:
         """Send what waits for sessions, which an OpenCode that has just linked can reach."""
         if waiting := sorted(waiting_sessions(self.messages.data) & set(sessions)):
             command = f"host:{self._identity.ulid()}"
-            await self._command(messages.NAME, command, "host.ready", {"sessions": waiting})
+            await self._command(command, "host.ready", {"sessions": waiting})
 
     async def read(self, args: ReadArgs, session: str) -> str:
         return await read_lines(open_reader(self._home.store_path), session, args.stream, args.last)
 
     async def _await_answer(self, identifier: str, payload: dict[str, Any], call: str, seconds: float) -> str:
         with counted(self._waited, (payload["session"], identifier)):
-            await self._command(checkpoints.NAME, f"ask:{self._identity.ulid()}", "checkpoint.ask", payload)
+            await self._command(f"ask:{self._identity.ulid()}", "message.ask", payload)
 
             def is_over() -> bool:
-                # If the turn was stopped, nothing waits for this call any more, and the agent ``checkpoints`` sends the
-                # answer as a message instead.
-                now = self.checkpoints.data.checkpoints.get(identifier)
-                return now is not None and (now.state in CLOSED or not now.waiting)
+                # If the turn was stopped, nothing waits for this call any more, and the answer is sent instead.
+                now = self.messages.data.messages.get(identifier)
+                return now is not None and not (now.is_open and now.waiting)
 
             await until(is_over, seconds)
-            known = self.checkpoints.data.checkpoints[identifier]
-            if known.state in CLOSED and known.waiting:
-                told = {"checkpoints": [identifier], "session": known.session, "call": call}
-                await self._command(checkpoints.NAME, f"told:{self._identity.ulid()}", "checkpoint.told", told)
-            if known.state in CLOSED and (known.waiting or known.returned or known.told):
+            known = self.messages.data.messages[identifier]
+            if not known.is_open and known.waiting:
+                about = {"message": notice_id(identifier), "about": identifier, "session": known.session}
+                about |= {"call": call, "turn": payload["turn"]}
+                await self._command(f"return:{self._identity.ulid()}", "message.return", about)
+            told = self.messages.data.messages.get(notice_id(identifier))
+            if not known.is_open and (told is None or told.state in ("returned", "seen")):
                 return self._said.in_message(known.said, _how_it_ended(known))
         later = f"Nobody has answered yet. Call wait_for with {identifier} to wait longer."
         if known.intent is not None:
@@ -347,7 +330,7 @@ class People:
         listed = await read_checkpoints(open_reader(self._home.store_path))
         return {"checkpoints": [as_row(each) for each in listed]}
 
-    async def waiting(self) -> list[Checkpoint]:
+    async def waiting(self) -> list[Message]:
         return await waiting(open_reader(self._home.store_path))
 
     def answered(self, session: str, request: str, answer: dict[str, Any]) -> str:
@@ -355,8 +338,8 @@ class People:
         known = self._known(checkpoint_id(session, request))
         return known.by if known is not None and is_own(known, answer) else ""
 
-    def _known(self, checkpoint: str) -> Checkpoint | None:
-        return self.checkpoints.data.checkpoints.get(checkpoint)
+    def _known(self, checkpoint: str) -> Message | None:
+        return self.messages.data.messages.get(checkpoint)
 
     async def _by_link(self, checkpoint: str, answer: list[str]) -> None:
         await self.answer(AnswerArgs(checkpoint=checkpoint, answer=answer), LINK, most=MAX_TEXT)
@@ -374,7 +357,7 @@ class People:
         if who is None:
             who = await self.answerers.judged("answer", args.checkpoint, args.answer, args.proof, args.channel)
         known = await find_checkpoint(open_reader(self._home.store_path), args.checkpoint)
-        if known.state in CLOSED:
+        if not known.is_open:
             raise _late(known)
         _check_answer(known, args.answer)
         if most is not None and not may_answer(known, args.answer, most):
@@ -384,19 +367,18 @@ class People:
                 f"`durable-stream checkpoints {known.id}` shows it, and --answer answers it",
             )
         key = self._identity.ulid()
-        ask = {**as_row(known), "checkpoint": known.id, "ts": known.opened}
-        payload = {"checkpoint": known.id, "answer": list(args.answer), "by": who.by, "via": who.via}
+        ask = {**{name: getattr(known, name) for name in ASKS}, "ts": known.queued}
+        payload = {"message": known.id, "answer": list(args.answer), "by": who.by, "via": who.via}
         said = self._said.keep("answer", args.answer)[1]
         payload |= {"key": key, "ask": ask} | ({"said": said} if said else {})
-        handled = await self._command(checkpoints.NAME, f"answer:{key}", "checkpoint.answer", payload)
-        known = self.checkpoints.data.checkpoints[known.id]
-        if any(record.event.type == "checkpoint.late" for record in handled.records):
+        handled = await self._command(f"answer:{key}", "message.answer", payload)
+        if any(record.event.type == "message.late" for record in handled.records):
+            raise _late(self.messages.data.messages[known.id])
+        await until(lambda: self.messages.data.messages[known.id].state != "answering", ANSWER_SECONDS)
+        known = self.messages.data.messages[known.id]
+        if not known.is_open and (known.state != "answered" or known.key != key):
             raise _late(known)
-        await until(lambda: self.checkpoints.data.checkpoints[known.id].state != "answering", ANSWER_SECONDS)
-        known = self.checkpoints.data.checkpoints[known.id]
-        if known.state in CLOSED and (known.state != "answered" or known.key != key):
-            raise _late(known)
-        if known.state not in CLOSED:
+        if known.is_open:
             if known.why:
                 raise RequestError(
                     "not-delivered", f"OpenCode did not accept the answer to {known.id}: {known.why}"[:500]
@@ -410,7 +392,7 @@ class People:
     async def signal(self, args: SignalArgs) -> dict[str, Any]:
         """Raise a signal. The signal is durable when this method returns."""
         key = args.key or self._identity.ulid()
-        await self._command(messages.NAME, f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
+        await self._command(f"signal:{key}", "signal", {"name": args.name, "payload": args.payload})
         return {"name": args.name, "count": self.messages.data.signals.known[args.name].count}
 
     async def test(self, args: NoArgs) -> dict[str, Any]:
@@ -427,8 +409,8 @@ class People:
             found.append({"channel": "links", "ok": not self.page.fault, "error": self.page.fault})
         return {"channels": found, "turns": self._turns}
 
-    async def _command(self, agent: str, key: str, type_: str, payload: dict[str, Any]) -> Handled:
-        return await self._runtime.command(agent, Command(key, type_, payload, sender="sidecar"))
+    async def _command(self, key: str, type_: str, payload: dict[str, Any]) -> Handled:
+        return await self._runtime.command(NAME, Command(key, type_, payload, sender="sidecar"))
 
 
 @contextmanager
@@ -443,20 +425,20 @@ def counted(counter: Counter[T], key: T) -> Iterator[None]:
             del counter[key]
 
 
-def _how_it_ended(known: Checkpoint) -> str:
+def _how_it_ended(known: Message) -> str:
     if known.state == "withdrawn":
         return "It was withdrawn before anybody answered."
     return answer_text(known.answer, known.state == "expired", known.by)
 
 
-def _late(known: Checkpoint) -> RequestError:
-    how = how_it_stands(known)
+def _late(known: Message) -> RequestError:
+    how = teller.how_it_stands(known)
     if known.state == "answered":
         how = f"{how} by {known.by or 'user'}: {'; '.join(known.answer)}"
     return RequestError("already-answered", f"{known.id} no longer accepts an answer: {how}"[:500])
 
 
-def _check_answer(known: Checkpoint, answer: list[str]) -> None:
+def _check_answer(known: Message, answer: list[str]) -> None:
     if known.kind == "permission":
         if answer[0] not in PERMISSION or len(answer) > (2 if answer[0] == "reject" else 1):
             raise RequestError(

@@ -19,7 +19,7 @@ from sidecar.read.wording import amount, cut_middle, moment, money, rough_span, 
 
 if TYPE_CHECKING:
     from sidecar.background.intents.state import Intent
-    from sidecar.background.people.checkpoints import Checkpoint
+    from sidecar.background.messages.message import Message
 
 MAX_RESULT: Final = 200
 """Maximum length of a result within a sentence, in characters; the session and ``intents`` have all of it."""
@@ -44,7 +44,7 @@ def who(work: str, directory: str) -> str:
     return f"{work} in {project}" if work and project else work or project or "OpenCode"
 
 
-def heading(known: Checkpoint) -> str:
+def heading(known: Message) -> str:
     """Which work in which project asks for what kind of answer."""
     what = {
         "permission": "asks for permission",
@@ -54,13 +54,13 @@ def heading(known: Checkpoint) -> str:
     return f"{who(known.work, known.directory)} {what}"
 
 
-def how(known: Checkpoint) -> str:
+def how(known: Message) -> str:
     """How to answer in the terminal of the session that is told."""
     is_typed = known.kind == "ask" and known.intent is None and not known.left_out
     return TYPE_IT if is_typed else IN_LIST
 
 
-def asks(known: Checkpoint) -> str:
+def asks(known: Message) -> str:
     """What is asked, by which work in which project, and what can be answered. The question's own line breaks stay."""
     parts = [f"{heading(known)}: {visible(known.text)}"]
     # The answers to a permission are always the same, so only what "always" would allow is said.
@@ -71,7 +71,7 @@ def asks(known: Checkpoint) -> str:
     return " ".join(parts)
 
 
-def in_message(known: Checkpoint, most: int) -> str:
+def in_message(known: Message, most: int) -> str:
     """What is asked, in a message. The id stays whole, and a text that is cut says where it can be read whole."""
     shown, left = cut_middle(asks(known), most - 150)
     where = f"\n`durable-stream checkpoints {known.id}` shows all of it." if left or known.left_out else ""
@@ -83,12 +83,19 @@ def joined(texts: Iterable[str]) -> str:
     return "\n".join(cut_middle(on_one_line(each), MAX_LINE)[0] for each in texts)
 
 
-def sentence(known: Checkpoint) -> str:
+def sentence(known: Message) -> str:
     """What is asked, since when, and what answers it, on one line."""
     fixed = {"permission": PERMISSION, "effect": map(repr, DECISIONS)}
     given = "|".join(fixed.get(known.kind, ("TEXT",)))
     answers = f"`durable-stream checkpoints {known.id} --answer {given}` answers it"
-    return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.opened)} · {answers}")
+    return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.queued)} · {answers}")
+
+
+def how_it_stands(known: Message) -> str:
+    """The state in words: ``answered, in OpenCode``, ``withdrawn: its turn ended``."""
+    if known.state == "answered" and known.via.get("channel") == "opencode":
+        return "answered, in OpenCode"
+    return f"{known.state}: {known.why}" if known.state == "withdrawn" and known.why else known.state
 
 
 def failure(intent: Intent) -> str:
@@ -128,7 +135,7 @@ def work(intent: Intent) -> str:
     return " · ".join(filter(None, (who(intent.title, intent.directory), remark)))
 
 
-def waits(intent: Intent, full: str, checkpoints: Iterable[Checkpoint]) -> list[dict[str, str]]:
+def waits(intent: Intent, full: str, checkpoints: Iterable[Message]) -> list[dict[str, str]]:
     """Everything that an intent is waiting for: ``for`` (``answer``, ``place`` or ``opencode``), ``id`` and ``text``.
 
     ``full`` is the key of ``[phantom]`` whose limit is reached, if any.

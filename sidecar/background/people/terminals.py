@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from sidecar.background.intents.state import Intent
+from sidecar.background.messages.message import Message
 from sidecar.background.people import teller
-from sidecar.background.people.checkpoints import CLOSED, Checkpoint
 from sidecar.background.people.rings import Focus
 from sidecar.processes import still_runs
 from sidecar.read.asked import on_one_line
@@ -37,16 +37,16 @@ _RANK: Final[tuple[Focus, ...]] = ("unknown", "away", "front")
 
 
 def card_text(
-    unfinished: Iterable[Intent], checkpoints: Iterable[Checkpoint], toasts: Iterable[Mapping[str, str]] = ()
+    unfinished: Iterable[Intent], checkpoints: Iterable[Message], toasts: Iterable[Mapping[str, str]] = ()
 ) -> bytes:
     """The text of the file: ``agents``, ``asks`` and ``toasts``, oldest first. ``since`` is in ms UTC; ``asks`` of an
     agent counts what is waiting for a person. ``asks`` has no asks that OpenCode shows by itself.
     """
-    waiting = [each for each in checkpoints if each.state not in CLOSED]
+    waiting = [each for each in checkpoints if each.is_open]
     told = [
-        {"id": each.id, "session": each.tell, "text": _ask(each)}
+        {"id": each.id, "session": each.to, "text": _ask(each)}
         for each in waiting
-        if each.tell is not None and (each.intent is not None or each.kind == "ask")
+        if each.to is not None and (each.intent is not None or each.kind == "ask")
     ]
     agents = [
         {
@@ -65,10 +65,10 @@ def card_text(
     return json.dumps({"agents": agents[-MOST:], "asks": told[-MOST:], "toasts": list(toasts)}).encode()
 
 
-def _ask(known: Checkpoint) -> str:
+def _ask(known: Message) -> str:
     """The lines that stay on the screen until the ask is answered."""
     said = cut_middle(on_one_line(teller.asks(known)), MAX_ASK)[0]
-    return f"{said}\n{teller.how(known)} Waiting {teller.since(known.opened)}."
+    return f"{said}\n{teller.how(known)} Waiting {teller.since(known.queued)}."
 
 
 _NOTHING: Final = card_text((), ())

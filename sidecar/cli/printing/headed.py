@@ -42,7 +42,7 @@ class HeadedLines(Lines):
     def fits(self, record: Record) -> bool:
         """True if the record belongs to the project, passes the filter, and is not only bookkeeping of an agent, unless
         everything is wanted."""
-        if not self._everything and not is_news(record.event.stream_id, record.event.type):
+        if not self._everything and not is_news(record.event):
             return False
         if self._streams is not None:
             if record.event.type.startswith(("lifecycle.", "lineage.")):

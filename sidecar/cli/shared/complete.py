@@ -82,12 +82,13 @@ def intents(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 def checkpoints(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Ids of what recently waited for a person, the newest first."""
-    return _recent(ctx, incomplete, "checkpoint.opened", "checkpoint", "text")
+    return _recent(ctx, incomplete, "message.queued", "message", "text", "chk_")
 
 
-def _recent(ctx: typer.Context, incomplete: str, type_: str, name: str, title: str) -> list[Offer]:
+def _recent(ctx: typer.Context, incomplete: str, type_: str, name: str, title: str, begin: str = "") -> list[Offer]:
     made = [event.payload for event in reversed(_read(ctx)[1]) if event.type == type_ and name in event.payload]
-    return _fitting({str(each[name]): str(each.get(title, "")) for each in made}, incomplete)
+    found = {str(each[name]): str(each.get(title, "")) for each in made}
+    return _fitting({name: text for name, text in found.items() if name.startswith(begin)}, incomplete)
 
 
 def _fitting(found: dict[str, str], incomplete: str) -> list[Offer]:

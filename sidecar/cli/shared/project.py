@@ -11,7 +11,7 @@ import typer
 from sidecar.cli.shared.command import RUNS, note
 
 if TYPE_CHECKING:
-    from sidecar.background.people.checkpoints import Checkpoint
+    from sidecar.background.messages.message import Message
 if RUNS:
     from sidecar.read.catalog import Catalog
     from sidecar.read.projects import Project, newest_of, short_directory
@@ -20,7 +20,7 @@ if RUNS:
 
 ALL = "all"
 
-ASKING = "agent/checkpoints"
+ASKING = "agent/messages"
 """The stream of the agent that knows what background work and ``checkpoint_ask`` ask."""
 
 NOTHING_THERE = "No session was recorded in {}. `durable-stream streams` shows the directory of each session."
@@ -114,7 +114,7 @@ async def waiting_lines(reader: LogReader, streams: Collection[str] | None = Non
     return [waiting_text(each) for each in await waiting(reader, streams)]
 
 
-def waiting_text(known: Checkpoint) -> str:
+def waiting_text(known: Message) -> str:
     """``waiting for you: shop asks for permission: bash rm -rf build · since …``, and how to answer."""
     from sidecar.background.people.teller import sentence
 

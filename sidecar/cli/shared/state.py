@@ -43,7 +43,7 @@ from streams.query import describe_span
 WORKING: Final = "agent/intents"
 """The stream of the agent that knows the background work."""
 
-RINGING: Final = "agent/alerts"
+RINGING: Final = "agent/messages"
 
 RECENT_MS: Final = 86_400_000
 """How long something that failed is shown."""
@@ -163,7 +163,6 @@ def _agent_notes(status: Mapping[str, Any]) -> list[str]:
 
 async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
     """What background work runs and waits and what nobody has seen; and what failed in the last day, in words."""
-    from sidecar.background.messages.message import CLOSED
     from sidecar.background.people import teller
     from sidecar.background.reading import read_intents, read_messages
 
@@ -175,7 +174,7 @@ async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
     told = [teller.failure(each) for each in failed[-MOST_FAILED:]]
     if more := len(failed[:-MOST_FAILED]):
         told.append(f"{more} more of the background work failed; `durable-stream intents` lists it")
-    unseen = sum(each.state not in CLOSED for each in (await read_messages(reader)).messages.values())
+    unseen = (await read_messages(reader)).unheard()
     lines += [f"{counted(unseen, 'message')} not seen yet; `durable-stream notices` lists them"] if unseen else []
     return lines, told
 

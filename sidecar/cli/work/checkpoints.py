@@ -13,8 +13,9 @@ from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.failure import Failure
 
 if RUNS:
+    from sidecar.background.messages.answers import as_row
+    from sidecar.background.messages.message import Message
     from sidecar.background.people import teller
-    from sidecar.background.people.checkpoints import Checkpoint, as_row, how_it_stands
     from sidecar.background.people.consent import always_text
     from sidecar.background.reading import find_checkpoint, read_checkpoints, whole
     from sidecar.cli.printing.output import Column, Output
@@ -24,8 +25,6 @@ if RUNS:
     from sidecar.read.select import empty_text
     from sidecar.read.wording import ago, local_time, visible
     from streams.store import NOTHING
-
-WAITS = ("open", "answering")
 
 
 async def checkpoints(
@@ -72,7 +71,7 @@ async def checkpoints(
         _show(out, await whole(reader, await find_checkpoint(reader, checkpoint)))
         return
     listed = await read_checkpoints(reader, with_closed=all_)
-    shown = [each for each in listed if all_ or each.state in WAITS][-limit if limit else 0 :]
+    shown = [each for each in listed if all_ or each.is_open][-limit if limit else 0 :]
     if out.json:
         for each in shown:
             out.object(as_row(each))
@@ -92,7 +91,7 @@ async def checkpoints(
 async def _agreed(run: Run, checkpoint: str) -> bool:
     """Show all that `always` allows, and ask whether it may."""
     each = await whole(run.reader, await find_checkpoint(run.reader, checkpoint))
-    if each.kind != "permission" or each.state not in WAITS:
+    if each.kind != "permission" or not each.is_open:
         return True  # the word has no such meaning there, or the sidecar says that it is too late
     if run.out.json or not sys.stdin.isatty():
         raise Failure("not-confirmed", "nothing was allowed, because nobody was asked; confirm it with `--yes`")
@@ -104,28 +103,28 @@ async def _agreed(run: Run, checkpoint: str) -> bool:
     return False
 
 
-def _table(out: Output, listed: list[Checkpoint]) -> None:
+def _table(out: Output, listed: list[Message]) -> None:
     now = own_identity().now_ms()
     names = ("id", "kind", "state", "asked", "session")
     out.table(
         (*(Column(name) for name in names), Column("what", sentence=True)),
         [
-            (c.id, c.kind, how_it_stands(c), ago(now - c.opened), c.session[-10:], on_one_line(teller.asks(c)))
+            (c.id, c.kind, teller.how_it_stands(c), ago(now - c.queued), c.session[-10:], on_one_line(teller.asks(c)))
             for c in listed
         ],
     )
 
 
-def _show(out: Output, each: Checkpoint) -> None:
+def _show(out: Output, each: Message) -> None:
     if out.json:
         out.object(as_row(each))
         return
-    out.text(f"{each.id}  {each.kind}  {how_it_stands(each)}")
+    out.text(f"{each.id}  {each.kind}  {teller.how_it_stands(each)}")
     for name, value in (
         ("agent", each.effect.get("agent")),
         ("session", each.session),
         ("intent", each.intent),
-        ("asked", local_time(each.opened)),
+        ("asked", local_time(each.queued)),
         ("expires", each.expires and local_time(each.expires)),
         ("default", each.default),
         ("options", ", ".join(each.options)),

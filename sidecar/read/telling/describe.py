@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.read.asked import CHECKPOINT, answered_with, asked_text, withdrawn_text
 from sidecar.read.fields import (
@@ -80,9 +80,14 @@ def describe(event: StreamEvent, *, took_ms: int | None = None, waited_ms: int =
     return kind.line(payload) if kind is not None else _other(event.type, payload)
 
 
-def is_news(stream_id: str, type_: str) -> bool:
-    """Whether an event is shown to a person who follows everything. Most events of agents are bookkeeping."""
-    return not stream_id.startswith("agent/") or (type_ in KINDS and KINDS[type_].is_news)
+def is_news(event: StreamEvent) -> bool:
+    """Whether an event is shown to a person who follows everything. Most events of agents are bookkeeping. Of messages
+    to a person, only the questions are news: the others tell what other events tell, too."""
+    if not event.stream_id.startswith("agent/"):
+        return True
+    kind, given = KINDS.get(event.type), event.payload
+    is_alert = (event.type == "message.queued" and given.get("kind") not in _ASKS) or "why" in given
+    return kind is not None and kind.is_news and not (event.type.startswith("message.") and is_alert)
 
 
 def row_of(record: Record) -> dict[str, Any]:
@@ -227,6 +232,15 @@ def _checkpoint(payload: dict[str, Any]) -> Line:
         said = "; ".join(", ".join(map(_text, a)) if isinstance(a, list) else _text(a) for a in answers)
         return Line("answer", said, "input")
     return Line("answer", _joined(_text(payload.get("reply")) or state, first, " with "), "input")
+
+
+_ASKS: Final = ("ask", "permission", "question", "effect")
+
+
+def _message(payload: dict[str, Any]) -> Line:
+    if payload.get("kind") in _ASKS:
+        return _said("asks", "asks", "message", "text")(payload)
+    return _said("message", "plain", "text")(payload)
 
 
 def _retried(payload: dict[str, Any], ts: int = 0) -> Line:
@@ -395,26 +409,21 @@ KINDS: dict[str, Kind] = {
     "intent.cancelled": Kind(_said("cancelled", "bad", "intent", "reason"), is_news=True),
     "budget.warning": Kind(_said("budget", "bad", "what", "share", "root"), is_news=True),
     "budget.closed": Kind(_said("budget", "quiet", "root")),
-    "message.queued": Kind(_said("message", "plain", "text")),
-    "message.sending": Kind(_said("sending", "quiet", "message")),
-    "message.sent": Kind(_said("sent", "quiet", "message")),
+    "message.queued": Kind(_message, is_news=True),
+    "message.sending": Kind(_said("sending", "quiet", "message", "channels")),
+    "message.sent": Kind(_said("sent", "quiet", "message", "channel")),
+    "message.failed": Kind(_said("failed", "bad", "message", "channel", "error")),
+    "message.absent": Kind(_said("not shown", "quiet", "message", "channel")),
     "message.held": Kind(_said("waits", "quiet", "why")),
     "message.returned": Kind(_said("returned", "quiet", "message")),
-    "message.seen": Kind(_said("seen", "good", "message"), is_news=True),
-    "checkpoint.opened": Kind(_said("asks", "asks", "checkpoint", "text"), is_news=True),
-    "checkpoint.answering": Kind(_said("answering", "quiet", "checkpoint")),
-    "checkpoint.answered": Kind(_said("answered", "good", "checkpoint", "answer", "by"), is_news=True),
-    "checkpoint.unanswered": Kind(_said("failed", "bad", "checkpoint", "why")),
-    "checkpoint.expired": Kind(_said("expired", "bad", "checkpoint"), is_news=True),
-    "checkpoint.withdrawn": Kind(_said("withdrawn", "quiet", "checkpoint", "why")),
-    "checkpoint.late": Kind(_said("too late", "bad", "checkpoint")),
-    "alert.raised": Kind(_said("alert", "plain", "alert", "text")),
-    "alert.toasted": Kind(_said("toast", "quiet", "alert")),
-    "alert.sent_to": Kind(_said("told", "good", "alert", "channel")),
-    "alert.failed_to": Kind(_said("failed", "bad", "alert", "channel", "error")),
+    "message.seen": Kind(_said("seen", "good", "message", "why"), is_news=True),
+    "message.answering": Kind(_said("answering", "quiet", "message")),
+    "message.answered": Kind(_said("answered", "good", "message", "answer", "by"), is_news=True),
+    "message.unanswered": Kind(_said("failed", "bad", "message", "why")),
+    "message.expired": Kind(_said("expired", "bad", "message"), is_news=True),
+    "message.withdrawn": Kind(_said("withdrawn", "quiet", "message", "why")),
+    "message.late": Kind(_said("too late", "bad", "message")),
     "cost.counted": Kind(_said("cost", "quiet", "stream", "cost")),
-    "alert.over": Kind(_said("over", "good", "about")),
-    "alert.seen": Kind(_said("seen", "good", "alert", "why")),
     "agent.correction": Kind(_correction, is_news=True),
     "gardener.watched": Kind(_said("watches", "quiet", "session")),
     "gardener.failed": Kind(_said("a step failed", "quiet", "session")),

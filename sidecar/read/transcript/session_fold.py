@@ -35,7 +35,7 @@ from sidecar.read.transcript.turns import TurnFold
 from streams.lineage import CREATED, ENDED, MOVED, RESUMED, STEP_STARTED, TURN_STARTED
 from streams.store import Record
 
-_BESIDE = ("intent.", "message.", "checkpoint.", "alert.")
+_BESIDE = ("intent.", "message.")
 """The types of what an imported session has of its background work, questions and messages."""
 
 _UNDONE = 60

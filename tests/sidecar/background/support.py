@@ -6,17 +6,29 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sidecar.agents.agent import Agent
+from sidecar.agents.agent import Agent, Output
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import agent_stream, effects_stream
 from sidecar.agents.runtime import Runtime
+from sidecar.background.messages.agent import MessageAgent
 from sidecar.background.said import Said
 from streams.bus.command import Command
+from streams.event import StreamEvent
 from streams.store import Record, StreamStore
 from tests.sidecar.agents.kinds import Clock, Policy
 from tests.sidecar.agents.support import records, settled
 from tests.streams.builders import event
+
+
+class Asked(MessageAgent):
+    """The agent ``messages``; the command ``asked`` stands for any way to ask a person."""
+
+    def _decide(self, event: StreamEvent) -> list[Output]:
+        if event.type == "asked":
+            return self._questions._opened(self.data, event.payload, event.ts)
+        return super()._decide(event)
+
 
 PLAIN = Said(lambda value: value, str)
 """Nothing is redacted."""

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from sidecar.background.effects import Repeatable, send
-from sidecar.background.people import alerts
-from sidecar.background.people.alerts import LOOK, NAME, SEND, TOAST, AlertAgent
+from sidecar.background.messages import person
+from sidecar.background.messages.agent import NAME
+from sidecar.background.messages.answers import ANSWER
+from sidecar.background.messages.deliver import WAKE
+from sidecar.background.messages.person import LOOK, SEND, SHOW
 from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
 from sidecar.background.people.rings import OLD_MS, QUIET, Focus, why_not_raised, why_not_sent
 from sidecar.background.people.terminals import FOLDER, MOST_BYTES, read_focus
@@ -25,12 +28,13 @@ from tests.memory import MemoryStore
 from tests.sidecar.agents.kinds import Clock, Crash
 from tests.sidecar.agents.support import until
 from tests.sidecar.background.receiver import SECRET, Receiver
-from tests.sidecar.background.support import Bench, Script, bench
+from tests.sidecar.background.support import Asked, Bench, Script, bench
 
 # apprise imports `imghdr`, which Python 3.11 says will go.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
 PHONE = [["json:1"]]
 HOUR = 3600.0
+RESULT = {"to": "ses_1", "text": "done"}
 
 
 def at(hour: int, minute: int = 0) -> int:
@@ -53,10 +57,10 @@ async def test_a_phone_that_fails_twice_gets_the_message_once(tmp_path: Path) ->
     store = await Log.open(tmp_path / "store", seeded_identity(1))
     with Receiver(failing=2) as phone:
         channels = Channels(NotifyConfig(urls=(phone.url,)))
-        agent = AlertAgent(channels.stages, rules())
+        agent = Asked(channels.stages, rules())
         async with bench(store, [agent], {SEND: Repeatable(partial(send, channels, str))}) as run:
             await run.happened("intent.completed", **ended(run.clock, parent=None))
-            (alert,) = agent.data.alerts.values()
+            (alert,) = agent.data.messages.values()
             assert alert.channels == {channel_name(phone.url): "sent"}
             assert [taken["message"] for taken in phone.taken] == [alert.text]
             steps = await run.steps(NAME, SEND)
@@ -70,9 +74,9 @@ async def test_a_phone_that_fails_twice_gets_the_message_once(tmp_path: Path) ->
 
 async def test_one_stage_after_another_until_somebody_saw_it() -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], rules(escalate_after_seconds=60))
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
-        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+    agent = Asked([["desktop"], ["json:1", "ntfy:2"]], rules(escalate_after_seconds=60))
+    async with bench(MemoryStore(), [agent], {SHOW: toast, SEND: send}) as run:
+        await run.command(NAME, "message.raise", message="alr_1", to="ses_1", title="t", text="x")
         assert (len(toast.runs), send.runs) == (1, [])
         await run.tick(NAME, 59)
         assert send.runs == []
@@ -81,22 +85,22 @@ async def test_one_stage_after_another_until_somebody_saw_it() -> None:
         await run.happened("human.input", session="ses_2")
         await run.tick(NAME, 60)
         assert [args["channel"] for args in send.runs[1:]] == ["json:1", "ntfy:2"]
-        assert agent.data.alerts["alr_1"].state == "sent"
+        assert agent.data.messages["alr_1"].state == "sent"
         assert agent.deadline() is None
         await run.happened("human.input", session="ses_1")
-        assert agent.data.alerts["alr_1"].state == "seen"
+        assert agent.data.messages["alr_1"].state == "seen"
 
 
 @pytest.mark.parametrize("looks", [True, False])
 async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: bool) -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent(PHONE, rules(escalate_after_seconds=60))
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send, LOOK: Script({"looks": looks})}) as run:
-        await run.happened("intent.failed", **ended(run.clock, reason="timeout"))
+    agent = Asked(PHONE, rules(escalate_after_seconds=60))
+    kinds = {SHOW: toast, SEND: send, LOOK: Script({"looks": looks}), WAKE: Script({"status": "sent", "kept": True})}
+    async with bench(MemoryStore(), [agent], kinds) as run:
+        await run.happened("intent.failed", **ended(run.clock, reason="timeout", told=RESULT))
         (glance,) = toast.runs
-        assert glance["text"] == "tests failed: timeout"
-        await run.happened("message.seen", stream="agent/messages", message="ntc_1")
-        assert (agent.data.alerts["alr_1"].state == "seen") == looks
+        assert glance["text"] == "tests failed: timeout" and agent.data.messages["ntc_1"].state == "seen"
+        assert (agent.data.messages["alr_1"].state == "seen") == looks
         await run.tick(NAME, 60)
         await run.tick(NAME, 60)
         assert len(send.runs) == (not looks)
@@ -105,28 +109,30 @@ async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: 
 
 async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_waits_for_nothing() -> None:
     send = Script({})
-    agent = AlertAgent([["desktop"], ["json:1", "ntfy:2"]], rules(escalate_after_seconds=60))
-    async with bench(MemoryStore(), [agent], {SEND: send, LOOK: Script({"looks": True})}) as run:
+    agent = Asked([["desktop"], ["json:1", "ntfy:2"]], rules(escalate_after_seconds=60))
+    kinds = {SEND: send, LOOK: Script({"looks": True}), WAKE: Script({"status": "absent"})}
+    async with bench(MemoryStore(), [agent], kinds) as run:
         for number in range(4):
-            await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
+            about = {"intent": f"int_{number}", "parent": None} | ({"told": RESULT} if number == 2 else {})
+            await run.happened("intent.completed", **ended(run.clock, **about))
         assert [args["text"] for args in send.runs] == ["tests finished (int_0)"]
-        question = {"checkpoint": "chk_q", "kind": "ask", "text": "May I?", "intent": None}
-        await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        question = {"message": "chk_q", "kind": "ask", "text": "May I?", "intent": None}
+        await run.command(NAME, "asked", **question)
         assert send.runs[-1]["text"] == "OpenCode asks: May I? (chk_q)" and len(send.runs) == 2
         await run.tick(NAME, 29)
         assert len(send.runs) == 2
         await run.tick(NAME, 1)
         assert (send.runs[2]["title"], send.runs[2]["text"].count("\n")) == ("OpenCode: 3 messages", 2)
-        await run.happened("message.seen", stream="agent/messages", message="ntc_2")
+        await run.command(NAME, "message.return", message="ntc_2", session="ses_1", call="")
         await run.tick(NAME, 60)
         urls = [(args["channel"], args["title"]) for args in send.runs[3:] if "chk_q" not in args["text"]]
         assert urls == [(channel, "OpenCode: 3 messages") for channel in ("json:1", "ntfy:2")]
-        assert all(alert.stages == [] for alert in agent.data.alerts.values() if alert.state != "seen")
+        assert all(alert.stages == [] for alert in agent.data.messages.values() if alert.is_open)
 
 
 async def test_a_message_can_be_acted_on_away_from_the_laptop() -> None:
     send = Script({})
-    agent = AlertAgent(PHONE, rules(escalate_after_seconds=0))
+    agent = Asked(PHONE, rules(escalate_after_seconds=0))
     work = {
         "work": "tidy up",
         "directory": "/home/ada/shop",
@@ -134,10 +140,10 @@ async def test_a_message_can_be_acted_on_away_from_the_laptop() -> None:
         "options": ["once", "always", "reject"],
     }
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
-        asked = {"checkpoint": "chk_1", "kind": "permission", "text": "rm -rf build", "always": ["rm *"], **work}
-        await run.happened("checkpoint.opened", stream="agent/checkpoints", **asked)
-        asked = {**asked, "checkpoint": "chk_2", "kind": "ask", "text": "x" * 900, "always": [], "options": ["a", "b"]}
-        await run.happened("checkpoint.opened", stream="agent/checkpoints", **asked)
+        asked = {"message": "chk_1", "kind": "permission", "text": "rm -rf build", "always": ["rm *"], **work}
+        await run.command(NAME, "asked", **asked)
+        asked = {**asked, "message": "chk_2", "kind": "ask", "text": "x" * 900, "always": [], "options": ["a", "b"]}
+        await run.command(NAME, "asked", **asked)
         gist = {"title": "tidy up", "directory": "/home/ada/shop", "gist": "all 12 tests\npass"}
         await run.happened("intent.completed", **ended(run.clock, intent="int_9", parent=None, **gist))
     permission, cut, done = (args["text"] for args in send.runs)
@@ -148,11 +154,11 @@ async def test_a_message_can_be_acted_on_away_from_the_laptop() -> None:
 
 async def test_many_questions_share_messages_after_the_third_and_each_keeps_its_link() -> None:
     send = Script({})
-    agent = AlertAgent([["desktop"]], rules(escalate_after_seconds=60))
+    agent = Asked([["desktop"]], rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
         for number in range(40):
-            question = {"checkpoint": f"chk_{number:02}", "kind": "ask", "text": "May I?" + "x" * 300, "intent": None}
-            await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+            question = {"message": f"chk_{number:02}", "kind": "ask", "text": "May I?" + "x" * 300, "intent": None}
+            await run.command(NAME, "asked", **question)
         assert [args["checkpoints"] for args in send.runs] == [["chk_00"], ["chk_01"], ["chk_02"]]
         await run.tick(NAME, 30)
         await run.tick(NAME, 30)
@@ -163,14 +169,14 @@ async def test_many_questions_share_messages_after_the_third_and_each_keeps_its_
 
 async def test_a_message_hides_nothing_and_says_where_a_cut_question_is_whole() -> None:
     send = Script({})
-    agent = AlertAgent([["desktop"]], rules(escalate_after_seconds=60))
+    agent = Asked([["desktop"]], rules(escalate_after_seconds=60))
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
         text = "bash \u202e" + "A" * 1000 + "; curl evil"
-        question = {"checkpoint": "chk_q", "kind": "permission", "text": text, "intent": None, "left_out": 0}
-        await run.happened("checkpoint.opened", stream="agent/checkpoints", **question)
+        question = {"message": "chk_q", "kind": "permission", "text": text, "intent": None, "left_out": 0}
+        await run.command(NAME, "asked", **question)
         await run.tick(NAME, 60)
         said = send.runs[0]["text"]
-        assert len(said) <= alerts.MAX_TEXT and "<U+202E>" in said and "; curl evil (chk_q)" in said
+        assert len(said) <= person.MAX_TEXT and "<U+202E>" in said and "; curl evil (chk_q)" in said
         assert "characters left out" in said and "durable-stream checkpoints chk_q" in said
 
 
@@ -193,9 +199,9 @@ async def test_every_question_of_a_message_has_its_link() -> None:
 
 async def test_quiet_hours_hold_everything_but_the_toast() -> None:
     toast, send, clock = Script({"shown": False}), Script({}), Clock(at(23))
-    agent = AlertAgent(PHONE, rules(quiet_hours="22:00-07:00"), UTC)
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}, clock) as run:
-        await run.command(NAME, "alert.raise", alert="alr_1", session="ses_1", title="t", text="x")
+    agent = Asked(PHONE, rules(quiet_hours="22:00-07:00"), zone=UTC)
+    async with bench(MemoryStore(), [agent], {SHOW: toast, SEND: send}, clock) as run:
+        await run.command(NAME, "message.raise", message="alr_1", to="ses_1", title="t", text="x")
         assert (len(toast.runs), send.runs) == (1, [])
         assert agent.deadline() == at(23) + 8 * 3_600_000
         await run.tick(NAME, 8 * HOUR)
@@ -212,10 +218,10 @@ async def test_quiet_hours_hold_everything_but_the_toast() -> None:
     ],
 )
 async def test_short_work_that_succeeds_and_work_of_work_bother_nobody(about: dict[str, Any], told: bool) -> None:
-    agent = AlertAgent(PHONE, rules(min_seconds=60))
+    agent = Asked(PHONE, rules(min_seconds=60))
     async with bench(MemoryStore(), [agent], {SEND: Script({})}) as run:
         await run.happened("intent.failed" if "reason" in about else "intent.completed", **ended(run.clock, **about))
-        assert bool(agent.data.alerts) == told
+        assert bool(agent.data.messages) == told
 
 
 @pytest.mark.parametrize(
@@ -228,15 +234,16 @@ async def test_short_work_that_succeeds_and_work_of_work_bother_nobody(about: di
 )
 async def test_what_opencode_shows_by_itself_gets_no_toast(about: dict[str, Any], toasts: int) -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent(PHONE, rules(escalate_after_seconds=60))
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
-        opened = {"checkpoint": "chk_1", "text": "bash make", "tell": "ses_1", **about}
-        await run.happened("checkpoint.opened", stream="agent/checkpoints", **opened)
+    agent = Asked(PHONE, rules(escalate_after_seconds=60))
+    async with bench(MemoryStore(), [agent], {SHOW: toast, SEND: send, ANSWER: Script({"status": "answered"})}) as run:
+        opened = {"message": "chk_1", "text": "bash make", "to": "ses_1", **about}
+        await run.command(NAME, "asked", **opened)
         assert (len(toast.runs), len(send.runs)) == (toasts, 0)
         await run.tick(NAME, 60)
         assert len(send.runs) == 1
-        await run.happened("checkpoint.answered", stream="agent/checkpoints", checkpoint="chk_1")
-        assert agent.data.alerts["alr_1"].state == "seen"
+        await run.command(NAME, "message.answer", message="chk_1", answer=["once"], by="user", key="k", ask={})
+        known = agent.data.messages["chk_1"]
+        assert (known.state, known.due) == ("answered", None)
 
 
 @pytest.mark.parametrize(("point", "sent"), [("effect-started", 1), ("effect-done", 2)])
@@ -248,17 +255,17 @@ async def test_a_message_whose_attempt_was_cut_off_is_sent_again(point: str, sen
             raise Crash
 
     store, send = MemoryStore(), Script({})
-    async with bench(store, [AlertAgent(PHONE, rules())], {SEND: send}, stop=stop) as run:
-        raised = {"alert": "alr_1", "session": None, "title": "t", "text": "x"}
-        await run.runtime.command(NAME, Command("c1", "alert.raise", raised))
+    async with bench(store, [Asked(PHONE, rules())], {SEND: send}, stop=stop) as run:
+        raised = {"message": "alr_1", "to": None, "title": "t", "text": "x"}
+        await run.runtime.command(NAME, Command("c1", "message.raise", raised))
         await run.runtime.command(NAME, Command("c2", "tick", {"now": run.clock.now_ms}))
         await until(lambda: bool(run.runtime.view.effects))
         await run.settled()
-    agent = AlertAgent(PHONE, rules())
+    agent = Asked(PHONE, rules())
     async with bench(store, [agent], {SEND: send}, seed=4) as run:
         await run.settled()
         assert len(send.runs) == sent
-        assert agent.data.alerts["alr_1"].channels == {"json:1": "sent"}
+        assert agent.data.messages["alr_1"].channels == {"json:1": "sent"}
 
 
 async def turn(run: Bench, seconds: float, outcome: str = "completed", message: str = "msg_1", **about: Any) -> None:
@@ -271,13 +278,13 @@ async def turn(run: Bench, seconds: float, outcome: str = "completed", message: 
 
 async def test_an_ordinary_turn_rings_once_if_it_was_long_and_nobody_is_looking() -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent(PHONE, NotifyConfig(turns="unless-in-front"))
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+    agent = Asked(PHONE, NotifyConfig(turns="unless-in-front"))
+    async with bench(MemoryStore(), [agent], {SHOW: toast, SEND: send}) as run:
         await turn(run, 59, message="msg_short")
         await turn(run, 61, "aborted", message="msg_aborted")
         run.facts = {"focus": {"ses_1": "front"}}
         await turn(run, 61, message="msg_front")
-        assert (agent.data.alerts["alr_msg_front"].state, send.runs) == ("seen", [])
+        assert (agent.data.messages["alr_msg_front"].state, send.runs) == ("seen", [])
         run.facts = {"focus": {"ses_1": "away"}}
         await turn(run, 61)
         assert [args["text"] for args in send.runs] == ["fix it finished (ses_1)"]
@@ -285,13 +292,13 @@ async def test_an_ordinary_turn_rings_once_if_it_was_long_and_nobody_is_looking(
         run.clock.now_ms += 60_000
         await turn(run, 61, "failed", message="msg_2", error={"name": "APIError"})
         assert [args["text"] for args in send.runs[1:]] == ["fix it failed: APIError (ses_1)"]
-        assert agent.data.alerts["alr_msg_1"].state == "seen", "a person wrote there since"
+        assert agent.data.messages["alr_msg_1"].state == "seen", "a person wrote there since"
         assert (agent.data.turns, toast.runs) == ({}, [])
 
 
 async def test_a_turn_that_would_not_ring_alone_does_not_ring_in_a_message_that_joins_others() -> None:
     send = Script({})
-    agent = AlertAgent(PHONE, rules(turns="away", min_seconds=0))
+    agent = Asked(PHONE, rules(turns="away", min_seconds=0))
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
         for number in range(2):
             await run.happened("intent.completed", **ended(run.clock, intent=f"int_{number}", parent=None))
@@ -304,18 +311,18 @@ async def test_a_turn_that_would_not_ring_alone_does_not_ring_in_a_message_that_
         await run.tick(NAME, 30)
         texts = [args["text"] for args in send.runs]
         assert len(texts) == 2 and "int_1" in texts[1] and "ses_2" in texts[1] and "ses_1" not in texts[1]
-        assert agent.data.alerts["alr_msg_1"].state == "seen"
+        assert agent.data.messages["alr_msg_1"].state == "seen"
 
 
 async def test_a_turn_that_nobody_began_or_that_is_told_as_history_does_not_ring() -> None:
     send = Script({})
-    agent = AlertAgent(PHONE, rules(turns="always"))
+    agent = Asked(PHONE, rules(turns="always"))
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
         await run.happened("agent.input", session="ses_1", message="msg_1")
         await run.happened("turn.ended", session="ses_1", message="msg_1", outcome="completed")
         await run.happened("human.input", metadata={"history": True}, session="ses_1", message="msg_2")
         await run.happened("turn.ended", session="ses_1", message="msg_2", outcome="completed")
-        assert (send.runs, agent.data.alerts) == ([], {})
+        assert (send.runs, agent.data.messages) == ([], {})
 
 
 @pytest.mark.parametrize(
@@ -431,12 +438,12 @@ def test_only_terminals_that_run_and_tell_their_focus_count(tmp_path: Path) -> N
 
 async def test_what_a_session_and_its_children_cost_is_told_at_the_limit_and_at_each_doubling() -> None:
     toast, send = Script({"shown": True}), Script({})
-    agent = AlertAgent(PHONE, rules(cost=5.0, escalate_after_seconds=1))
-    async with bench(MemoryStore(), [agent], {TOAST: toast, SEND: send}) as run:
+    agent = Asked(PHONE, rules(cost=5.0, escalate_after_seconds=1))
+    async with bench(MemoryStore(), [agent], {SHOW: toast, SEND: send}) as run:
 
         async def told(cost: object, session: str = "ses_1", stream: str = "ses_1") -> int:
             await run.happened("execution.step", stream=stream, session=session, kind="inference", cost=cost)
-            return len(agent.data.alerts)
+            return len(agent.data.messages)
 
         costs = [(4.5, 0), (0.4, 0), (0.2, 1), (4.8, 1), ("much", 1), (None, 1), (0.2, 2), (5.0, 2), (60.0, 3)]
         for cost, alerts_ in costs:
@@ -444,4 +451,3 @@ async def test_what_a_session_and_its_children_cost_is_told_at_the_limit_and_at_
         assert await told(4.9, "ses_2", "ses_2") == 3, "another session has its own sum"
         await run.tick(NAME, 1)
         assert {args["session"] for args in toast.runs} == {"ses_1"} and len(toast.runs) == 3 and send.runs
-    assert "execution.step" not in AlertAgent(PHONE, rules()).events, "off by default"

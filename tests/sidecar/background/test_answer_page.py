@@ -13,10 +13,10 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from bridge.opencode.link.protocol import RequestError
+from sidecar.background.messages.message import Message
 from sidecar.background.people import answer_link
 from sidecar.background.people.answer_link import LIVES_MS, Link
 from sidecar.background.people.answer_page import AnswerPage
-from sidecar.background.people.checkpoints import Checkpoint
 from sidecar.background.people.consent import MAX_TEXT, asked
 from sidecar.background.people.people import People
 from sidecar.background.reading import whole as read_whole
@@ -41,13 +41,13 @@ KEY = answer_link.key_of(TOKEN)
 NOW = 1_700_000_000_000
 
 
-def checkpoint(kind: str = "permission", **about: Any) -> Checkpoint:
-    return Checkpoint(
-        **{"id": "chk_0123456789ab", "kind": kind, "session": "ses_1", "text": "rm -rf", "opened": 1, **about}
+def checkpoint(kind: str = "permission", **about: Any) -> Message:
+    return Message(
+        **{"id": "chk_0123456789ab", "kind": kind, "session": "ses_1", "text": "rm -rf", "queued": 1, **about}
     )
 
 
-def link_of(known: Checkpoint, now_ms: int = NOW) -> Link:
+def link_of(known: Message, now_ms: int = NOW) -> Link:
     found = answer_link.parse(answer_link.path_of(KEY, known, now_ms))
     assert found is not None
     return found
@@ -110,7 +110,7 @@ def test_no_character_of_an_ask_is_hidden() -> None:
 class Page:
     """A running page over one checkpoint."""
 
-    def __init__(self, known: Checkpoint) -> None:
+    def __init__(self, known: Message) -> None:
         self.known, self.given, self.now_ms = known, list[list[str]](), NOW
         self.refusal: RequestError | None = None
         config = NotifyConfig(answer_port=free_port())
@@ -146,7 +146,7 @@ class Page:
 
 
 @asynccontextmanager
-async def running(known: Checkpoint) -> AsyncIterator[Page]:
+async def running(known: Message) -> AsyncIterator[Page]:
     made = Page(known)
     async with AsyncExitStack() as stack:
         await made.page.start(stack)
@@ -229,7 +229,7 @@ async def test_a_cut_text_cannot_be_allowed_by_hand_either(tmp_path: Path) -> No
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
     people = People(home, NotifyConfig(), clock.identity(9), Only(host), PLAIN)  # type: ignore[arg-type]
-    async with bench(store, people.agents, people.kinds, clock) as run:
+    async with bench(store, [people.messages], people.kinds, clock) as run:
         people.attach(run.runtime)
         await asks(run, patterns=["echo " + "A" * 5000 + "; rm -rf x"])
         (known,) = await people.waiting()
@@ -249,7 +249,7 @@ async def test_a_cut_text_cannot_be_allowed_by_hand_either(tmp_path: Path) -> No
             with pytest.raises(RequestError) as refused:
                 await people._by_link(cut.id, [given])
             assert refused.value.code == "cut-text"
-        assert [each.state for each in await people.waiting()] == ["open"]
+        assert [each.is_open for each in await people.waiting()] == [True]
     await store.close()
 
 
@@ -261,7 +261,7 @@ async def test_the_message_has_the_link_and_the_log_has_not(tmp_path: Path) -> N
     with Receiver() as phone:
         config = NotifyConfig(urls=(phone.url,), answer_port=free_port(), escalate_after_seconds=0)
         people = People(home, config, clock.identity(9), Only(host), PLAIN)  # type: ignore[arg-type]
-        async with AsyncExitStack() as stack, bench(store, people.agents, people.kinds, clock) as run:
+        async with AsyncExitStack() as stack, bench(store, [people.messages], people.kinds, clock) as run:
             people.attach(run.runtime)
             await people.start(stack)
             await asks(run)
@@ -275,7 +275,7 @@ async def test_the_message_has_the_link_and_the_log_has_not(tmp_path: Path) -> N
             page.page = people.page
             assert await page.post(path[0], "once") == 200
             assert host.answers == [("per_1", ["once"])]
-            (known,) = people.checkpoints.data.checkpoints.values()
+            (known,) = people.messages.data.questions()
             assert (known.state, known.by) == ("answered", "link") and not people.owes()
     await store.close()
     signature = path[0].rpartition("/")[2].encode()

@@ -12,10 +12,11 @@ import pytest
 
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.messages.agent import MessageAgent
-from sidecar.background.people.alerts import NAME as ALERTS
-from sidecar.background.people.alerts import SEND, AlertAgent
-from sidecar.background.people.checkpoints import ANSWER, NAME, CheckpointAgent
+from sidecar.background.messages import facts
+from sidecar.background.messages.agent import NAME, MessageAgent
+from sidecar.background.messages.answers import ANSWER
+from sidecar.background.messages.deliver import WAKE
+from sidecar.background.messages.person import SEND, SHOW
 from sidecar.background.people.people import People
 from sidecar.background.people.teller import heading
 from sidecar.home import Home
@@ -36,7 +37,7 @@ PHANTOM, CHILD, PARENT = "ses_phantom", "ses_child", "ses_parent"
 ASKED = checkpoint_id(CHILD, "per_1")
 
 
-class Checkpoints(CheckpointAgent):
+class Checkpoints(MessageAgent):
     """With background work in two sessions."""
 
     def __init__(self) -> None:
@@ -45,12 +46,17 @@ class Checkpoints(CheckpointAgent):
 
 
 @asynccontextmanager
-async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, Checkpoints, MessageAgent]]:
-    """Background work with a child session; messages find no host."""
-    agent, intents = Checkpoints(), MessageAgent()
-    kinds = {ANSWER: kind or Script({"status": "answered"}), "opencode.wake": Script({"status": "absent"})}
-    async with bench(MemoryStore(), [agent, intents], kinds) as run:
-        yield run, agent, intents
+async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, Checkpoints, Script]]:
+    """Background work with a child session; and what messages to sessions lead to."""
+    agent, wake = Checkpoints(), Script({"status": "sent", "kept": True})
+    kinds = {ANSWER: kind or Script({"status": "answered"}), WAKE: wake, SHOW: Script({"shown": False})}
+    async with bench(MemoryStore(), [agent], kinds) as run:
+        yield run, agent, wake
+
+
+def woken(wake: Script) -> list[str]:
+    """The sessions that got a message, in order."""
+    return [args["session"] for args in wake.runs]
 
 
 async def permission(run: Bench, session: str = CHILD, state: str = "asked", **about: Any) -> None:
@@ -60,24 +66,24 @@ async def permission(run: Bench, session: str = CHILD, state: str = "asked", **a
 
 async def answer(run: Bench, checkpoint: str, *given: str) -> list[str]:
     return await run.command(
-        NAME, "checkpoint.answer", checkpoint=checkpoint, answer=list(given), by="user", key=f"key-{given}", ask={}
+        NAME, "message.answer", message=checkpoint, answer=list(given), by="user", key=f"key-{given}", ask={}
     )
 
 
 async def ask(run: Bench, session: str, checkpoint: str = "chk_1", **about: Any) -> list[str]:
-    given = {"checkpoint": checkpoint, "session": session, "text": "Ship?", "options": [], "default": "", "expires": 0}
-    return await run.command(NAME, "checkpoint.ask", **{**given, **about})
+    given = {"message": checkpoint, "session": session, "text": "Ship?", "options": [], "default": "", "expires": 0}
+    return await run.command(NAME, "message.ask", **{**given, **about})
 
 
 async def test_an_ask_below_background_work_is_opened_and_answered_once() -> None:
     kind = Script({"status": "answered"})
     async with asking(kind) as (run, agent, _):
         await permission(run)
-        known = agent.data.checkpoints[ASKED]
-        assert (known.state, known.intent, known.tell) == ("open", "int_1", PARENT)
-        assert await answer(run, ASKED, "once") == ["checkpoint.answering", "effect.requested"]
+        known = agent.data.messages[ASKED]
+        assert (known.is_open, known.intent, known.to) == (True, "int_1", PARENT)
+        assert await answer(run, ASKED, "once") == ["message.answering", "effect.requested"]
         assert known.state == "answered"
-        assert await answer(run, ASKED, "reject") == ["checkpoint.late"]
+        assert await answer(run, ASKED, "reject") == ["message.late"]
         await permission(run, state="replied", reply="once")
         assert (known.answer, known.key) == (["once"], "key-('once',)")
         assert len(kind.runs) == 1
@@ -90,29 +96,29 @@ async def test_what_opencode_rejected_together_with_another_is_withdrawn() -> No
         await answer(run, ASKED, "reject")
         for request in ("per_2", "per_3"):
             await permission(run, state="replied", reply="reject", request=request, **{"with": "per_1"})
-        second = agent.data.checkpoints[checkpoint_id(CHILD, "per_2")]
+        second = agent.data.messages[checkpoint_id(CHILD, "per_2")]
         assert (second.state, second.why, second.by) == ("withdrawn", f"rejected with {ASKED}", "")
-        assert await answer(run, second.id, "once") == ["checkpoint.late"]
+        assert await answer(run, second.id, "once") == ["message.late"]
 
 
 async def test_the_model_is_told_who_answered() -> None:
-    async with asking() as (run, _, intents):
+    async with asking() as (run, _, wake):
         for by, said in (("user", "The user answered"), ("process", "A process of the user answered")):
             await ask(run, PARENT, f"chk_{by}")
-            await run.command(NAME, "checkpoint.later", checkpoints=[f"chk_{by}"])
-            given = {"checkpoint": f"chk_{by}", "answer": ["yes"], "by": by, "key": by, "ask": {}}
-            await run.command(NAME, "checkpoint.answer", **given)
-            assert said in intents.data.messages[f"ntc_{by}"].text
+            await run.command(NAME, "message.later", messages=[f"chk_{by}"])
+            given = {"message": f"chk_{by}", "answer": ["yes"], "by": by, "key": by, "ask": {}}
+            await run.command(NAME, "message.answer", **given)
+            assert said in wake.runs[-1]["texts"][0]["text"]
 
 
 async def test_an_ask_of_the_user_is_not_opened_by_itself() -> None:
     async with asking() as (run, agent, _):
         await permission(run, PARENT)
-        assert agent.data.checkpoints == {}
-    everywhere = CheckpointAgent(everywhere=True)
+        assert agent.data.messages == {}
+    everywhere = MessageAgent([["desktop"]])
     async with bench(MemoryStore(), [everywhere], {}) as run:
         await permission(run, PARENT)
-        assert [c.tell for c in everywhere.data.checkpoints.values()] == [PARENT]
+        assert [c.to for c in everywhere.data.messages.values()] == [PARENT]
 
 
 async def typed(run: Bench, session: str, text: str, **about: Any) -> None:
@@ -120,13 +126,13 @@ async def typed(run: Bench, session: str, text: str, **about: Any) -> None:
 
 
 async def test_what_a_person_types_answers_the_ask_that_their_session_waits_for() -> None:
-    async with asking() as (run, agent, intents):
+    async with asking() as (run, agent, wake):
         await ask(run, PARENT)
         await typed(run, "ses_other", "no")
         await typed(run, PARENT, "", shell="ls")
         await typed(run, PARENT, "what was typed long ago", metadata={"history": True})
-        known = agent.data.checkpoints["chk_1"]
-        assert known.state == "open"
+        known = agent.data.messages["chk_1"]
+        assert known.is_open
         await typed(run, PARENT, "yes, do")
         assert (known.state, known.answer, known.by, known.via) == (
             "answered",
@@ -134,7 +140,7 @@ async def test_what_a_person_types_answers_the_ask_that_their_session_waits_for(
             "user",
             {"channel": "opencode"},
         )
-        assert intents.data.messages == {}, "the call that waits returns it"
+        assert woken(wake) == [], "the call that waits returns it"
 
 
 async def test_a_message_answers_nothing_if_it_is_not_clear_what_it_answers() -> None:
@@ -143,10 +149,10 @@ async def test_a_message_answers_nothing_if_it_is_not_clear_what_it_answers() ->
         await ask(run, PARENT, "chk_2")
         await ask(run, "ses_cut", "chk_3", left_out=7)
         await ask(run, "ses_left", "chk_4")
-        await run.command(NAME, "checkpoint.later", checkpoints=["chk_4"])
+        await run.command(NAME, "message.later", messages=["chk_4"])
         for session in (PARENT, "ses_cut", "ses_left"):
             await typed(run, session, "yes")
-        assert {each.state for each in agent.data.checkpoints.values()} == {"open"}
+        assert all(each.is_open for each in agent.data.messages.values())
 
 
 class Held(Script):
@@ -168,14 +174,14 @@ async def test_an_answer_in_opencode_wins_over_one_that_is_on_its_way() -> None:
         await permission(run)
         ours = asyncio.create_task(answer(run, ASKED, "once"))
         await kind.begun.wait()
-        assert agent.data.checkpoints[ASKED].state == "answering"
+        assert agent.data.messages[ASKED].state == "answering"
         theirs = asyncio.create_task(permission(run, state="replied", reply="reject"))
-        await until(lambda: agent.data.checkpoints[ASKED].state != "answering")
+        await until(lambda: agent.data.messages[ASKED].state != "answering")
         kind.free.set()
         await asyncio.gather(ours, theirs)
-        known = agent.data.checkpoints[ASKED]
+        known = agent.data.messages[ASKED]
         assert (known.state, known.answer, known.key) == ("answered", ["reject"], "")
-        assert await answer(run, ASKED, "once") == ["checkpoint.late"]
+        assert await answer(run, ASKED, "once") == ["message.late"]
 
 
 async def test_an_answer_that_did_not_arrive_leaves_it_open() -> None:
@@ -183,20 +189,20 @@ async def test_an_answer_that_did_not_arrive_leaves_it_open() -> None:
     async with asking(kind) as (run, agent, _):
         await permission(run)
         await answer(run, ASKED, "once")
-        assert agent.data.checkpoints[ASKED].state == "open"
+        assert agent.data.messages[ASKED].is_open
         assert len(kind.runs) == 5
         kind.result = {"status": "gone"}
         await answer(run, ASKED, "always")
-        assert agent.data.checkpoints[ASKED].state == "withdrawn"
+        assert agent.data.messages[ASKED].state == "withdrawn"
 
 
 async def test_an_answer_that_arrived_before_its_sidecar_died_is_the_answer() -> None:
     async with asking(Script({"status": "gone"})) as (run, agent, _):
         await permission(run)
         await answer(run, ASKED, "once")
-        assert agent.data.checkpoints[ASKED].state == "withdrawn"
+        assert agent.data.messages[ASKED].state == "withdrawn"
         await permission(run, state="replied", reply="once")
-        known = agent.data.checkpoints[ASKED]
+        known = agent.data.messages[ASKED]
         assert (known.state, known.key) == ("answered", "key-('once',)")
 
 
@@ -204,58 +210,58 @@ async def test_an_answer_that_arrived_before_its_sidecar_died_is_the_answer() ->
     ("type_", "about", "state"),
     [
         ("turn.ended", {"session": CHILD, "outcome": "aborted"}, "withdrawn"),
-        ("turn.ended", {"session": CHILD, "outcome": "continued"}, "open"),
-        ("turn.ended", {"session": PHANTOM, "outcome": "completed"}, "open"),
+        ("turn.ended", {"session": CHILD, "outcome": "continued"}, "queued"),
+        ("turn.ended", {"session": PHANTOM, "outcome": "completed"}, "queued"),
         ("lifecycle.session.ended", {"session": CHILD}, "withdrawn"),
         ("intent.cancelled", {"intent": "int_1"}, "withdrawn"),
-        ("intent.cancelled", {"intent": "int_2"}, "open"),
+        ("intent.cancelled", {"intent": "int_2"}, "queued"),
     ],
 )
 async def test_it_ends_with_what_asked(type_: str, about: dict[str, Any], state: str) -> None:
     async with asking() as (run, agent, _):
         await permission(run)
         await run.happened(type_, **about)
-        assert agent.data.checkpoints[ASKED].state == state
+        assert agent.data.messages[ASKED].state == state
 
 
 async def test_nobody_answers_in_time() -> None:
-    async with asking() as (run, agent, intents):
+    async with asking() as (run, agent, wake):
         await ask(run, PARENT, expires=run.clock.now_ms + 60_000, default="no")
         assert agent.deadline() == run.clock.now_ms + 60_000
-        await run.command(NAME, "checkpoint.later", checkpoints=["chk_1"])
+        await run.command(NAME, "message.later", messages=["chk_1"])
         await run.tick(NAME, 59)
-        assert agent.data.checkpoints["chk_1"].state == "open"
+        assert agent.data.messages["chk_1"].is_open
         await run.tick(NAME, 1)
-        known = agent.data.checkpoints["chk_1"]
+        known = agent.data.messages["chk_1"]
         assert (known.state, known.answer) == ("expired", ["no"])
-        assert [(n.to, "default" in n.text) for n in intents.data.messages.values()] == [(PARENT, True)]
-        assert await answer(run, "chk_1", "yes") == ["checkpoint.late"]
+        assert woken(wake) == [PARENT] and "default" in wake.runs[0]["texts"][0]["text"]
+        assert await answer(run, "chk_1", "yes") == ["message.late"]
 
 
 async def test_an_answer_goes_to_the_call_that_waits_and_else_to_the_session_once() -> None:
-    async with asking() as (run, agent, intents):
+    async with asking() as (run, agent, wake):
         await ask(run, PARENT)
         await answer(run, "chk_1", "yes")
-        assert intents.data.messages == {}
-        await run.command(NAME, "checkpoint.told", checkpoints=["chk_1"])
-        assert intents.data.messages == {}
+        assert woken(wake) == []
+        await run.command(NAME, "message.return", message="ntc_1", about="chk_1", session=PARENT, call="")
+        assert woken(wake) == []
 
         await ask(run, PARENT, "chk_2")
         await answer(run, "chk_2", "yes")
         # The call gave up, or its process died, before it could return the answer.
-        await run.command(NAME, "checkpoint.later", checkpoints=["chk_2"])
-        await run.command(NAME, "checkpoint.later", checkpoints=["chk_2"])
-        assert [n.to for n in intents.data.messages.values()] == [PARENT]
-        assert agent.data.checkpoints["chk_2"].waiting is False
+        await run.command(NAME, "message.later", messages=["chk_2"])
+        await run.command(NAME, "message.later", messages=["chk_2"])
+        assert woken(wake) == [PARENT]
+        assert agent.data.messages["chk_2"].waiting is False
 
 
 async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
-    async with asking() as (run, agent, intents):
+    async with asking() as (run, agent, wake):
         await ask(run, PARENT)
         await run.happened("turn.ended", session=PARENT, outcome="aborted")
-        assert (agent.data.checkpoints["chk_1"].state, agent.data.checkpoints["chk_1"].waiting) == ("open", False)
+        assert agent.data.messages["chk_1"].is_open and not agent.data.messages["chk_1"].waiting
         await answer(run, "chk_1", "yes")
-        assert [n.to for n in intents.data.messages.values()] == [PARENT]
+        assert woken(wake) == [PARENT]
 
 
 @pytest.mark.parametrize(
@@ -272,38 +278,37 @@ async def test_a_call_whose_turn_was_stopped_waits_no_more() -> None:
 async def test_an_answer_that_opencode_did_not_keep_goes_to_the_session(
     hook: str | None, outcome: str, kept: bool
 ) -> None:
-    async with asking() as (run, agent, intents):
+    async with asking() as (run, agent, wake):
         await ask(run, PARENT)
-        (known,) = agent.data.checkpoints.values()
+        (known,) = agent.data.messages.values()
         await answer(run, known.id, "yes")
-        await run.command(NAME, "checkpoint.told", checkpoints=[known.id], call="call_1")
+        await run.command(NAME, "message.return", message="ntc_1", about=known.id, session=PARENT, call="call_1")
         if hook is not None:
             step = {"session": PARENT, "call": "call_1", "kind": "tool", "status": "completed"}
             await run.happened("execution.step", metadata={"hook": hook}, **step)
         await run.happened("turn.ended", session=PARENT, outcome=outcome)
         await run.happened("turn.ended", session=PARENT, outcome="completed")
-        assert known.told is kept
-        assert len(intents.data.messages) == (0 if kept else 1)
+        assert len(wake.runs) == (0 if kept else 1)
 
 
 async def test_the_answer_for_background_work_that_ended_goes_to_the_session_above() -> None:
-    async with asking() as (run, agent, intents):
+    async with asking() as (run, agent, wake):
         await ask(run, PHANTOM)
-        await run.command(NAME, "checkpoint.later", checkpoints=["chk_1"])
+        await run.command(NAME, "message.later", messages=["chk_1"])
         agent.at_work.clear()
         await run.happened("intent.completed", intent="int_1")
-        assert agent.data.checkpoints["chk_1"].state == "open"
+        assert agent.data.messages["chk_1"].is_open
         await answer(run, "chk_1", "yes")
-        assert [n.to for n in intents.data.messages.values()] == [PARENT]
+        assert woken(wake) == [PARENT]
 
 
 async def test_what_a_person_lets_ended_work_ask_names_the_work_and_its_project() -> None:
     """OpenCode only knows the copy, whose name is an id."""
     ended = Asker(None, PHANTOM, "count things", "/home/ada/shop")
-    agent = CheckpointAgent(everywhere=True, asker=lambda session: ended)
+    agent = MessageAgent([["desktop"]], asker=lambda session: ended)
     async with bench(MemoryStore(), [agent], {}) as run:
         await permission(run, PHANTOM, "asked")
-        (known,) = agent.data.checkpoints.values()
+        (known,) = agent.data.messages.values()
         assert heading(known) == "count things in shop asks for permission"
 
 
@@ -335,15 +340,15 @@ def trouble(about: str) -> dict[str, Any]:
 
 
 async def test_a_trouble_rings_once_until_it_is_over() -> None:
-    send, agent = Script({}), AlertAgent([["json:1"]], NotifyConfig())
+    send, agent = Script({}), MessageAgent([["json:1"]], NotifyConfig())
     async with bench(MemoryStore(), [agent], {SEND: send}) as run:
 
         async def are(*abouts: str) -> list[str]:
             """The messages that this makes."""
             send.runs.clear()
-            await run.command(ALERTS, "alert.troubles", troubles=[trouble(each) for each in abouts])
+            await run.command(NAME, "message.troubles", troubles=[trouble(each) for each in abouts])
             for _ in range(2):
-                await run.tick(ALERTS, 31)
+                await run.tick(NAME, 31)
             return [args["text"] for args in send.runs]
 
         assert await are("one") == ["one is wrong. look"]
@@ -351,7 +356,7 @@ async def test_a_trouble_rings_once_until_it_is_over() -> None:
         (both,) = await are("one", "two", "three")
         assert "two is wrong" in both and "three is wrong" in both
         assert await are("two") == []
-        assert {a.about for a in agent.data.alerts.values() if a.state != "seen"} == {"agents:two"}
+        assert {a.about for a in agent.data.messages.values() if a.is_open} == {"agents:two"}
         assert await are("one", "two") == ["one is wrong. look"], "again, because it had ended"
         assert agent.deadline() is None
 
@@ -364,7 +369,7 @@ async def watched(path: Path, *, lasts: float = 0.0) -> AsyncIterator[tuple[Peop
     store = await Log.open(home.store_path, seeded_identity(1))
     config = NotifyConfig(command=("true",), escalate_after_seconds=lasts)
     made = People(home, config, clock.identity(store.head + 9), Only(Host()), PLAIN)  # type: ignore[arg-type]
-    async with bench(store, [*made.agents, *agents(Moody)], made.kinds, clock, seed=store.head + 3) as run:
+    async with bench(store, [made.messages, *agents(Moody)], made.kinds, clock, seed=store.head + 3) as run:
         run._count = store.head + 100
         made.attach(run.runtime, lambda: {"agents": run.runtime.status(), "problems": problems})
         await run.settled()
@@ -376,8 +381,8 @@ async def told(made: People, run: Bench) -> list[str]:
     """What is known to be wrong, after the sidecar has looked."""
     await made.keep_time()
     await run.settled()
-    open_ = {a.about for a in made.alerts.data.alerts.values() if a.state != "seen"}
-    assert open_ == made.alerts.data.troubles.keys()
+    open_ = {a.about for a in made.messages.data.messages.values() if a.is_open}
+    assert open_ == facts.troubles(made.messages.data)
     return sorted(about.removeprefix("agents:") for about in open_)
 
 
@@ -387,18 +392,18 @@ async def test_the_troubles_of_agents_are_told(tmp_path: Path) -> None:
         problems.append({"spec": "a.py:A", "reason": "no such file"})
         await run.command("moody", "feel", mood=["DEGRADED", ["the shop is slow", "and closed"]])
         assert await told(made, run) == ["a.py:A not loaded", "moody degraded"]
-        (text,) = [a.text for a in made.alerts.data.alerts.values() if "moody" in a.about]
+        (text,) = [a.text for a in made.messages.data.messages.values() if "moody" in a.about]
         assert "the shop is slow; and closed" in text and "durable-stream agents" in text
         for n in range(2):  # the last delivery of a message, and another
             given = Command(f"k{n}", "fail", {})
             letter = await run.runtime.bury("moody", given, "as asked", {"attempts": 5}, key=f"m{n}")
             await run.settled()
             assert await told(made, run) == ["a.py:A not loaded", "moody dead", "moody degraded"]
-        assert len(made.alerts.data.alerts) == 3
+        assert len(made.messages.data.messages) == 3
     async with watched(tmp_path) as (made, run, problems):
         problems.append({"spec": "a.py:A", "reason": "no such file"})
         assert await told(made, run) == ["a.py:A not loaded", "moody dead", "moody degraded"]
-        assert len(made.alerts.data.alerts) == 3, "a restart raises no alert again"
+        assert len(made.messages.data.messages) == 3, "a restart raises no alert again"
         for letter_id in list(run.runtime.view.dead):
             await run.runtime.drop(letter_id)
         await run.command("moody", "feel", mood="READY")
@@ -411,7 +416,7 @@ async def test_the_troubles_of_agents_are_told(tmp_path: Path) -> None:
 async def test_what_passes_is_not_told(tmp_path: Path) -> None:
     async with watched(tmp_path, lasts=3600.0) as (made, run, _):
         await run.command("moody", "feel", mood=["DEGRADED", ["slow"]])
-        assert await told(made, run) == [] and made.alerts.data.alerts == {}
+        assert await told(made, run) == [] and made.messages.data.messages == {}
         await run.command("moody", "feel", mood=["FAILED", ["slow"]])
         assert await told(made, run) == ["moody failed"]
 

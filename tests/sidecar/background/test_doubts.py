@@ -19,8 +19,8 @@ from sidecar.agents.effects.runner import Reconciled
 from sidecar.agents.inputs import MAX_DEPTH, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point
+from sidecar.background.messages.agent import NAME
 from sidecar.background.people import answer_link, doubts
-from sidecar.background.people.checkpoints import NAME
 from sidecar.background.people.consent import MAX_TEXT
 from sidecar.background.people.people import AnswerArgs, People
 from sidecar.background.people.teller import asks, sentence
@@ -59,7 +59,7 @@ def made_people(path: Path, clock: Clock) -> tuple[People, list[Agent]]:
     home = Home(path / "home")
     home.create()
     made = People(home, NotifyConfig(command=["true"]), clock.identity(9), Only(Host()), PLAIN)  # type: ignore[arg-type]
-    return made, [*made.agents, *agents(Wordy)]
+    return made, [made.messages, *agents(Wordy)]
 
 
 @asynccontextmanager
@@ -108,12 +108,12 @@ async def ledger(store: StreamStore) -> list[tuple[str, int]]:
 async def test_a_doubt_is_a_checkpoint_that_says_what_since_when_and_how_to_answer(tmp_path: Path) -> None:
     async with doubting(tmp_path, unsafe(), text="hello\u202e", to="ada") as (made, run):
         (known,) = await made.waiting()
-        assert (known.kind, known.state, known.options) == ("effect", "open", ANSWERS)
+        assert (known.kind, known.is_open, known.options) == ("effect", True, ANSWERS)
         assert (known.effect["agent"], known.effect["kind"], known.effect["attempt"]) == ("wordy", "work", 1)
         assert known.opened == run.clock.now_ms and known.session == "" and known.expires is None
         for said in ("wordy", "work", '"text": "hello<U+202E>"', '"to": "ada"', *ANSWERS):
             assert said in asks(known) and said in sentence(known)
-        assert [a.about for a in made.alerts.data.alerts.values()] == [known.id], "it rings as other asks do"
+        assert [a.stages for a in made.messages.data.messages.values()] == [known.stages], "it rings as other asks do"
         page = answer_link.form_page(known)
         assert all(f'value="{each}"' in page for each in ANSWERS)
         assert page.count("<form") == 3, "nothing else can be answered"
@@ -141,10 +141,9 @@ async def test_the_first_answer_settles_the_effect(tmp_path: Path, answer: str, 
             assert await answered(made, late) == "already-answered"
         settled = [r.event.payload for r in await records(run.store, effects_stream("wordy"))]
         assert [each["resolved_by"] for each in settled if "resolved_by" in each] == ["process"]
-        (known,) = made.checkpoints.data.checkpoints.values()
+        (known,) = made.messages.data.questions()
         assert (known.answer, known.by, known.closed) == ([answer], "process", run.clock.now_ms)
         assert await made.waiting() == []
-        assert {a.state for a in made.alerts.data.alerts.values()} == {"seen"}
 
 
 async def test_two_answers_at_once_are_one_decision(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ async def test_what_goes_on_by_itself_is_no_longer_asked(tmp_path: Path) -> None
         (known,) = await made.waiting()
     async with doubting(tmp_path, unsafe(found=Reconciled(True, {"id": 3})), cut_off=False) as (made, run):
         assert await made.waiting() == []
-        assert made.checkpoints.data.checkpoints[known.id].state == "withdrawn"
+        assert made.messages.data.messages[known.id].state == "withdrawn"
         assert await answered(made, "try again") == "already-answered"
         assert state(run.runtime, "wordy")["results"][-1] == {"type": "effect.completed", "result": {"id": 3}}
 
@@ -199,7 +198,7 @@ async def test_a_text_that_is_cut_is_whole_in_the_terminal_and_answered_only_the
 async def test_a_doubt_at_the_end_of_a_chain_rings_too(tmp_path: Path) -> None:
     async with doubting(tmp_path, unsafe(), depth=MAX_DEPTH - 2) as (made, run):
         (known,) = await made.waiting()
-        assert [a.about for a in made.alerts.data.alerts.values()] == [known.id]
+        assert [a.id for a in made.messages.data.messages.values()] == [known.id]
         assert await answered(made, "it happened") == "answered"
         await run.settled()
         assert state(run.runtime, "wordy")["results"][-1]["type"] == "effect.completed"
@@ -212,7 +211,7 @@ async def test_an_effect_of_the_same_name_as_a_checkpoint_answers_nothing(tmp_pa
         given = {"node": known.id, "final": True, "kind": "work", "result": {"status": "answered"}, "attempt": 1}
         about = {"run": "other", "idempotency_key": "k", "request": "x"}
         event = await run.happened("effect.completed", effects_stream("other"), **given, **about)
-        assert event.event.actor != NAME and (await made.waiting())[0].state == "open"
+        assert event.event.actor != NAME and (await made.waiting())[0].is_open
 
 
 # --- kill -9 between the answer and its end ---
@@ -278,7 +277,7 @@ async def test_an_answer_survives_kill_9_until_it_is_carried_out(
     await asyncio.to_thread(killed, path, answer, point)
     kind = unsafe()
     async with doubting(path, kind, cut_off=False) as (made, run):
-        (known,) = made.checkpoints.data.checkpoints.values()
+        (known,) = made.messages.data.questions()
         assert (known.state, known.answer) == ("answered", [answer])
         assert [each for each in await ledger(run.store) if each[1] == 1] == [
             ("started", 1),

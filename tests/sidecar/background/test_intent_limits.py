@@ -46,14 +46,14 @@ def test_the_time_of_work_that_waits_for_a_person_stands_still() -> None:
     for name, above in (("top", "ses_user"), ("low", "ses_int_top"), ("other", "ses_user")):
         world.register(name, parent=above, wall_ms=600_000)
         world.settle()
-    world.happens("checkpoint.opened", checkpoint="chk_1", intent="int_low", kind="permission")
-    world.happens("checkpoint.opened", checkpoint="chk_2", intent=None, kind="permission")
+    world.happens("message.queued", message="chk_1", intent="int_low", kind="permission")
+    world.happens("message.queued", message="chk_2", intent=None, kind="permission")
     later(world, 7_200)
     assert [world.intent(name).state for name in ("top", "low", "other")] == ["running", "running", "failed"]
     silent = {"state": "busy", "quiet_ms": 60_000, "resumes": 0}
     assert world.happens("effect.completed", kind=CHECK, node="int_low", result=silent) == []
-    assert world.happens("checkpoint.answered", checkpoint="chk_1") == ["intent.continued"]
-    assert world.happens("checkpoint.answered", checkpoint="chk_2") == []
+    assert world.happens("message.answered", message="chk_1") == ["intent.continued"]
+    assert world.happens("message.answered", message="chk_2") == []
     later(world, 590)
     assert world.intent("top").state == "running" == world.intent("low").state
     later(world, 10)

@@ -228,7 +228,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
         elif step == "turn":
             world.happens("turn.ended", session="ses_user", outcome="interrupted" if n % 2 else "completed")
         elif step == "answer" and asked:
-            world.happens("checkpoint.answered", checkpoint=asked.pop(n % len(asked)))
+            world.happens("message.answered", message=asked.pop(n % len(asked)))
         elif step == "fail" and (wakes := [each for each in world.effects if each[0] == WAKE]):
             world.effects.remove(wakes[0])
             world.happens("effect.failed", kind=WAKE, node=wakes[0][1], error="OpenCode answers with 500")
@@ -236,7 +236,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
             continue
         elif step == "ask":
             asked.append(f"chk_{count}")
-            world.happens("checkpoint.opened", checkpoint=asked[-1], intent=one.id, kind="ask")
+            world.happens("message.queued", message=asked[-1], intent=one.id, kind="ask")
         elif step == "tell":
             world.happens("message.return", message=f"ntc_{one.id[4:]}", session="ses_user", call=f"call_{count}")
         elif step == "cancel":
@@ -249,7 +249,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
         assert all((each.since is not None) == each.works for each in world.agent.data.intents.values())
         assert all(each.ran_ms <= 10_000 * (count + 1) for each in world.agent.data.intents.values())
     for checkpoint in asked:
-        world.happens("checkpoint.expired", checkpoint=checkpoint)
+        world.happens("message.expired", message=checkpoint)
     assert not any(each.asks for each in world.agent.data.unfinished())
     for _ in range(3 * len(steps) + 3):
         world.settle()

@@ -18,8 +18,9 @@ from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
 from sidecar.background.intents.works import Asker, Works
 from sidecar.background.messages.agent import MessageAgent
+from sidecar.background.messages.answers import answer_text
+from sidecar.background.messages.message import Message
 from sidecar.background.messages.wording import MAX_INLINE, TAGS, for_person, inline, quoted, without_tags
-from sidecar.background.people.checkpoints import Checkpoint, CheckpointAgent, answer_text
 from sidecar.background.people.teller import IN_LIST, TYPE_IT
 from sidecar.background.people.terminals import NAME, CardFile, card_text
 from tests.sidecar.agents.kinds import Clock
@@ -80,10 +81,10 @@ def unsaved(text: str) -> str:
 
 def answered(text: str) -> str:
     """The message with an answer for a session whose call no longer waits."""
-    agent = CheckpointAgent()
-    agent.data.checkpoints["chk_1"] = Checkpoint("chk_1", "ask", "ses_1", text, 0)
-    given = {"checkpoint": "chk_1", "answer": [text, text], "by": "user", "key": "k"}
-    return str(_outputs(agent, "checkpoint.answer", given)[-1].payload["text"])
+    agent = MessageAgent()
+    agent.data.messages["chk_1"] = Message("chk_1", "ask", text, 0, session="ses_1")
+    given = {"message": "chk_1", "answer": [text, text], "by": "user", "key": "k"}
+    return str(_outputs(agent, "message.answer", given)[-1].payload["text"])
 
 
 def signalled(text: str) -> str:
@@ -161,10 +162,10 @@ def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
 
 
 def test_what_a_session_asks_stays_on_its_screen_with_the_options_and_how_to_answer() -> None:
-    about = {"session": "ses_1", "opened": 8, "tell": "ses_1", "directory": "/home/ada/shop"}
-    mine = Checkpoint("chk_1", "ask", text="Ship it?", options=["yes", "no"], **about)
-    shown = Checkpoint("chk_2", "permission", text="bash make", **about)
-    below = Checkpoint("chk_3", "permission", text="bash make", intent="int_1", work="tidy", **about)
+    about = {"session": "ses_1", "queued": 8, "to": "ses_1", "directory": "/home/ada/shop"}
+    mine = Message("chk_1", "ask", text="Ship it?", options=["yes", "no"], **about)
+    shown = Message("chk_2", "permission", text="bash make", **about)
+    below = Message("chk_3", "permission", text="bash make", intent="int_1", work="tidy", **about)
     asks = json.loads(card_text((), [mine, shown, below, replace(mine, id="chk_4", state="answered")]))["asks"]
     assert [each["id"] for each in asks] == ["chk_1", "chk_3"], "OpenCode shows its own permissions by itself"
     typed, listed = (each["text"].split("\n") for each in asks)
@@ -202,7 +203,7 @@ def test_what_runs_what_ended_lately_and_what_waits_is_listed() -> None:
     about = {"prompt": "p", "parent": None, "directory": "/p", "created": 0}
     runs = Intent("int_1", title="tests", state="running", started=0, cost=0.5, **about)  # type: ignore[arg-type]
     ended = Intent("int_2", title="old", state="failed", ended=0, reason="timeout", **about)  # type: ignore[arg-type]
-    waits = Checkpoint(id="chk_1", kind="permission", session="s", text="bash\nrm\x1b[2J" + "x" * 500, opened=0)
+    waits = Message(id="chk_1", kind="permission", session="s", text="bash\nrm\x1b[2J" + "x" * 500, queued=0)
     shown = listing([ended, runs], [waits], RECENT_MS - 1).splitlines()
     assert shown[0].startswith("int_2 · failed") and "timeout" in shown[0]
     assert shown[1].startswith("int_1 · running · ") and "tests" in shown[1]
@@ -211,7 +212,7 @@ def test_what_runs_what_ended_lately_and_what_waits_is_listed() -> None:
     asks = next(line for line in shown if line.startswith("chk_1"))
     assert len(asks) < MAX_ASK + 80 and "\x1b" not in asks and "characters left out" in asks
     assert asks.partition(" · since ")[0].endswith("xxx")
-    always = Checkpoint(id="chk_2", kind="permission", session="s", text="bash rm", opened=0, always=["rm *"])
+    always = Message(id="chk_2", kind="permission", session="s", text="bash rm", queued=0, always=["rm *"])
     assert "rm *" in listing([], [always], 0)
     assert "int_2" not in listing([ended, runs], [], RECENT_MS)
     assert len(listing([], [], 0).splitlines()) == 1

@@ -20,8 +20,8 @@ from bridge.opencode.redact import Redactor
 from sidecar.agents.inputs import InputRefused, agent_stream
 from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.works import Asker
+from sidecar.background.messages.person import LOOK
 from sidecar.background.people import answerers
-from sidecar.background.people.alerts import LOOK
 from sidecar.background.people.answerers import Who
 from sidecar.background.people.people import MOST_ASKS, AnswerArgs, People, SignalArgs
 from sidecar.background.people.terminals import FOLDER
@@ -68,7 +68,7 @@ async def people(tmp_path: Path) -> AsyncIterator[tuple[People, Host, Bench]]:
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
     made = People(home, NotifyConfig(), clock.identity(9), Only(host), PLAIN)  # type: ignore[arg-type]
-    async with bench(store, made.agents, made.kinds, clock) as run:
+    async with bench(store, [made.messages], made.kinds, clock) as run:
         made.attach(run.runtime)
         yield made, host, run
     await store.close()
@@ -152,7 +152,7 @@ async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path)
 async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_path: Path) -> None:
     async with people(tmp_path) as (made, _, _run):
         first = await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
-        (known,) = made.checkpoints.data.checkpoints.values()
+        (known,) = made.messages.data.questions()
         assert known.id in first and "wait_for" in first
         await made.keep_time()
         assert known.waiting is False
@@ -160,7 +160,7 @@ async def test_a_call_gives_up_and_the_same_question_is_the_same_checkpoint(tmp_
         assert "yes" in await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
         assert "yes" in await made.wait_for_checkpoint(known, "ses_1", "", "", 0)
         await made.ask("ses_1", AskArgs(question="Ship?"), seconds=0)
-        assert len(made.checkpoints.data.checkpoints) == 2, "a question whose answer was heard is a new one"
+        assert len(made.messages.data.questions()) == 2, "a question whose answer was heard is a new one"
 
 
 async def test_a_session_cannot_bury_a_person_in_questions(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ async def test_a_session_cannot_bury_a_person_in_questions(tmp_path: Path) -> No
         done = await asyncio.gather(*(made.ask("ses_1", each, seconds=0) for each in questions), return_exceptions=True)
         refused = [each.code for each in done if isinstance(each, RequestError)]
         assert refused == ["too-many-asks"] * (40 - MOST_ASKS)
-        assert len(made.checkpoints.data.checkpoints) == MOST_ASKS
+        assert len(made.messages.data.questions()) == MOST_ASKS
         await made.ask("ses_1", questions[0], seconds=0)
         await made.ask("ses_2", questions[0], seconds=0)
-        first = next(iter(made.checkpoints.data.checkpoints))
+        first = made.messages.data.questions()[0].id
         await made.answer(AnswerArgs(checkpoint=first, answer=["yes"]))
         await made.ask("ses_1", questions[39], seconds=0)
 
@@ -200,14 +200,14 @@ async def test_who_answered_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
             elif not tty:
                 with pytest.raises(RequestError) as refused:
                     await made.answer(args.model_copy(update={"proof": proof}))
-                assert refused.value.code == "needs-person" and (await made.waiting())[0].state == "open"
+                assert refused.value.code == "needs-person" and (await made.waiting())[0].is_open
                 made.answerers = answerers.Answerers(tuple, ["answer"], home.read_token)
             row = await made.answer(args)
             assert (row["by"], row["via"]) == (by, via)
             answered: list[Any] = []
             while len(answered) <= number:  # the agent knows it a moment before the log has it
-                logged = [record.event for record in await records(run.store, agent_stream("checkpoints"))]
-                answered = [event.payload for event in logged if event.type == "checkpoint.answered"]
+                logged = [record.event for record in await records(run.store, agent_stream("messages"))]
+                answered = [event.payload for event in logged if event.type == "message.answered"]
             assert (answered[-1]["by"], answered[-1]["via"]) == (by, via), "the log says so"
 
 
@@ -383,7 +383,7 @@ async def test_the_model_gets_an_answer_as_it_was_said_by_its_call_or_by_a_messa
         host.answers("msg_1")
         for by_message in (False, True):
             waits = asyncio.create_task(call(made, "checkpoint_ask", question=f"Which? {by_message}"))
-            while not (asked := [c for c in await made.people.waiting() if c.state == "open"]):
+            while not (asked := [c for c in await made.people.waiting() if c.is_open]):
                 await asyncio.sleep(0)  # until the question is in the log
             if by_message:  # the turn is stopped, so its call waits no longer
                 await run.happened("turn.ended", session=PARENT, outcome="interrupted", message="msg_1")

@@ -216,7 +216,7 @@ async def test_calls_to_which_a_model_gave_one_id_are_as_many_as_they_differ(tmp
         assert sorted(intent.prompt for intent in made.data.intents.values()) == ["one", "two"]
         for text in ("first", "second", "first"):
             await call(made, "notify_user", message=text)
-        assert sorted(alert.text for alert in made.people.alerts.data.alerts.values()) == ["first", "second"]
+        assert sorted(alert.text for alert in made.people.messages.data.messages.values()) == ["first", "second"]
 
 
 async def test_one_chain_of_causes_and_one_trace_lead_from_the_call_to_the_message_with_the_result(

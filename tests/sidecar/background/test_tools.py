@@ -135,7 +135,7 @@ class Two:
             work = RegisterArgs(prompt=text, title=f"{text} work", directory=f"/{session}", parent=session)
             self.intents[session] = (await self.made.register_intent(work)).id
             await self.made.people.ask(session, AskArgs(question=f"{text}?"), "call_0", seconds=0)
-            (ask,) = (c.id for c in self.made.people.checkpoints.data.checkpoints.values() if c.session == session)
+            (ask,) = (c.id for c in self.made.people.messages.data.questions() if c.session == session)
             self.asks[session] = ask
             await self.made.people.keep_time()
         await self.run.settled()
@@ -143,12 +143,11 @@ class Two:
     def theirs(self) -> str:
         """All that belongs to them, to compare."""
         people, data = self.made.people, self.made.agent.state()
-        asked, told = people.checkpoints.state(), people.messages.state()
+        told = people.messages.state()
         return json.dumps(
             [
-                {key: each for key, each in asked["checkpoints"].items() if each["session"] != OURS},
                 {key: each for key, each in data["intents"].items() if each["parent"] != OURS},
-                {key: each for key, each in told["messages"].items() if each["to"] != OURS},
+                {key: each for key, each in told["messages"].items() if OURS not in (each["to"], each["session"])},
                 {s: n for n, of in people.messages.data.signals.awaited.items() for s in of if s != OURS},
             ],
             sort_keys=True,
@@ -246,12 +245,11 @@ async def test_a_session_looks_at_what_its_tree_asked_and_the_answer_still_goes_
         asked = world.asks[TASK]
         looks = asyncio.create_task(world.call(THEIRS, "wait_for", what=asked))
         await world.run.settled()
-        known = world.made.people.checkpoints.data.checkpoints[asked]
+        known = world.made.people.messages.data.messages[asked]
         assert not known.waiting
         await world.made.people.answer(AnswerArgs(checkpoint=asked, answer=["the answer"]))
         assert "the answer" in await looks
         await world.run.settled()
-        assert not known.returned
         told = [n.to for n in world.made.people.messages.data.messages.values() if "the answer" in n.text]
         assert told == [TASK]
         assert (await world.call(TASK, "wait_for", what=world.asks[THEIRS])).startswith("error: "), "not upwards"
@@ -259,19 +257,20 @@ async def test_a_session_looks_at_what_its_tree_asked_and_the_answer_still_goes_
 
 async def test_only_the_history_of_the_session_that_asked_proves_that_an_answer_was_told(tmp_path: Path) -> None:
     async with two(tmp_path) as world:
-        asked, checkpoints = world.asks[THEIRS], world.made.people.checkpoints
+        asked, known = world.asks[THEIRS], world.made.people.messages.data.messages
         theirs = asyncio.create_task(world.call(THEIRS, "wait_for", what=asked))
         await world.run.settled()
-        await world.run.command("checkpoints", "checkpoint.told", checkpoints=[asked], session=OURS, call="call_x")
-        assert checkpoints.data.checkpoints[asked].waiting, "a call of another session returns nothing of theirs"
+        about = {"message": f"ntc_{asked[4:]}", "about": asked}
+        await world.run.command("messages", "message.return", **about, session=OURS, call="call_x")
+        assert known[asked].waiting, "a call of another session returns nothing of theirs"
         await world.made.people.answer(AnswerArgs(checkpoint=asked, answer=["the answer"]))
         await theirs
-        known = checkpoints.data.checkpoints[asked]
-        step = {"call": known.returned, "kind": "tool", "status": "completed"}
+        told = known[f"ntc_{asked[4:]}"]
+        step = {"call": told.call, "kind": "tool", "status": "completed"}
         await world.run.happened("execution.step", stream=OURS, session=OURS, **step)
-        assert not checkpoints.data.checkpoints[asked].told
+        assert told.state == "returned"
         await world.run.happened("execution.step", stream=THEIRS, session=THEIRS, **step)
-        assert checkpoints.data.checkpoints[asked].told
+        assert told.state == "seen"
 
 
 async def test_background_work_names_its_own_and_the_session_above_names_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from sidecar.background.intents.works import Asker
 from sidecar.background.messages.agent import MessageAgent
 from sidecar.background.messages.deliver import WAKE
 from sidecar.background.messages.message import Message
+from sidecar.background.messages.person import SHOW
 from sidecar.config import PhantomConfig
 from streams.event import StreamEvent
 from tests.sidecar.agents.kinds import Clock
@@ -27,7 +28,10 @@ class World:
             IntentAgent(PhantomConfig(**{"max_steps": 0, "silence_minutes": 0, "readers": ()} | limits)),
             Clock(),
         )
-        self.teller = MessageAgent(lambda session: Asker(None, session, "work" * (session in self.agent.data.sessions)))
+        self.teller = MessageAgent(
+            asker=lambda session: Asker(None, session, "work" * (session in self.agent.data.sessions))
+        )
+        self.teller._person.told = lambda *_, **__: []  # type: ignore[method-assign]  # nobody is told by an alert
         self._begin = begin
         """How the ids of sessions begin."""
         self.effects: list[tuple[str, str, dict[str, Any]]] = []
@@ -45,6 +49,7 @@ class World:
         """One input; the types of what the agent recorded."""
         self._count += 1
         about: dict[str, Any] = {"payload": payload, "metadata": metadata or {}}
+        about |= {"actor": "messages"} if payload.get("kind") == WAKE else {}
         identity = self.clock.identity(self._count)
         given = event(f"{self._count}", stream="ses_1", type_=type_, identity=identity, **about)
         found: list[str] = []
@@ -60,7 +65,7 @@ class World:
         for outputs in decisions(agent, given):
             for output in outputs:
                 self._count += 1
-                if output.effect:
+                if output.effect and output.effect != SHOW:
                     self.effects.append((output.effect, output.node, dict(output.payload)))
                 payload = {"args": output.payload} if output.effect else output.payload
                 identity = self.clock.identity(self._count)

@@ -47,7 +47,7 @@ def test_what_was_answered_in_opencode_stays_listed(home: Path) -> None:
         FIRST: ("answered", "user", ""),
         SECOND: ("withdrawn", "", f"rejected with {FIRST}"),
         THIRD: ("withdrawn", "", "its turn ended"),
-        LAST: ("open", "", ""),
+        LAST: ("queued", "", ""),
     }
     said = run(home, "checkpoints", "--all").out
     for words in ("answered, in OpenCode", f"withdrawn: rejected with {FIRST}", "withdrawn: its turn ended"):

@@ -139,7 +139,7 @@ def test_any_other_file_is_refused_and_changes_nothing(source: Path, target: Pat
 def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path, tmp_path: Path) -> None:
     home = make_home(tmp_path / "home", "task_child")
     session = run(home, "streams", "--json").objects()[0]["stream_id"]
-    ask = {"checkpoint": "chk_1", "session": session, "kind": "ask", "text": "Which colour?", "ts": NOW, "intent": None}
+    ask = {"message": "chk_1", "session": session, "kind": "ask", "text": "Which colour?", "ts": NOW, "intent": None}
     made = [
         *intent("int_1", ("intent.completed", {"result": "It is blue.", "parent": session}), parent=session),
         *intent(
@@ -149,9 +149,9 @@ def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path
         made_by(
             "messages", "message.queued", message="ntc_1", kind="result", to=session, text="It is blue.", intent="int_1"
         ),
-        made_by("checkpoints", "checkpoint.opened", **ask),
-        made_by("alerts", "alert.raised", alert="alt_1", session=session, text="Look here", stages=[["phone"]], due=1),
-        made_by("alerts", "alert.sent_to", alert="alt_1", channel="phone"),
+        made_by("messages", "message.queued", **ask),
+        made_by("messages", "message.queued", message="alr_1", kind="alert", to=session, text="Look here", due=1),
+        made_by("messages", "message.sent", message="alr_1", channel="phone"),
     ]
     asyncio.run(append(home / "store", [[event] for event in made]))
     file = exports(home, tmp_path)[0]
@@ -159,7 +159,7 @@ def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path
     told = [each["event"] for each in records(file) if each["event"]["source"]["adapter"] == "runtime"]
     assert [each["type"] for each in told] == [
         *("intent.created", "intent.completed", "intent.created", "message.queued"),
-        *("checkpoint.opened", "alert.raised", "alert.sent_to"),
+        *("message.queued", "message.queued", "message.sent"),
     ]
     assert run(target, "import", str(file), "--json").objects()[0]["added"] == len(records(file))
     for verb in ("intents", "checkpoints", "notices"):

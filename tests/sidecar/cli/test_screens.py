@@ -81,13 +81,13 @@ def troubled_home(healthy_home: Home) -> Path:
     shop = {"directory": "/home/ada/shop", "ts": ts}
     begins = ("intent.started", {"session": "ses_x", "parent": None, "ts": ts})
     changes = {"ref": "refs/x", "count": 1, "files": [], "diff": ""}
-    ask = {"intent": "int_asks", "session": "ses_x", "kind": "permission", "request": "per_1", "tell": "ses_parent"}
+    ask = {"intent": "int_asks", "session": "ses_x", "kind": "permission", "request": "per_1", "to": "ses_parent"}
     ask |= {"work": "clean the build", "options": ["once", "always", "reject"], "always": ["rm *"]}
-    question = {"kind": "ask", "session": "ses_y", "options": ["red", "blue"], "tell": "ses_y"}
+    question = {"kind": "ask", "session": "ses_y", "options": ["red", "blue"], "to": "ses_y"}
     wrong = {"reason": "HTTP 401: the key is wrong", "code": "error"}
     message = told(Intent("int_done", "p", "count lines", "ses_1", "/p", 0), "completed", {"result": "**42** lines"})
     mark = {"durable_stream": {"key": "ntc_done"}}
-    alert = {"alert": "alr_1", "session": None, "about": "int_wrong", "stages": [["ntfy:1f3a9c2e"]], "how": ""}
+    alert = {"message": "alr_1", "kind": "alert", "to": None, "about": "int_wrong", "stages": [["ntfy:1f3a9c2e"]]}
     text = "count words in shop failed: HTTP 401: the key is wrong (int_wrong)"
     made = [
         *asking[:asks],
@@ -97,15 +97,15 @@ def troubled_home(healthy_home: Home) -> Path:
         gap("memory_full", 3, "b1"),
         *intent("int_asks", begins, title="clean the build", **shop),
         made_by("intents", "intent.paused", intent="int_asks", checkpoint="chk_one", ts=ts),
-        made_by("checkpoints", "checkpoint.opened", checkpoint="chk_one", text="bash rm -rf build", **ask, **shop),
-        made_by("checkpoints", "checkpoint.opened", checkpoint="chk_two", text="Which colour?", **question, **shop),
+        made_by("messages", "message.queued", message="chk_one", text="bash rm -rf build", **ask, **shop),
+        made_by("messages", "message.queued", message="chk_two", text="Which colour?", **question, **shop),
         *intent("int_changed", begins, ("intent.completed", {"ts": ts, "changes": changes}), title="tidy", **shop),
         *intent("int_wrong", begins, ("intent.failed", {"ts": lately, **wrong}), title="count words", **shop),
         *intent("int_cut", begins, ("intent.interrupted", {"ts": ts}), title="port", **shop),
         *intent("int_queued", title="translate the manual into a language that nobody of us can read", **shop),
         made_by("messages", "message.queued", message="ntc_done", kind="result", to="ses_wake", text=message),
-        made_by("alerts", "alert.raised", title="OpenCode", text=text, ts=ts, due=None, **alert),
-        made_by("alerts", "alert.failed_to", alert="alr_1", channel="ntfy:1f3a9c2e", error="404", attempt=3, ts=ts),
+        made_by("messages", "message.queued", title="OpenCode", text=text, ts=ts, due=None, **alert),
+        made_by("messages", "message.failed", message="alr_1", channel="ntfy:1f3a9c2e", error="404", attempt=3, ts=ts),
     ]  # fmt: skip
     asyncio.run(append(healthy_home.store_path, [[event] for event in made]))
     return healthy_home.path

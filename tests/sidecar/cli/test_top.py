@@ -60,7 +60,7 @@ def made_by(agent: str, type_: str, **payload: Any) -> StreamEvent:
     """An event of a built-in agent."""
     about: dict[str, Any] = {"actor": agent, "metadata": {"role": "output"}, "payload": payload}
     about["source"] = {"agent": agent, "adapter": "runtime"}
-    key = f"{payload.get('intent')}:{type_}"
+    key = f"{payload.get('message', payload.get('intent'))}:{type_}"
     return event(key, stream=f"agent/{agent}", type_=type_, identity=IDENTITY, **about)
 
 
@@ -97,7 +97,7 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(busy_home: Pa
     (busy_home / "config.toml").write_text("[phantom]\nmax_running = 1\n")
     begins = ("intent.started", {"session": "ses_x", "parent": None, "ts": NOW})
     ask = {
-        "checkpoint": "chk_one",
+        "message": "chk_one",
         "intent": "int_asks",
         "session": "ses_x",
         "text": "bash rm -rf build",
@@ -108,7 +108,7 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(busy_home: Pa
             "int_asks", begins, ("intent.spent", {"tokens": 1500, "cost": 0.25, "ts": NOW + 60_000}), max_tokens=9000
         ),
         made_by("intents", "intent.paused", intent="int_asks", checkpoint="chk_one", ts=NOW + 60_000),
-        made_by("checkpoints", "checkpoint.opened", **ask, kind="permission", request="per_1", ts=NOW + 60_000),
+        made_by("messages", "message.queued", **ask, kind="permission", request="per_1", ts=NOW + 60_000),
         *intent("int_cut", begins, ("intent.interrupted", {"ts": NOW}), ("intent.waiting", {"ts": NOW})),
     ]
     asyncio.run(append(busy_home / "store", [[event] for event in made]))

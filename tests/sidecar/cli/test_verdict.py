@@ -31,8 +31,8 @@ def asks() -> list[StreamEvent]:
 
 
 def model_asks() -> list[StreamEvent]:
-    ask = {"checkpoint": "chk_model", "kind": "ask", "session": "ses_y", "text": "Ship?", "tell": "ses_y"}
-    return [made_by("checkpoints", "checkpoint.opened", **ask, **SHOP)]
+    ask = {"message": "chk_model", "kind": "ask", "session": "ses_y", "text": "Ship?", "to": "ses_y"}
+    return [made_by("messages", "message.queued", **ask, **SHOP)]
 
 
 def fails(name: str, ts: int = NOW, end: str = "intent.failed") -> list[StreamEvent]:
@@ -40,9 +40,9 @@ def fails(name: str, ts: int = NOW, end: str = "intent.failed") -> list[StreamEv
 
 
 def channel(ts: int = NOW) -> list[StreamEvent]:
-    payload = {"alert": "alr_1", "channel": "ntfy:1f3a9c2e", "error": "404", "attempt": 3}
-    about: dict[str, Any] = {"actor": "alerts", "metadata": {"role": "output"}, "payload": payload}
-    return [event(stream="agent/alerts", type_="alert.failed_to", ts=ts, **about)]
+    payload = {"message": "alr_1", "channel": "ntfy:1f3a9c2e", "error": "404", "attempt": 3}
+    about: dict[str, Any] = {"actor": "messages", "metadata": {"role": "output"}, "payload": payload}
+    return [event(stream="agent/messages", type_="message.failed", ts=ts, **about)]
 
 
 def loses() -> list[StreamEvent]:

@@ -52,7 +52,7 @@ def happened(place: Path, home: Path) -> list[StreamEvent]:
         own("intents", "intent.isolated", intent=intent, ts=2, copy=saved["copy"])
         own("intents", "intent.started", intent=intent, ts=2, session=f"ses_{intent}")
     own("intents", "intent.completed", intent="int_1", ts=3, result="Done.", changes=saved["changes"])
-    own("alerts", "alert.raised", alert="alr_1", about="chk_1", text=f"bash: {ASKED}", session="ses_int_1")
+    own("messages", "message.queued", message="alr_1", kind="alert", text=f"bash: {ASKED}", to="ses_int_1")
     return made
 
 
