@@ -61,7 +61,7 @@ def test_the_phone_answers_and_is_told_when_opencode_is_closed(
             # The phone has the message before the sidecar records that it was sent.
             wait_until(lambda: [len(each["channels"]) for each in mine()] == [2], "the record of both channels")
             (alert,) = mine()
-            assert (alert["about"], alert["session"], alert["state"]) == (intent["id"], parent, "escalated")
+            assert (alert["about"], alert["session"], alert["state"]) == (intent["id"], parent, "sent")
             assert [(e["channel"].split(":")[0], e["state"]) for e in alert["channels"]] == [
                 ("toast", "absent"),
                 ("json", "sent"),

@@ -199,7 +199,7 @@ class Question(Tormented):
 
         def answered() -> bool:
             mine = [each for each in self.durable.lines("checkpoints", "--all") if f"{mark}?" in each["text"]]
-            if mine and mine[0]["state"] == "open":
+            if mine and mine[0]["state"] in ("queued", "sending", "sent"):
                 self.durable._run("checkpoints", mine[0]["id"], "--answer", f"yes, {mark} may end")
                 return False
             return bool(mine) and mine[0]["state"] == "answered"
