@@ -86,9 +86,7 @@ def collect(intent: str, copy: dict[str, Any], *steps: list[Any], session: str |
 def how_to_continue(intent: Intent) -> Output:
     """The effect that tells a person, who prompted the session of ended work, how the work can go on."""
     text = f"Its copy of the project is gone. In a terminal: durable-stream spawn --continue {intent.id} 'TEXT'"
-    return effect(
-        SHOW, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text}
-    )
+    return effect(SHOW, intent.id, {"session": intent.session, "title": "This background work has ended", "text": text})
 
 
 def effect(kind: str, node: str, args: dict[str, Any], *steps: list[Any]) -> Output:

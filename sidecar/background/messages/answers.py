@@ -31,7 +31,6 @@ from streams.event import StreamEvent
 ANSWER: Final = "opencode.answer"
 
 _TITLES: Final = {"ask": "OpenCode asks", "effect": "An agent asks"}
-_SPEAKERS: Final = {"process": "A process of the user", "agent": "An agent"}
 
 
 class Questions:
@@ -219,7 +218,7 @@ def answer_text(answer: list[str], expired: bool, by: str = "user") -> str:
     """The text that tells the model about an answer; with ``expired``, the answer is the default."""
     said = "\n".join(map(quoted, answer))
     if answer and not expired:
-        return f"{_SPEAKERS.get(by, 'The user')} answered:\n{said}"
+        return f"{'A process of the user' if by == 'process' else 'The user'} answered:\n{said}"
     if answer:
         return f"Nobody answered in time, so the default applies:\n{said}"
     return "Nobody answered in time. Decide yourself, or leave it."
