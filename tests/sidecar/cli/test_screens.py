@@ -80,7 +80,7 @@ def troubled_home(healthy_home: Home) -> Path:
     ts, lately = asking[asks - 1].ts + 60_000, time.time_ns() // 1_000_000 - DAY_MS // 2
     shop = {"directory": "/home/ada/shop", "ts": ts}
     begins = ("intent.started", {"session": "ses_x", "parent": None, "ts": ts})
-    changes = {"ref": "refs/x", "count": 1, "files": [], "diff": ""}
+    changes = {"saved": True, "count": 1, "files": [], "diff": ""}
     ask = {"intent": "int_asks", "session": "ses_x", "kind": "permission", "request": "per_1", "to": "ses_parent"}
     ask |= {"work": "clean the build", "options": ["once", "always", "reject"], "always": ["rm *"]}
     question = {"kind": "ask", "session": "ses_y", "options": ["red", "blue"], "to": "ses_y"}
