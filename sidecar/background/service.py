@@ -24,7 +24,7 @@ from sidecar.background.copies.effects import CopyActs
 from sidecar.background.copies.setup import Setup
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, of_person
-from sidecar.background.hosts.headless import Headless, Terminal
+from sidecar.background.hosts.headless import READY, READY_MEANS, Headless, Terminal
 from sidecar.background.hosts.host import HostError
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.v1 import V1Host
@@ -35,12 +35,13 @@ from sidecar.background.intents.afterwards import (
     CancelArgs,
     DiscardArgs,
     check_ended,
+    check_waits,
     continues,
     copy_of,
 )
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
-from sidecar.background.intents.registering import RegisterArgs, check_agent, differences
+from sidecar.background.intents.registering import RegisterArgs, ResumeArgs, check_agent, differences
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.works import Works
@@ -345,16 +346,15 @@ class DurableStream:
         host = self.hosts.of(given.parent) if given.parent is not None else self.hosts.new(None)
         if given.parent is not None or given.terminal is None or host is not self.hosts.one:
             return await host.identity_of(given.parent, link)
-        if not (identity := await self.headless.of_terminal(given.terminal)):
-            raise HostError("the terminal is in a sandbox, and no OpenCode was started there")
-        return identity
+        return await self._of_terminal(given.terminal)
 
-    async def _request_terminal(self, args: Terminal) -> dict[str, Any]:
-        if self.hosts.new(None) is not self.hosts.one:
-            return {"hosted": True, "stays": True}
-        identity = await self.headless.of_terminal(args)
-        hosted = identity != "" and await self.headless.can_host(identity, args.directory)
-        return {"hosted": hosted, "stays": identity != ""}
+    async def _of_terminal(self, told: Terminal) -> str:
+        if identity := await self.headless.of_terminal(told):
+            return identity
+        raise RequestError("rights-unknown", "the terminal is in a sandbox, and no OpenCode was started there")
+
+    async def _ready_for(self, told: Terminal) -> dict[str, bool]:
+        return await self.headless.ready_for(told) if self.hosts.new(None) is self.hosts.one else READY
 
     def asked(self, session: str, mark: str) -> Asked | None:
         return self.people.messages.data.asked(mark) or causes.asked(self.data, session, mark)
@@ -390,8 +390,7 @@ class DurableStream:
     def register(self, requests: Requests) -> None:
         only = self.people.answerers.only
         requests.register("spawn", RegisterArgs, only("spawn", self._request_spawn), "the intent: `id`, `state`, …")
-        does = "`hosted`: whether an OpenCode can run its work, or the sidecar start one; `stays`: if not, it may wait"
-        requests.register("terminal", Terminal, self._request_terminal, does)
+        requests.register("terminal", Terminal, self._ready_for, READY_MEANS)
         requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")
         requests.register(
@@ -400,6 +399,7 @@ class DurableStream:
             only("apply", self._request_apply),
             "the intent; `changed`: some of the files that it changed; `count`: how many, 0 if it was so before",
         )
+        requests.register("intent_resume", ResumeArgs, only("spawn", self._request_resume), "the intent, which goes on")
         requests.register(
             "intent_discard",
             DiscardArgs,
@@ -428,8 +428,7 @@ class DurableStream:
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
         except HostError as error:
-            who = f"the session {args.parent}" if args.parent else "this terminal"
-            why = f"what {who} may do is not known, so the work may do nothing: {error}"
+            why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
             raise RequestError("rights-unknown", why) from None
 
     def _ended(self, args: RegisterArgs) -> Intent:
@@ -455,6 +454,14 @@ class DurableStream:
         if intent.state in ENDED:
             raise RequestError("has-ended", f"{intent.id} has already ended: {intent.state}")
         await self.cancel(intent, "cancelled by the user")
+        return as_row(self.data.intents[intent.id])
+
+    async def _request_resume(self, args: ResumeArgs) -> dict[str, Any]:
+        """Give work that waits for an OpenCode to the terminal that asks. It may then do what that terminal may do."""
+        check_waits(intent := self.find(args.intent))
+        identity = await self._of_terminal(args.terminal)
+        payload = {"intent": intent.id, "environment": identity}
+        await self._runtime.command(NAME, Command(f"resume:{self._identity.ulid()}", "intent.resume", payload))
         return as_row(self.data.intents[intent.id])
 
     async def _request_apply(self, args: ApplyArgs) -> dict[str, Any]:

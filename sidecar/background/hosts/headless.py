@@ -50,6 +50,13 @@ LINK_SECONDS: Final = 30.0
 KEPT: Final = 256
 """Of how many processes the identity is remembered."""
 
+READY: Final = {"hosted": True, "stays": True}
+"""What ``ready_for`` says where work needs nothing of the terminal that asks."""
+
+READY_MEANS: Final = (
+    "`hosted`: whether an OpenCode can run its work, or the sidecar start one; `stays`: if not, it may wait"
+)
+
 _CALL_SECONDS: Final = 20.0
 _SEE_SECONDS: Final = 5.0
 
@@ -161,6 +168,14 @@ class Headless:
         is_seen = told.sees == started(os.getpid()) != ""
         outside = is_seen and await self._stays(PEER.get() or 0, told.kernel)
         return _named("env", told.kernel, told.environment) if outside else ""
+
+    async def ready_for(self, told: Terminal) -> dict[str, bool]:
+        """``hosted``: whether work of a terminal can run without its help. ``stays``: if not, whether it may wait."""
+        identity = await self.of_terminal(told)
+        return {
+            "hosted": identity != "" and await self.can_host(identity, told.directory),
+            "stays": identity != "",
+        }
 
     async def can_host(self, identity: str, directory: str) -> bool:
         """Whether a headless OpenCode of an identity runs, or can be started without anybody's help."""

@@ -123,6 +123,10 @@ class IntentAgent(OwnAgent[State]):
                 return self._applied(event)
             case "intent.undo":
                 return [Output("intent.undone", {"intent": event.payload["intent"], "ts": event.ts})]
+            case "intent.resume":
+                intent = self.data.intents[event.payload["intent"]]
+                hosted = Output("intent.hosted", {**event.payload, "ts": event.ts})
+                return [hosted, asked.check(intent, event.ts)] if intent.session is not None else [hosted]
             case "intent.discard":
                 return [Output("intent.discarded", {"intent": event.payload["intent"], "ts": event.ts})]
             case "tick":

@@ -39,6 +39,11 @@ class RegisterArgs(Args):
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 
+class ResumeArgs(Args):
+    intent: str = Field(max_length=100, description="its id, or a unique prefix of it")
+    terminal: Terminal = Field(description="what the terminal may do that asks, as in `terminal`")
+
+
 def check_agent(effect: str, agent: str, *, is_person: bool) -> None:
     """Check that the rules of the session that asks let it start another agent, as OpenCode's own tool would.
     ``effect`` is what they say. A person who asks for the work need not be asked.

@@ -287,6 +287,7 @@ class State:
             intent.waits = "environment"
         elif type_ == "intent.hosted":
             intent.waits = ""
+            intent.environment = payload.get("environment", intent.environment)
         elif type_ == "intent.isolated":
             intent.copy = dict(payload["copy"])
             intent.isolation = "copy" if intent.copy else "shared"

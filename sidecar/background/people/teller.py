@@ -144,7 +144,7 @@ def waits(intent: Intent, full: str, checkpoints: Iterable[Message]) -> list[dic
         return [{"for": "place", "id": full, "text": f"a free place ([phantom] {full})"}]
     found = [{"for": "answer", "id": c.id, "text": on_one_line(asks(c))} for c in checkpoints if c.id in intent.asks]
     if state_of(intent) == "waiting for OpenCode":
-        found.append({"for": "opencode", "id": "", "text": "an OpenCode that can run it"})
+        found.append({"for": "opencode", "id": "", "text": "an OpenCode that may do what the one that asked could"})
     return found
 
 

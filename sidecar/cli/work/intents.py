@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,8 +27,9 @@ if RUNS:
     from sidecar.background.people.teller import used as used_by
     from sidecar.background.reading import diff_of, read_checkpoints, read_intents, read_messages
     from sidecar.cli.printing.output import Column, Output
-    from sidecar.cli.shared.control import ask, proof
+    from sidecar.cli.shared.control import ask, control, proof
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.cli.shared.terminal import terminal
     from sidecar.home import Home
     from sidecar.read.host_agents import LABEL, host_agents
     from sidecar.read.select import catalog_of, empty_text
@@ -58,6 +60,9 @@ async def intents(
         bool,
         typer.Option("--discard", help="Remove an ended intent's saved changes, and its copy if it was kept."),
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Let work that waits for an OpenCode go on with this terminal's rights.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --discard: do not ask.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also list the background agents that OpenCode started by itself.")
@@ -66,7 +71,7 @@ async def intents(
 ) -> None:
     """List background work, newest last: its state, age, cost, title, and why it failed."""
     out, home = run.out, run.home
-    if intent is None and (cancel or apply or undo or diff or discard):
+    if intent is None and (cancel or apply or undo or diff or discard or resume):
         raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
     if apply or undo:
         retry = "it is safe to run the same command again"
@@ -77,6 +82,12 @@ async def intents(
         return
     if discard:
         await _discard(out, home, str(intent), yes=yes)
+        return
+    if resume:
+        async with control(home, "it is safe to run the same command again") as client:
+            given = {"intent": intent, "terminal": await terminal(home, client, Path.cwd())}
+            found = dict(await client.request("intent_resume", given))
+        out.told(found, f"{found['id']} goes on with the rights of this terminal.")
         return
     if cancel:
         found = await ask(home, "intent_cancel", {"intent": intent, **proof()}, "the intent is unchanged")

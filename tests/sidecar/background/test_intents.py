@@ -312,6 +312,18 @@ def test_work_whose_environment_is_lost_waits_until_an_opencode_has_it_and_takes
     assert world.intent("lost").state == "running" and world.done[ISOLATE, intent.id] == 1
 
 
+def test_work_whose_environment_ended_goes_on_with_the_one_that_a_person_gives_it_to() -> None:
+    world = World()
+    intent = world.register("lost", isolation="copy", environment="box_1")
+    world.act()  # its copy
+    world.effects.pop()
+    world.happens("effect.completed", kind=CREATE, node=intent.id, result={"absent": True})
+    resumed = world.happens("intent.resume", intent=intent.id, environment="env_2")
+    assert resumed == ["intent.hosted", "intent.starting"]
+    world.settle()
+    assert (world.intent("lost").state, world.intent("lost").environment) == ("running", "env_2")
+
+
 def test_what_a_person_aborted_takes_along_what_it_started() -> None:
     world = World()
     top = world.register("top")

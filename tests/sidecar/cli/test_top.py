@@ -124,7 +124,7 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(busy_home: Pa
     assert "waits for   a free place ([phantom] max_running)\n" in text and "used" not in text
     assert waits == [{"for": "place", "id": "max_running", "text": "a free place ([phantom] max_running)"}]
     text, waits = shown("int_cut")
-    assert "waits for   an OpenCode that can run it\n" in text and [each["for"] for each in waits] == ["opencode"]
+    assert "waits for   an OpenCode that may do" in text and [each["for"] for each in waits] == ["opencode"]
     assert shown("int_runs")[1] == [] and "waits" not in shown("int_ended1")[0]
     (busy_home / "config.toml").write_text("[")
     assert shown("int_queued")[1] == [] and "limits could not be read" in run(busy_home, "intents", "int_queued").err
