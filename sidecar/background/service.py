@@ -29,6 +29,7 @@ from sidecar.background.hosts.host import HostError
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
+from sidecar.background.hosts.v2_ids import session_id
 from sidecar.background.intents import causes
 from sidecar.background.intents.afterwards import (
     ApplyArgs,
@@ -122,7 +123,7 @@ class DurableStream:
             identity.now_ms,
             self._environment,
         )
-        self.hosts = Hosts(one, V2Host(registrations, state, identity.now_ms))
+        self.hosts = Hosts(one, V2Host(registrations, state, identity.now_ms, self.works.asked))
         self.copies = Copies(home.path / "copies")
         self._gardener = (GardenerAgent(gardener, self.works.root),) if gardener.enabled else ()
         self._said = Said(clean, home.read_token)
@@ -229,7 +230,7 @@ class DurableStream:
 
     async def _variables(self, intent: str) -> Mapping[str, str]:
         known: Intent = self.data.intents[intent]
-        return await self.hosts.new(known.parent).variables(known.parent, known.directory, known.environment)
+        return await self.hosts.new(known.parent).variables(intent, known.parent, known.directory, known.environment)
 
     def _project(self, directory: str) -> str:
         """The id that OpenCode gives to a directory's project; empty if it is in none, or is not known."""
@@ -302,6 +303,8 @@ class DurableStream:
         if self._said.redacts([given.directory, given.agent, given.models]):
             reason = "the directory, the agent or a model contains what redaction replaces, so it cannot be recorded"
             raise InputRefused("redacted-argument", f"{reason}; see `[redact]` in config.toml")
+        if found is None and given.variables and given.parent is None:  # a terminal asks
+            self.hosts.two.given.keep((before and before.session) or session_id(intent), given.variables)
         (prompt,), said = self._said.keep("prompt", [given.prompt])
         asking = rights.agent if rights is not None else found.agent if found is not None else None
         payload = {

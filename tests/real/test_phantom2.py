@@ -25,7 +25,7 @@ from tests.real.background import (
 )
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
 from tests.real.host_contract import QUESTIONS
-from tests.real.model_server import ModelServer
+from tests.real.model_server import ModelRequest, ModelServer, Step
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.terminal import ENTER, READY, Terminal
 
@@ -295,6 +295,46 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode2
     assert [each["id"] for each in durable.lines("checkpoints")] == [asked["id"]], "it still waits"
     durable.cli("checkpoints", asked["id"], "--answer", "reject")
     client.wait(asking)
+
+
+def test_work_has_the_variables_of_the_one_that_asked_also_after_a_restart_and_the_log_has_none(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    def of(asker: str) -> dict[str, str]:
+        return client.environment() | {"ASKER": asker, "NEVER_RECORDED": f"never-{asker}"}
+
+    tells = f"CALL:shell {json.dumps({'command': 'echo asker:$ASKER', 'description': 'tell'})}"
+    (durable.home / "config.toml").write_text("[phantom]\nsetup = ['echo $ASKER']\n")
+    durable.stop()
+    parent = client.new_session()
+    client.api("PUT", f"/api/session/{parent}/environment", {"variables": of("terminal")})  # as a terminal does
+    client.prompt(parent, spawn(f"{tells} THEN: HOLD:variables SAY:never", isolation="worktree"))
+    running = one(durable, "running", parent)
+    model.wait_held("variables")
+    assert running["setup"][0]["output"] == "terminal\n"
+    assert "asker:terminal" in json.dumps(messages(client, str(running["session"])))
+
+    def again(request: ModelRequest) -> Step | None:
+        is_work = CONTINUED in request.user_text and not request.since_user()
+        return Step(calls=[("shell", {"command": "echo again:$ASKER"})], hold="again") if is_work else None
+
+    model.answer = again
+    restart(client)
+    model.wait_held("again")
+    before = len(looks(durable))
+    wait_until(lambda: len(looks(durable)) > before, "a look at the session, which has linked again")
+    model.release("again")
+    model.release("variables")
+    assert "again:terminal" in one(durable, "completed", parent)["result"]
+    model.answer = None
+    words = ("spawn", tells, "--directory", str(client.project), "--isolation", "shared", "--wait", "--json")
+    done = subprocess.run(
+        [str(EXECUTABLE), "--home", str(durable.home), *words], env=of("command"), capture_output=True, check=True
+    )
+    assert "asker:command" in json.loads(done.stdout)["result"]
+    assert "never-" not in json.dumps(durable.lines("query")) + (durable.home / "sidecar.log").read_text()
+    (durable.home / "config.toml").unlink()
+    durable.stop()
 
 
 def commanded(command: str, then: str = "SAY:it runs") -> str:

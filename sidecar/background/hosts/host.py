@@ -176,8 +176,8 @@ class Host(Protocol):
     def waiting_for(self, link: Any, sessions: Collection[str]) -> list[str]:
         """Those of the sessions on which a process that has just linked may now be asked to act."""
 
-    async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
-        """The variables with which the OpenCode that runs a phantom was started.
+    async def variables(self, intent: str, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+        """The variables that the commands of an intent get: those of the OpenCode, or session, that asked for it.
 
         Raises:
             HostAbsent: they are not known until an OpenCode that has them is open.

@@ -305,7 +305,7 @@ class V1Host(Host):
             raise HostError("the OpenCode that hosts this session is not connected")
         return ""
 
-    async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+    async def variables(self, intent: str, parent: str | None, directory: str, environment: str) -> dict[str, str]:
         link = await self._headless.link(directory, environment)
         return read_process(link.pid).environment
 

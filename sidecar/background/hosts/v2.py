@@ -22,13 +22,13 @@ from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.state import CaptureState
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts import v2_requests as requests
-from sidecar.background.hosts.environments import read_process
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, State, Status
 from sidecar.background.hosts.plugins import PluginMissing, check_plugins
 from sidecar.background.hosts.rights import Rights, for_work
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.background.hosts.v2_requests import as_list, path_of
 from sidecar.background.hosts.v2_turn import MARK, Turn, is_prompt, quiet_ms, turn_of
+from sidecar.background.hosts.v2_variables import Variables
 from sidecar.record.opencode2.http import ServiceClient, ServiceError
 from sidecar.record.opencode2.registration import Registration, UnsafeService, place_of, read_registration
 
@@ -53,9 +53,15 @@ class V2Host(Host):
     lacks, starts = lacks.TWO, "subagent"
 
     def __init__(
-        self, registrations: Callable[[], Iterable[Path]], state: CaptureState, now_ms: Callable[[], int]
+        self,
+        registrations: Callable[[], Iterable[Path]],
+        state: CaptureState,
+        now_ms: Callable[[], int],
+        asked: Callable[[str], tuple[str, str] | None] = lambda _: None,
     ) -> None:
-        self._registrations, self._state, self._now_ms = registrations, state, now_ms
+        """``asked`` says of a session at work which session asked for the work, and for which project."""
+        self._registrations, self._state, self._now_ms, self._asked_by = registrations, state, now_ms, asked
+        self.given = Variables()
 
     @property
     def is_there(self) -> bool:
@@ -117,6 +123,8 @@ class V2Host(Host):
                 {"action": rule.what, "resource": rule.pattern, "effect": rule.effect} for rule in for_work(own, rights)
             ]
         await requests.change(client, "POST", "/api/session", body)
+        await self.given.of(client, session, parent or session, project or directory)
+        await self.given.tell(client, session)
         return session
 
     async def prompt(
@@ -341,15 +349,19 @@ class V2Host(Host):
     async def _active(self, client: ServiceClient) -> dict[str, Any]:
         return mapping(mapping(await requests.get(client, requests.ACTIVE)).get("data"))
 
-    async def variables(self, parent: str | None, directory: str, environment: str) -> dict[str, str]:
-        found = await asyncio.to_thread(read_process, (await self._registration(parent or "")).pid)
-        return found.environment or dict(os.environ)
+    async def variables(self, intent: str, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+        client, session = await self._client(parent or ""), session_id(intent)
+        return await self.given.of(client, session, parent or session, directory) or dict(os.environ)
 
     async def _client(self, session: str) -> ServiceClient:
         """The service that hosts a session. For a new session, it is the service of the parent, or else the only
-        service.
+        service. A session of ours at work gets its variables again if the service has ended since.
         """
-        return ServiceClient(await self._registration(session))
+        client = ServiceClient(await self._registration(session))
+        if is_phantom(session) and (asked := self._asked_by(session)) is not None:
+            await self.given.of(client, session, *asked)
+            await self.given.tell(client, session)
+        return client
 
     async def _registration(self, session: str) -> Registration:
         known = self._state.sessions.get(session)

@@ -135,13 +135,17 @@ async def change(client: ServiceClient, method: str, path: str, body: dict[str, 
 
 async def make(client: ServiceClient, path: str, body: dict[str, Any]) -> str:
     """Make a session. Returns its id."""
-    try:
-        made = text(mapping(mapping(await send(client, "POST", path, body)).get("data")).get("id"))
-    except ServiceError as error:
-        raise refused("POST", path, error) from None
+    made = text(mapping(mapping(await post(client, path, body)).get("data")).get("id"))
     if made is None:
         raise HostError(f"this version of OpenCode 2 does not support POST {path}", permanent=True)
     return made
+
+
+async def post(client: ServiceClient, path: str, body: dict[str, Any]) -> Any:
+    try:
+        return await send(client, "POST", path, body)
+    except ServiceError as error:
+        raise refused("POST", path, error) from None
 
 
 async def message_ids(client: ServiceClient, session: str) -> list[str]:

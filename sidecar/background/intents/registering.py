@@ -36,6 +36,7 @@ class RegisterArgs(Args):
         description="an ended intent, whose session, copy, parent, agent and project the work takes over",
     )
     terminal: Terminal | None = Field(default=None, description="what the terminal may do that asks, as in `terminal`")
+    variables: dict[str, str] = Field(default={}, description="those of the terminal that asks; never recorded")
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 

@@ -57,6 +57,13 @@ class Works:
         """The root of the background work that a session belongs, or belonged, to; empty if there is none."""
         return next((intent.root for intent in self._line(session)), "")
 
+    def asked(self, session: str) -> tuple[str, str] | None:
+        """Of a session at work: the session that asked for the work, or itself if a terminal did, and the project."""
+        intent = self.intent(session)
+        if intent is None or intent.state in ENDED:
+            return None
+        return intent.parent or session, intent.directory
+
     def asker(self, session: str) -> Asker:
         line = self._line(session)
         if line and line[0].state not in ENDED:

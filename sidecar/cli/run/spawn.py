@@ -13,6 +13,7 @@ from sidecar.failure import Failure
 
 if RUNS:
     import asyncio
+    import os
     from math import isfinite
 
     from sidecar.agents.inputs import agent_stream, is_applied
@@ -120,6 +121,7 @@ async def spawn(
         "isolation": isolation,
         "continues": continues,
         "key": key,
+        "variables": dict(os.environ),
     }
     home = run.home
     async with control(home, "it is safe to run the same command again with the same `--key`") as client:

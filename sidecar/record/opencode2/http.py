@@ -38,6 +38,11 @@ class ServiceClient:
     def __init__(self, registration: Registration) -> None:
         self._service = registration
 
+    @property
+    def pid(self) -> int:
+        """The service's process."""
+        return self._service.pid
+
     async def get(self, path: str) -> Any:
         """The decoded answer to a ``GET``; ``None`` if the answer is empty.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +41,9 @@ _ROUTES: Final = {
     "POST /api/session/([^/]+)/form/([^/]+)/reply": "fill",
     "DELETE /api/session/([^/]+)/form/([^/]+)": "cancel",
     "GET /api/shell": "list_shells",
+    "POST /api/shell": "start_shell",
     "DELETE /api/shell/([^/]+)": "end_shell",
+    "PUT /api/session/([^/]+)/environment": "set_variables",
     "DELETE /api/debug/location": "evict",
 }
 """Method and path → what answers it. The first match counts."""
@@ -64,6 +68,8 @@ class FakeReleased:
         self.active: set[str] = set()
         self.shells: list[Json] = []
         """The commands that run, each with the ``directory`` of its session."""
+        self.variables: dict[str, dict[str, str]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.unknown = ""
         """Requests that match this expression are unknown to the service."""
         self.page: bytes | None = None
@@ -180,8 +186,23 @@ class FakeReleased:
     def list_shells(self, _: Json) -> Json:
         return {"data": [each for each in self.shells if each["directory"] == self._query["location[directory]"]]}
 
+    def start_shell(self, body: Json) -> Json:
+        """Runs a command with the variables of its session."""
+        variables = self.variables.get(body["metadata"]["sessionID"], dict(os.environ))
+        process = subprocess.Popen(["/bin/bash", "-c", body["command"]], env=variables, start_new_session=True)
+        self._processes[f"sh_{process.pid}"] = process
+        return {"data": {"id": f"sh_{process.pid}", "pid": process.pid}}
+
+    def set_variables(self, session: str, body: Json) -> None:
+        self._session(session)
+        self.variables[session] = body["variables"]
+
     def end_shell(self, shell: str, _: Json) -> None:
-        """Its session is told, and so a turn begins."""
+        """The session of a tool's command is told, and so a turn begins."""
+        if (process := self._processes.pop(shell, None)) is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return
         (ended,) = [each for each in self.shells if each["id"] == shell]
         self.shells.remove(ended)
         self.active.add(ended["metadata"]["sessionID"])

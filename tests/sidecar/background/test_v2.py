@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -226,6 +227,21 @@ async def phantom(host: V2Host, fake: FakeReleased, *messages: dict[str, Any]) -
     session = await create(host)
     fake.messages[session] = [{"id": f"msg_{number}", **each} for number, each in enumerate(messages)]
     return session
+
+
+async def test_a_session_has_the_variables_of_the_one_that_asked_and_gets_them_once(
+    host: V2Host, fake: FakeReleased
+) -> None:
+    fake.variables[USER] = {"PATH": os.environ["PATH"], "ASKER": "terminal"}
+    session = await create(host)
+    assert fake.variables[session]["ASKER"] == "terminal"
+    assert (await host.variables("int_1", USER, PROJECT, ""))["ASKER"] == "terminal"
+    fake.variables.clear()
+    await look(host, session)
+    assert not fake.variables, "the service has them"
+    host.given.keep(session, {"ASKER": "command"})
+    await host.given.tell(await host._client(session), session)
+    assert fake.variables == {session: {"ASKER": "command"}}
 
 
 async def look(host: V2Host, session: str) -> Look:
