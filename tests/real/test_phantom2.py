@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.real.background import (
     one,
     only,
     spawn,
+    spawns,
     two_with_plugin,
 )
 from tests.real.durable import EXECUTABLE, DurableStream, wait_until
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.real_opencode
 @pytest.fixture(scope="module")
 def client(model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode2]:
     durable.start()
-    with two_with_plugin(model, durable) as opencode:
+    with two_with_plugin(model, durable, config={"snapshot": True}) as opencode:
         yield opencode
 
 
@@ -298,7 +300,7 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode2
 
 
 def test_work_has_the_variables_of_the_one_that_asked_also_after_a_restart_and_the_log_has_none(
-    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(asker: str) -> dict[str, str]:
         return client.environment() | {"ASKER": asker, "NEVER_RECORDED": f"never-{asker}"}
@@ -306,9 +308,11 @@ def test_work_has_the_variables_of_the_one_that_asked_also_after_a_restart_and_t
     tells = f"CALL:shell {json.dumps({'command': 'echo asker:$ASKER', 'description': 'tell'})}"
     (durable.home / "config.toml").write_text("[phantom]\nsetup = ['echo $ASKER']\n")
     durable.stop()
+    durable.start()
+    wait_until(lambda: bool(durable.status()["links"]), "a link")
     parent = client.new_session()
     client.api("PUT", f"/api/session/{parent}/environment", {"variables": of("terminal")})  # as a terminal does
-    client.prompt(parent, spawn(f"{tells} THEN: HOLD:variables SAY:never", isolation="worktree"))
+    client.prompt(parent, spawn(f"{tells} THEN: HOLD:variables SAY:never", isolation="copy"))
     running = one(durable, "running", parent)
     model.wait_held("variables")
     assert running["setup"][0]["output"] == "terminal\n"
@@ -327,11 +331,10 @@ def test_work_has_the_variables_of_the_one_that_asked_also_after_a_restart_and_t
     model.release("variables")
     assert "again:terminal" in one(durable, "completed", parent)["result"]
     model.answer = None
+    for name, value in of("command").items():
+        monkeypatch.setenv(name, value)
     words = ("spawn", tells, "--directory", str(client.project), "--isolation", "shared", "--wait", "--json")
-    done = subprocess.run(
-        [str(EXECUTABLE), "--home", str(durable.home), *words], env=of("command"), capture_output=True, check=True
-    )
-    assert "asker:command" in json.loads(done.stdout)["result"]
+    assert "asker:command" in json.loads(durable.cli(*words))["result"]
     assert "never-" not in json.dumps(durable.lines("query")) + (durable.home / "sidecar.log").read_text()
     (durable.home / "config.toml").unlink()
     durable.stop()
@@ -364,11 +367,31 @@ def test_work_is_over_when_its_commands_have_reported_and_its_directory_is_forgo
     assert "late.txt" in [each["file"] for each in done["changes"]["files"]] and not place.exists()
     assert "until [ -e go ]" in done["result"], "the answer to the report"
     settled(client, durable, parent, session)
+    assert_nothing_is_left_of_many_jobs(client, durable)
     # Of all jobs before, too.
     loaded = [each["directory"] for each in client.api("GET", "/api/debug/location")]
     assert str(client.project) in loaded and [each for each in loaded if str(durable.home) in each] == []
     reload = [str(client.binary), "reload"]
     assert subprocess.run(reload, cwd=client.project, env=client.environment(), check=False).returncode == 0
+
+
+JOBS = 12
+
+
+def assert_nothing_is_left_of_many_jobs(client: RealOpenCode2, durable: DurableStream) -> None:
+    """The service keeps the sessions of ended work, and nothing else of it."""
+    before, parent = sessions(client), client.new_session()
+    write = f"CALL:write {json.dumps({'path': 'made.txt', 'content': 'x'})} THEN: SAY:short"
+    client.prompt(parent, " ".join(spawns(write, isolation="copy") for _ in range(JOBS)) + " THEN: SAY:started")
+    wait_until(lambda: sum(i["state"] == "completed" for i in intents(durable, parent)) == JOBS, "the end of all jobs")
+    assert sessions(client) - before == {parent, *(str(i["session"]) for i in intents(durable, parent))}
+    projects = client.api("GET", "/api/project")
+    listed = [client.api("GET", f"/api/worktree?projectID={each['id']}") for each in projects]
+    assert [each["directory"] for found in listed for each in found] == [str(client.project)]
+    assert not any(each["sandboxes"] for each in projects)
+    snapshots = Path(client.environment()["XDG_DATA_HOME"], "opencode", "snapshot")
+    names = {each.name for each in snapshots.glob("*/*")}
+    assert names <= {sha1(str(client.project).encode(), usedforsecurity=False).hexdigest()}
 
 
 @pytest.mark.parametrize("isolation", ["copy", "shared"])

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.hosts.facts import read_facts
 from sidecar.background.people.channels import channel_name
+from sidecar.care.checks import unlinked
 from sidecar.care.checks.channels import check_channels, check_turns, check_urls
 from sidecar.care.checks.check import Check, Scene, scene_of
 from sidecar.care.checks.opencode import check_opencode, check_services
 from sidecar.care.checks.recording import check_links, survey
 from sidecar.care.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
-from sidecar.care.checks.unlinked import check_unlinked
+from sidecar.care.checks.unlinked import check_sandboxes, check_unlinked
 from sidecar.cli.printing.output import Output
 from sidecar.cli.shared.state import print_status
 from sidecar.home import Home, SidecarInfo
@@ -85,6 +87,29 @@ def test_a_service_that_has_not_loaded_the_plugin(scene: Scene, tmp_path: Path) 
         file.chmod(0o600)
         assert check_unlinked(scene) == [before]
     assert check_unlinked(scene) == [], "a killed service's pid may be another process's"
+
+
+def test_a_service_in_another_sandbox_is_named_with_what_differs(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".local" / "state" / "opencode" / "service.json"
+    file.parent.mkdir(parents=True)
+    facts, service_pid = read_facts(os.getpid()), os.getppid()
+    status = facts.status + "\nNoNewPrivs: 1"
+    other = facts._replace(status=status, spaces={**facts.spaces, "mnt": "mnt:[1]"}, is_beside_one=False, limits="")
+    known = {os.getpid(): facts, service_pid: other}
+    monkeypatch.setattr(unlinked, "read_facts", known.get)
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        about = {"id": "i", "url": f"http://127.0.0.1:{service.getsockname()[1]}", "pid": service_pid, "password": "p"}
+        file.write_text(json.dumps(about))
+        file.chmod(0o600)
+        (check,) = check_sandboxes(scene)
+        assert check.level == "note" and f"pid {service_pid}" in check.text
+        assert "NoNewPrivs" in check.text and "ns.mnt" in check.text and "ns.net" not in check.text.split(":")[0]
+        known[service_pid] = facts._replace(limits="", process="another")
+        assert check_sandboxes(scene) == [], "limits are no sandbox"
+        known[service_pid] = facts._replace(status="")
+        assert check_sandboxes(scene) == [], "the system does not tell"
 
 
 NOTHING: dict[str, Any] = {"problems": [], "notes": [], "asks": [], "work": []}

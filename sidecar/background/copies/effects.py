@@ -110,6 +110,10 @@ class CopyActs:
             found = await self._copies.collect(args["intent"], args["name"])
         except CopyError as error:
             return {"error": str(error), "code": error.code, **about}
+        try:
+            await self._hosts.forget(args["work"])
+        except HostError as error:
+            log.info("OpenCode still lists the directory %s (%s)", args["work"], error)
         return {**found, **about}
 
     async def _rest(self, session: str, directory: str, *, stop: bool) -> None:

@@ -128,6 +128,10 @@ class Host(Protocol):
         """
         return
 
+    async def forget(self, directory: str) -> None:
+        """Take back what OpenCode keeps of a directory that ``leave`` left last, and that is gone now."""
+        return
+
     async def status(self, session: str) -> Status:
         """What a session is doing in the process that hosts it.
 

@@ -24,5 +24,10 @@ class Hosts:
             return self.of(parent)
         return self.two if self.two.is_there and not self.one.is_there else self.one
 
+    async def forget(self, directory: str) -> None:
+        """See ``Host``."""
+        for host in (self.one, self.two):
+            await host.forget(directory)
+
     def at(self, link: Any) -> Host:
         return self.two if link.identity.service else self.one

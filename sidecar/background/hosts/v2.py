@@ -25,6 +25,7 @@ from sidecar.background.hosts import v2_requests as requests
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, State, Status
 from sidecar.background.hosts.plugins import PluginMissing, check_plugins
 from sidecar.background.hosts.rights import Rights, for_work
+from sidecar.background.hosts.snapshots import data_of, environment_of, remove_snapshots
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.background.hosts.v2_requests import as_list, path_of
 from sidecar.background.hosts.v2_turn import MARK, Turn, is_prompt, quiet_ms, turn_of
@@ -62,6 +63,8 @@ class V2Host(Host):
         """``asked`` says of a session at work which session asked for the work, and for which project."""
         self._registrations, self._state, self._now_ms, self._asked_by = registrations, state, now_ms, asked
         self.given = Variables()
+        self._leaving = dict[str, tuple[ServiceClient, dict[str, Any]]]()
+        """The directories that a service has forgotten but for its list, with their projects."""
 
     @property
     def is_there(self) -> bool:
@@ -110,7 +113,7 @@ class V2Host(Host):
             try:
                 check_plugins(asked, loaded, project, directory)
             except PluginMissing:
-                await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
+                await self._unload(client, directory)
                 raise
         about = self.about(parent) if parent is not None else {}
         body: dict[str, Any] = {"id": session, "title": title, "location": {"directory": directory}}
@@ -194,11 +197,27 @@ class V2Host(Host):
 
     async def leave(self, session: str, *, directory: str, is_last: bool) -> None:
         client = await self._client(session)
-        if is_last:  # this also ends all commands there, and reports nothing
-            await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
+        if is_last:
+            await self._unload(client, directory)
             return
         for shell in await self._shells(client, session, directory):
             await requests.change(client, "DELETE", f"/api/shell/{shell}?{_at(directory)}")
+
+    async def _unload(self, client: ServiceClient, directory: str) -> None:
+        """Let the service forget a directory. This also ends all commands there, and reports nothing."""
+        if await asyncio.to_thread(Path(directory).is_dir):
+            found = mapping(await requests.get(client, f"/api/location?{_at(directory)}"))
+            self._leaving[directory] = client, mapping(found.get("project"))
+        await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
+
+    async def forget(self, directory: str) -> None:
+        """See ``Host``. The service keeps a directory in its list of the project's, until it looks which are gone."""
+        if directory not in self._leaving or await asyncio.to_thread(Path(directory).exists):
+            return
+        client, project = self._leaving.pop(directory)
+        await requests.change(client, "POST", "/api/worktree/refresh", {"projectID": project.get("id")})
+        data = data_of(await asyncio.to_thread(environment_of, client.pid))
+        await asyncio.to_thread(remove_snapshots, data, str(project.get("id")), str(project.get("directory")))
 
     async def _shells(self, client: ServiceClient, session: str, directory: str) -> dict[str, str]:
         """The shell commands that a session, and those below it, have running in a directory, by id."""

@@ -34,6 +34,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_start,
     opencode.check_services,
     unlinked.check_unlinked,
+    unlinked.check_sandboxes,
     nats.check_nats,
     tracing.check_tracing,
     channels.check_urls,

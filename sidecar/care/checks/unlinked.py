@@ -1,12 +1,15 @@
-"""The check that the plugin in each running service of OpenCode 2 is connected."""
+"""The checks of each running service of OpenCode 2: its plugin is connected, and it is in no other sandbox."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
+from sidecar.background.hosts.facts import read_facts
+from sidecar.background.hosts.identity import kernel_lines
 from sidecar.care.checks.check import Check, Scene
 from sidecar.record.opencode2.registration import Registration, UnsafeService, read_registration, registration_paths
 
@@ -36,6 +39,30 @@ def _unlinked(service: Registration, installed_ms: int) -> Check:
         "`opencode service restart` without `DURABLE_STREAM=off`"
     )
     return Check("opencode 2", "note", text, hint)
+
+
+def check_sandboxes(scene: Scene) -> list[Check]:
+    """Whether every running service may do what this terminal may, because work has the service's rights."""
+    own = _rights(os.getpid())
+    checks = []
+    for service in running_services(scene.environ):
+        its = _rights(service.pid)
+        differing = sorted(name for name in own.keys() | its.keys() if own.get(name) != its.get(name))
+        if own and its and differing:
+            text = f"its service (pid {service.pid}) is in another sandbox than this terminal: {', '.join(differing)}"
+            hint = "its sessions and background work may do what the service may; to change that, "
+            hint += "run `opencode service restart` where it should run"
+            checks.append(Check("opencode 2", "note", text, hint))
+    return checks
+
+
+def _rights(pid: int) -> dict[str, str]:
+    """What the system allows a process, without its limits; empty if the system does not tell it."""
+    facts = read_facts(pid)
+    if not facts.status:
+        return {}
+    named = (line.partition("=") for line in kernel_lines(facts._replace(limits="", limited=())))
+    return {name: value for name, _, value in named if name not in ("process", "one")}
 
 
 def running_services(environ: Mapping[str, str]) -> list[Registration]:
