@@ -44,6 +44,7 @@ _ROUTES: Final = {
     "POST /api/shell": "start_shell",
     "DELETE /api/shell/([^/]+)": "end_shell",
     "PUT /api/session/([^/]+)/environment": "set_variables",
+    "GET /api/location": "locate",
     "DELETE /api/debug/location": "evict",
 }
 """Method and path → what answers it. The first match counts."""
@@ -206,6 +207,10 @@ class FakeReleased:
         (ended,) = [each for each in self.shells if each["id"] == shell]
         self.shells.remove(ended)
         self.active.add(ended["metadata"]["sessionID"])
+
+    def locate(self, _: Json) -> Json:
+        directory = self._query["location[directory]"]
+        return {"directory": directory, "project": {"id": "project", "directory": directory}}
 
     def evict(self, _: Json) -> None:
         """Ends the commands of a directory, and tells nobody."""

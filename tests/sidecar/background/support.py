@@ -45,6 +45,9 @@ class Only:
 
     new = of
 
+    async def forget(self, directory: str) -> None:
+        await self._host.forget(directory)
+
 
 class Script(EffectKind):
     """A kind that returns what it is given for an effect's arguments, and keeps them."""

@@ -245,6 +245,9 @@ class FakeHost:
         if self.fault is not None:
             raise self.fault
 
+    async def forget(self, directory: str) -> None:
+        return
+
     async def abort(self, session: str, *, directory: str) -> None:
         self.aborts += 1
         if self.error is not None:

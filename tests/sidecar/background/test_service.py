@@ -62,6 +62,9 @@ class Host:
             raise HostError("no OpenCode", permanent=True)
         return RIGHTS._replace(agent=agent or RIGHTS.agent, rules=self.rules)
 
+    async def forget(self, directory: str) -> None:
+        return
+
     async def create(self, intent: str, **about: Any) -> str:
         if not self.works:
             raise HostError("no OpenCode", permanent=True)
