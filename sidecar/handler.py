@@ -23,6 +23,7 @@ from sidecar.components import Component
 from sidecar.home import Home, is_alive
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.mirror.service import NatsService
+from sidecar.processes import pid_here, space_of
 from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.registration import place_of
@@ -84,10 +85,14 @@ class Sidecar:
         self._versions: dict[str, int] = {}  # when each OpenCode version was last seen, oldest first
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
+        self._space = space_of("pid")
 
     # --- what the link server calls ---
 
     async def opened(self, link: ShimConnection) -> None:
+        space = link.identity.pid_space
+        if space and space != self._space:
+            link.here = await asyncio.to_thread(pid_here, link.pid, space) or link.pid
         self.ingest.opened(link)
         if service := link.identity.service:
             self.services.opened(_origin(link), service, link.identity.scope, link.last_seq)
@@ -242,7 +247,7 @@ class Sidecar:
 
 def _origin(link: ShimConnection) -> Origin:
     service = link.identity.service
-    return Origin(link.boot_id, link.instance, link.pid, place_of(Path(service)) if service else "")
+    return Origin(link.boot_id, link.instance, link.here, place_of(Path(service)) if service else "")
 
 
 def _content(path: Path) -> bytes:

@@ -151,6 +151,17 @@ def kill(pid: int, mark: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def pid_here(pid: int, space: str) -> int:
+    """The pid, in this namespace, of a process that has ``pid`` in its own ``space``; 0 if it cannot be seen."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if str((process / "ns/pid").readlink()) == space:
+                inner = next(line for line in (process / "status").read_text().splitlines() if "NSpid:" in line)
+                if inner.split()[-1] == str(pid):
+                    return int(process.name)
+    return 0
+
+
 def kill_all(pids: Iterable[int], number: int) -> None:
     """Send a signal to processes; one that has ended, or is another user's, is left alone."""
     for pid in pids:

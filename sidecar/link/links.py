@@ -110,7 +110,8 @@ class ShimConnection:
         self.shim_version = identity.shim_version
         self.boot_id = identity.boot_id
         self.instance = identity.instance
-        self.pid = identity.pid
+        self.pid = self.here = identity.pid
+        """``here`` is its pid in the sidecar's pid namespace; the handler finds that of another namespace."""
         self.project = identity.project
         self.directory = identity.directory
         self.worktree = identity.worktree

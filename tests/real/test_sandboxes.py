@@ -171,7 +171,7 @@ def test_work_of_a_sandbox_that_ended_runs_in_no_other(sandboxes: Sandboxes, bwr
     end = ["--dev", "/dev", "--proc", "/proc", "--die-with-parent"]
     narrow = ["--ro-bind", "/", "/", "--bind", str(root), str(root), "--bind", *[str(sandboxes.durable.home)] * 2]
     work = f"{sandboxes.probe('bubble-background')}; until [ -e {go} ]; do sleep 0.1; done; {sandboxes.probe('waited')}"
-    with sandboxes.asking("bubble", [str(bwrap), *narrow, *end], work):
+    with sandboxes.asking("bubble", [str(bwrap), *narrow, *end, "--unshare-pid"], work):
         found = sandboxes.both("bubble")
     wait_until(lambda: sandboxes.state("bubble") != "running", "work that waits", 60)
     go.touch()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
-from sidecar.processes import kill_all
+from sidecar.processes import kill_all, pid_here
 
 QUIET_ROUNDS: Final = 10
 """For how many looks in a row a process without a link may use no processor time."""
@@ -127,17 +127,6 @@ def look(pid: int) -> Sample | None:
     except OSError:
         return None
     return Sample(fields[0], int(fields[11]) + int(fields[12])) if fields[0] not in "ZX" else None
-
-
-def pid_here(pid: int, space: str) -> int:
-    """The pid, in this namespace, of a process that has ``pid`` in its own ``space``; 0 if it cannot be seen."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
-            if str((process / "ns/pid").readlink()) == space:
-                inner = next(line for line in (process / "status").read_text().splitlines() if "NSpid:" in line)
-                if inner.split()[-1] == str(pid):
-                    return int(process.name)
-    return 0
 
 
 def end(pid: int) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.background.hosts import hung
-from sidecar.background.hosts.hung import Act, Pulse, Sample, judge, look, pid_here
+from sidecar.background.hosts.hung import Act, Pulse, Sample, judge, look
+from sidecar.processes import pid_here
 
 LONG = 400
 IDLE, STOPPED = [Sample("S", 7)] * LONG, [Sample("T", 7)] * LONG
