@@ -59,6 +59,11 @@ export function sees(pid) {
   return readLink(`/proc/${pid}/ns/mnt`) !== "";
 }
 
+/** The pid namespace of this process; empty if the system has none. A pid means something only in it. */
+export function pidSpace() {
+  return readLink("/proc/self/ns/pid");
+}
+
 /**
  * What a link says of the process that it belongs to.
  *
@@ -68,7 +73,7 @@ export function sees(pid) {
 export function identity(token, env) {
   kernel ??= kernelLines();
   const environment = digest(token, environmentLines(env, place()));
-  return { kernel: digest(token, kernel), environment, pid_space: readLink("/proc/self/ns/pid"), program: process.execPath };
+  return { kernel: digest(token, kernel), environment, pid_space: pidSpace(), program: process.execPath };
 }
 
 /** @type {string[] | undefined} */

@@ -7,6 +7,7 @@ import path from "node:path";
 import { Calls } from "./calls.js";
 import { Capture } from "./capture.js";
 import { newCounters } from "./counters.js";
+import { pidSpace } from "./identity.js";
 import { Link } from "./link.js";
 import { Mark } from "./mark.js";
 import { SPOOL_FORMAT, Spool } from "./spool.js";
@@ -60,7 +61,7 @@ export function newInstance(options, env, client, describe, more = () => ({}), m
   const spool = new Spool({
     dir: path.join(home, "spool"),
     name: `${bootId()}-${instance}.jsonl`,
-    header: () => ({ spool: SPOOL_FORMAT, started_ms: startedMs, shim_version: SHIM_VERSION, ...about() }),
+    header: () => ({ spool: SPOOL_FORMAT, started_ms: startedMs, shim_version: SHIM_VERSION, pid_space: pidSpace(), ...about() }),
     limit: options.spoolLimit ?? 256 * MIB,
     counters,
   });

@@ -23,7 +23,7 @@ from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.spool import SpoolHeader, parse_header, read_items
 from sidecar.private_files import open_unfollowed
-from sidecar.processes import still_runs
+from sidecar.processes import pid_here, space_of, still_runs
 from sidecar.record.backlog import marks, spools
 from sidecar.record.ingest import Ingest
 
@@ -204,9 +204,12 @@ def _open_if_left(path: Path, is_left: bool) -> _Left | None:
             header = parse_header(file.readline(_MAX_LINE))
         except FrameError:
             log.warning("the spool %s has no readable header; its lines are recorded anyway", path.name)
-        if not is_left and header is not None and still_runs(header.pid, header.started_ms):
+        pid = header.pid if header is not None else 0
+        if header is not None and header.space not in ("", space_of("pid")):
+            pid = pid_here(pid, header.space)
+        if not is_left and header is not None and pid and still_runs(pid, header.started_ms):
             return None
         stack.pop_all()
         if header is None:
             return _Left(file, "", 0)
-        return _Left(file, header.directory, header.pid, header.service)
+        return _Left(file, header.directory, pid or header.pid, header.service)

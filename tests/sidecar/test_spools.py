@@ -18,6 +18,7 @@ from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
 from bridge.opencode.link.protocol import CallError
 from bridge.opencode.link.spool import parse_line
+from sidecar.processes import space_of
 from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
 from sidecar.record.spools import MAX_UNSETTLED_BYTES, MAX_UNSETTLED_ITEMS, take_left, take_marks
@@ -79,9 +80,16 @@ def spool(
     name: str = f"{BOOT}-{INSTANCE}.jsonl",
     tail: str = "",
     hooks: Iterable[HookItem] | None = None,
+    space: str = "",
 ) -> Path:
     """A spool of a whole recorded chat, as the shim writes it."""
-    header = {"spool": 2, "pid": pid, "started_ms": system_identity().now_ms(), "directory": "/home/ada"}
+    header = {
+        "spool": 2,
+        "pid_space": space,
+        "pid": pid,
+        "started_ms": system_identity().now_ms(),
+        "directory": "/home/ada",
+    }
     lines = [json.dumps(header)]
     for seq, item in enumerate(hooks or [item for _, item in recording("chat")], 1):
         fields = {"hook": item.hook, "t": item.t, "input": item.input, "output": item.output}
@@ -117,6 +125,14 @@ async def test_a_living_process_keeps_its_spool(tmp_path: Path, store: MemorySto
     path = spool(tmp_path, os.getpid())
     assert await take_left(tmp_path, ingest) == 0
     assert path.exists() and await types(store) == []
+
+
+async def test_a_pid_counts_in_its_own_namespace(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:
+    spool(tmp_path, os.getpid(), space=space_of("pid"))
+    assert await take_left(tmp_path, ingest) == 0
+    if space_of("pid"):
+        spool(tmp_path, os.getpid(), space="pid:[1]")  # nothing with this pid runs there
+        assert await take_left(tmp_path, ingest) == len(recording("chat"))
 
 
 async def test_a_linked_instance_empties_its_own_spool(tmp_path: Path, store: MemoryStore, ingest: Ingest) -> None:

@@ -24,12 +24,14 @@ _LINE = re.compile(rb'\{"seq":([1-9][0-9]{0,15}),"sum":"([0-9a-f]{8})","item":(.
 @dataclass(frozen=True, slots=True)
 class SpoolHeader:
     """The spool's owner. ``started_ms`` is the time when the instance started, in ms since 1970 UTC. ``service`` is the
-    registration file of its OpenCode 2 service; empty in OpenCode 1."""
+    registration file of its OpenCode 2 service; empty in OpenCode 1. ``space`` is the pid namespace of ``pid``, if the
+    system has any."""
 
     pid: int
     started_ms: int
     directory: str
     service: str = ""
+    space: str = ""
 
 
 def parse_header(line: bytes) -> SpoolHeader:
@@ -38,12 +40,13 @@ def parse_header(line: bytes) -> SpoolHeader:
     pid, started, directory = fields.get("pid"), fields.get("started_ms"), fields.get("directory")
     if fields.get("spool") != 2 or type(pid) is not int or pid <= 0:
         raise FrameError("not a spool header")
-    service = fields.get("service")
+    service, space = fields.get("service"), fields.get("pid_space")
     return SpoolHeader(
         pid,
         started if type(started) is int else 0,
         directory if type(directory) is str else "",
         service if type(service) is str else "",
+        space if type(space) is str else "",
     )
 
 
