@@ -72,7 +72,7 @@ PLAN = (
         "background-kills",
         "kill -9 in every step of background work, on OpenCode",
         (f"{TORTURE}/test_background_kills.py", "-m", "torture or not torture"),
-        5,
+        15,  # 1,050 results that a parent gets
         {"BACKGROUND_KILLS": 10, "ASKING_KILLS": 10},
     ),
     Part(

@@ -1,6 +1,6 @@
 """``kill -9`` in every step of a background agent's life, with the real OpenCode.
 
-An undisturbed life writes some twenty records to the streams of the built-in agents. Each kill waits for one of them,
+An undisturbed life writes some thirty records to the streams of the built-in agents. Each kill waits for one of them,
 the next one every time, and ends the sidecar, the headless OpenCode, the user's OpenCode or its terminal. Then
 everything goes on by itself: one session for the intent, one message to the parent, nothing lost. The answer to a
 question reaches the model once: as the result of its call, or as one message.
@@ -175,7 +175,7 @@ class Cancelled(Torment):
 class Question(Tormented):
     """A session calls ``checkpoint_ask``, and a person answers from the command line."""
 
-    steps = 13
+    steps = 15
     last = "message.seen"
 
     def life(self, victim: str, mark: str) -> None:

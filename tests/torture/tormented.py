@@ -36,7 +36,7 @@ class Tormented:
     no multiple of 7; ``last`` is the type of the record that ends it.
     """
 
-    steps = 22
+    steps = 30
     last = "message.seen"
 
     def __init__(self, durable: DurableStream, client: RealOpenCode) -> None:

@@ -163,9 +163,8 @@ class Message:
     default: str = ""
     answer: list[str] = field(default_factory=list)
     by: str = ""
-    """Who answered: ``user`` (in OpenCode or in a terminal), ``link``, ``process`` (a process without a terminal),
-    or ``opencode`` (by itself). The actor of the captured answer is the
-    same."""
+    """Who answered: ``user`` (in OpenCode or in a terminal), ``link``, ``process`` (a process without a terminal) or
+    ``opencode`` (by itself). The actor of the captured answer is the same."""
     via: dict[str, Any] = field(default_factory=dict)
     """How the answer came: ``channel`` (``opencode``, ``list``, ``command-line`` or ``link``), and the ``pid`` and
     terminal (``tty``) of a command."""

@@ -110,7 +110,7 @@ async def test_a_doubt_is_a_checkpoint_that_says_what_since_when_and_how_to_answ
         (known,) = await made.waiting()
         assert (known.kind, known.is_open, known.options) == ("effect", True, ANSWERS)
         assert (known.effect["agent"], known.effect["kind"], known.effect["attempt"]) == ("wordy", "work", 1)
-        assert known.opened == run.clock.now_ms and known.session == "" and known.expires is None
+        assert known.queued == run.clock.now_ms and known.session == "" and known.expires is None
         for said in ("wordy", "work", '"text": "hello<U+202E>"', '"to": "ada"', *ANSWERS):
             assert said in asks(known) and said in sentence(known)
         assert [a.stages for a in made.messages.data.messages.values()] == [known.stages], "it rings as other asks do"
