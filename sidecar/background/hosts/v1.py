@@ -307,6 +307,9 @@ class V1Host(Host):
 
     async def variables(self, intent: str, parent: str | None, directory: str, environment: str) -> dict[str, str]:
         link = await self._headless.link(directory, environment)
+        if not (self._headless.identity_of(link) or "").startswith("env_"):
+            # The sidecar would run them outside of the sandbox, on files that the sandbox may write.
+            raise HostError("the commands of `[phantom] setup` do not run for work in a sandbox", permanent=True)
         return read_process(link.pid).environment
 
     def waiting_for(self, link: ShimConnection, sessions: Collection[str]) -> list[str]:
