@@ -18,6 +18,7 @@ import orjson
 from benchmarks import (
     background,
     commands,
+    copies,
     inspector,
     link,
     million,
@@ -44,6 +45,7 @@ GROUPS = {
     "inspector": inspector.measure,
     "opencode": opencode.measure,
     "background": background.measure,
+    "copies": copies.measure,
 }
 
 

@@ -38,7 +38,7 @@ Measured on: {machine}.
 """
 
 TABLES = {
-    "In OpenCode": r"time that a hook|prompts in|starts of|spawn until|end of the work",
+    "In OpenCode": r"time that a hook|prompts in|starts of|spawn until|end of the work|private copy",
     "Commands": r"start of a command|(streams|log|status|doctor), an|newest 5|log --last",
     "The inspector": r"first paint|all of a session|step of|search of the page|the page itself|memory of `inspect`",
     "A million events": r".*1 M events|pause in|memory gained|the same query",
