@@ -327,6 +327,12 @@ class WorkerConfig(Section):
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 
 
+def _in_project(path: str) -> str:
+    if path != os.path.normpath(path) or path.split("/")[0] in ("", ".", "..", ".git"):
+        raise ValueError("must be a path in the project, such as node_modules")
+    return path
+
+
 class PhantomConfig(Section):
     """``[phantom]``: background work and the tools that start it."""
 
@@ -373,6 +379,10 @@ class PhantomConfig(Section):
 
     readers: tuple[str, ...] = ("plan", "explore")
     """OpenCode's agents that change no files."""
+
+    copied: tuple[Annotated[str, AfterValidator(_in_project)], ...] = Field((), alias="copy")
+    """What git ignores and a private copy has nevertheless, such as ``[".venv", "node_modules"]``: paths in the
+    project. Changes there are in no result."""
 
     setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Shell commands that run in each new copy before the agent starts, for example ``["npm ci"]``."""

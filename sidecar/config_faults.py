@@ -56,7 +56,7 @@ def _fields(model: type[BaseModel], section: list[str]) -> dict[str, FieldInfo]:
 
 def _near(model: type[BaseModel], where: list[str]) -> str:
     """A suggestion for an unknown key: the closest key, or all keys of its section."""
-    known = sorted(_fields(model, where[:-1]))
+    known = sorted(field.alias or name for name, field in _fields(model, where[:-1]).items())
     near = get_close_matches(where[-1], known, n=1)
     return f" (did you mean {'.'.join([*where[:-1], near[0]])}?)" if near else f" (the keys are {', '.join(known)})"
 

@@ -78,7 +78,9 @@ def test_the_page_lists_every_setting_with_its_default() -> None:
     # A setting without a default is in a comment, with an example.
     written = tomllib.loads(re.sub(r"^# (?=\w+ = )", "", block, flags=re.MULTILINE))
     assert {(section, key) for section, keys in written.items() for key in keys} == {
-        (section, key) for section, field in Config.model_fields.items() for key in type(field.default).model_fields
+        (section, key.alias or name)
+        for section, field in Config.model_fields.items()
+        for name, key in type(field.default).model_fields.items()
     }
 
 

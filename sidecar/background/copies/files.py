@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -85,7 +86,8 @@ class Found:
 
 
 def walk(store: Store, top: str, known: Collection[str] = (), listed: Collection[str] = ()) -> Found:
-    """What is below ``top``. Names that are ``known`` are never ignored; ``listed`` ones always.
+    """What is below ``top``. Names that are ``known`` are never ignored; ``listed`` ones are, unless something
+    known is below them.
 
     Raises:
         CopyError: git cannot say what is ignored.
@@ -102,10 +104,10 @@ def walk(store: Store, top: str, known: Collection[str] = (), listed: Collection
         ignored = store.ignored(top, entries)
         level = []
         for path, info in entries.items():
-            is_directory = stat.S_ISDIR(info.st_mode)
+            is_directory, counts = stat.S_ISDIR(info.st_mode), path in known or path in above
             if path not in known and f"/{path}".endswith(tuple(f"/.opencode{each}" for each in _HOSTS)):
                 found.hosts.append(path)
-            elif path in listed or (path in ignored and not (path in known or path in above or _has_rules(path))):
+            elif not counts and (path in listed or (path in ignored and not _has_rules(path))):
                 found.ignored.append(path)
             elif is_directory:
                 found.folders.append(path)
@@ -147,26 +149,32 @@ def signature(info: os.stat_result) -> list[int]:
     return [info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_mode]
 
 
-def take(store: Store, path: str, copy: str | None = None) -> Version:
-    """The version of a file, which is read once; the same bytes become the file ``copy``."""
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", buffering=0) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", path)
+        yield file.fileno(), info
+
+
+def take(store: Store, path: str, copy: str | None = None) -> Version:
+    """The version of a file, which is read once; the same bytes become the file ``copy``."""
+    with _opened(path) as (file, info):
         total = store.hash(info.st_size)
         if copy is None:
-            _read(file.fileno(), info.st_size, total.update)
+            _read(file, info.st_size, total.update)
         else:
-            _copy(file.fileno(), info, copy, total.update)
+            _copy(file, info, copy, total.update)
     return Version(kind_of(info.st_mode), total.hexdigest())
 
 
-def _copy(source: int, info: os.stat_result, copy: str, see: Callable[[bytes], object]) -> None:
+def _copy(source: int, info: os.stat_result, copy: str, see: Callable[[bytes], object] | None) -> None:
     with open(copy, "x+b", buffering=0) as new:
-        if _is_shared(source, new.fileno(), info.st_size):
+        if not _is_shared(source, new.fileno(), info.st_size):
+            _read(source, info.st_size, see or len, new.fileno())
+        elif see is not None:
             _read(new.fileno(), info.st_size, see)
-        else:
-            _read(source, info.st_size, see, new.fileno())
         os.fchmod(new.fileno(), stat.S_IMODE(info.st_mode) & 0o777 | 0o600)
     os.utime(copy, ns=(info.st_atime_ns, info.st_mtime_ns))
 
@@ -207,15 +215,25 @@ def led(text: str, path: str, top: str, copy: str) -> str:
     return text if os.path.lexists(os.path.normpath(os.path.join(copy, os.path.dirname(path), text))) else goal
 
 
-def copy_whole(source: str, target: str) -> None:
-    """Copy a file, a link or a directory as it is, if it is there."""
-    if not os.path.lexists(source):
-        return
+def copy_whole(path: str, top: str, root: str) -> None:
+    """Copy a file, a link or a directory below ``top`` as it is.
+
+    Raises:
+        OSError, shutil.Error: something in it is not there, or is no file; everything else was copied.
+    """
+    source, target = f"{top}/{path}", f"{root}/{path}"
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    if os.path.isdir(source) and not os.path.islink(source):
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    if os.path.islink(source):
+        os.symlink(led(os.readlink(source), path, top, root), target)
+    elif os.path.isdir(source):
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, copy_function=_copy_alone)
     else:
-        shutil.copy2(source, target, follow_symlinks=False)
+        _copy_alone(source, target)
+
+
+def _copy_alone(source: str, target: str) -> None:
+    with _opened(source) as (file, info):
+        _copy(file, info, target, None)
 
 
 def remove(top: str, stopped: Callable[[], bool]) -> None:

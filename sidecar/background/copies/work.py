@@ -112,9 +112,9 @@ def make(place: Path, top: str, directory: str, listed: Sequence[str], project: 
             for path, entry in zip(there.files, pool.map(copied, there.files), strict=True)
             if entry is not None
         }
-    for each in (*there.hosts, *listed):
+    for each in (*there.hosts, *(each for each in there.ignored if files.is_below(each, listed))):
         try:
-            files.copy_whole(f"{top}/{each}", f"{root}/{each}")
+            files.copy_whole(each, top, root)
         except (OSError, shutil.Error) as error:
             there.odd[each] = str(error.args[-1])[:_MAX_WHY]
     there.check(root)
@@ -211,12 +211,12 @@ def collect(place: Path, result: Path) -> dict[str, str]:
     save(store, manifest.root, {path: now[path] for path in changes if path in now})
     changes = _without_hosts(store, changes)
     _store_result(store, manifest.top, changes, result)
-    marks = files.marks(manifest.root, found.ignored)
+    marks = files.marks(manifest.root, [each for each in found.ignored if not files.is_below(each, manifest.listed)])
     lost |= {path: "ignored by git" for path, mark in marks.items() if manifest.marks.get(path) != mark}
     for each, heads in manifest.heads.items():
         if repository.heads_of(os.path.join(manifest.root, each)) != heads:
             lost[each or "."] = "commits, branches or stashes"
-    return {path: why for path, why in lost.items() if path not in manifest.listed}
+    return lost
 
 
 def _without_hosts(store: Store, changes: Mapping[str, Change]) -> dict[str, Change]:
