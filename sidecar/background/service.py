@@ -72,6 +72,7 @@ LEFT_STOP_SECONDS: Final = 10.0
 """How many seconds it keeps running in a sandbox in which no other OpenCode is left."""
 
 _TICK_SECONDS: Final = 1.0
+_MAX_SWEEP_SECONDS: Final = 3600.0
 
 
 def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
@@ -153,7 +154,8 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
-        acts = CopyActs(self.copies, self.hosts, self._variables, self._is_starting, self._project, setup)
+        of = (self._variables, self._is_starting, self._project)
+        acts = CopyActs(self.copies, self.hosts, *of, setup, self._config.copied)
         return {**acts.kinds, **self.people.kinds}
 
     @property
@@ -208,12 +210,14 @@ class DurableStream:
 
     async def _sweep(self) -> None:
         """Remove the copies that went, also those of earlier processes."""
+        pause = _TICK_SECONDS
         while True:
             try:
                 await self.copies.sweep()
             except RequestError as error:
+                pause = min(2 * pause, _MAX_SWEEP_SECONDS)
                 log.warning("a copy that went is still there (%s)", error)
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(pause)
 
     async def _draw_card(self) -> None:
         asks = self.people.messages.data.questions()

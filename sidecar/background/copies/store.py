@@ -132,8 +132,8 @@ class Store:
         total.update(content)
         return str(total.hexdigest())
 
-    def save(self, contents: Mapping[str, bytes | Path]) -> None:
-        """Store those of these contents that are in no repository yet, given or in a file.
+    def save(self, contents: Mapping[str, bytes | str]) -> None:
+        """Store those of these contents that are in no repository yet, given or in the file of a path.
 
         Raises:
             CopyError: a file no longer has the content of this name, or git failed.
@@ -263,11 +263,11 @@ def _names(printed: bytes) -> list[str]:
     return [os.fsdecode(each) for each in printed.split(b"\0") if each]
 
 
-def _import(git: IO[bytes], content: bytes | Path) -> None:
+def _import(git: IO[bytes], content: bytes | str) -> None:
     if isinstance(content, bytes):
         git.write(b"blob\ndata %d\n%b\n" % (len(content), content))
         return
-    with content.open("rb") as file:
+    with open(content, "rb") as file:
         left = os.fstat(file.fileno()).st_size
         git.write(b"blob\ndata %d\n" % left)
         while left > 0:

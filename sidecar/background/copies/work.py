@@ -6,14 +6,17 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sidecar.background.copies import applying, files, repository
 from sidecar.background.copies.store import LINK, Change, CopyError, Store, Version, changed, plain
 from streams.system.files import write_durably
+
+T = TypeVar("T")
 
 MAX_DIFF: Final = 64 * 1024
 """Maximum length of a diff that the log keeps, in characters; the result has the whole diff."""
@@ -30,7 +33,8 @@ MAX_CONTENT: Final = 256 << 20
 _RACY_NS: Final = 50_000_000
 """A file that changed so shortly before the copy was ready could change again without a sign of it."""
 
-_THREADS: Final = 4
+_THREADS: Final = 2
+_PART: Final = 100
 _MAX_WHY: Final = 200
 
 _KINDS: Final = {LINK: "link"}
@@ -60,8 +64,8 @@ class Entry(NamedTuple):
     version: Version
     text: str | None = None
 
-    def content(self, path: str) -> bytes | Path:
-        return Path(path) if self.text is None else os.fsencode(self.text)
+    def content(self, path: str) -> bytes | str:
+        return path if self.text is None else os.fsencode(self.text)
 
     def as_json(self, path: str) -> list[Any]:
         return [self.version, files.signature(os.lstat(path)), self.text]
@@ -106,12 +110,7 @@ def make(place: Path, top: str, directory: str, listed: Sequence[str], project: 
             there.odd[path] = str(error.strerror)
             return None
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        entries = {
-            path: entry
-            for path, entry in zip(there.files, pool.map(copied, there.files), strict=True)
-            if entry is not None
-        }
+    entries = {path: entry for path, entry in _of_each(there.files, copied).items() if entry is not None}
     for each in (*there.hosts, *(each for each in there.ignored if files.is_below(each, listed))):
         try:
             files.copy_whole(each, top, root)
@@ -179,8 +178,17 @@ def now_in(store: Store, manifest: Manifest, found: files.Found) -> dict[str, En
             text = os.path.relpath(text, os.path.dirname(at))
         return Entry(files.version_of_link(store, text), text)
 
+    return _of_each(found.files, look)
+
+
+def _of_each(paths: Collection[str], do: Callable[[str], T]) -> dict[str, T]:
+    """What ``do`` returns for each path, in some threads. Each gets many at a time, because to hand one over costs more
+    than to copy a small file."""
+    names = list(paths)
+    parts = [names[at : at + _PART] for at in range(0, len(names), _PART)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(found.files, pool.map(look, found.files), strict=True))
+        done = pool.map(lambda part: [do(each) for each in part], parts)
+        return dict(zip(names, chain.from_iterable(done), strict=True))
 
 
 def collect(place: Path, result: Path) -> dict[str, str]:

@@ -10,9 +10,11 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from pydantic import ValidationError
 
 from sidecar.background.copies import files
 from sidecar.background.copies.copies import Copies
+from sidecar.config import Config
 from tests.sidecar.background.copies.copying import ID, Private
 from tests.sidecar.background.projects import git, repository, write
 
@@ -61,6 +63,21 @@ async def test_what_goes_is_removed_in_the_background(project: Path, tmp_path: P
     assert gone.exists(), "it ends when it is told, and"
     await Copies(tmp_path / "place").sweep()
     assert not gone.exists() and (outside / "f").read_text() == "mine\n", "the next process goes on"
+
+
+async def test_the_setting_names_what_a_copy_has_although_git_ignores_it(project: Path, tmp_path: Path) -> None:
+    write(project / ".gitignore", "out/\n.venv\n")
+    for name in ("out/x", ".venv/lib/x"):
+        write(project / name)
+    listed = Config.model_validate({"phantom": {"copy": [".venv"]}}).phantom.copied
+    made = await Copies(tmp_path / "place").make(ID, str(project), listed=listed)
+    assert sorted(each.name for each in Path(made.root).iterdir()) == [".git", ".gitignore", ".venv", "a.txt"]
+
+
+@pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x", ".git/hooks", ".", "", "a//b", "a/"])
+def test_the_setting_names_paths_in_the_project_only(path: str) -> None:
+    with pytest.raises(ValidationError):
+        Config.model_validate({"phantom": {"copy": [path]}})
 
 
 async def test_a_sweep_that_is_cancelled_ends(project: Path, tmp_path: Path) -> None:
