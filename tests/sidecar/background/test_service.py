@@ -14,11 +14,13 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError, RequestError
+from sidecar.agents.effects.policy import Effect
 from sidecar.agents.inputs import InputRefused
 from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule
 from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.intent_effects import ISOLATE
 from sidecar.background.intents.registering import RegisterArgs
 from sidecar.background.messages.deliver import GATHER_MS
 from sidecar.background.service import DurableStream
@@ -33,7 +35,7 @@ from streams.log.log import Log
 from streams.store import StreamStore
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import agents, records
-from tests.sidecar.background.projects import git, repository, write
+from tests.sidecar.background.projects import ID, git, repository, write
 from tests.sidecar.background.support import Bench, bench
 from tests.sidecar.cli.helpers import run
 from tests.sidecar.support import running, start
@@ -134,6 +136,7 @@ async def orchestration(
     clean: Clean = lambda value: value,
     host: Host | None = None,
     store: StreamStore | None = None,
+    listed: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), host or Host(), Clock()
     home.create()
@@ -141,7 +144,7 @@ async def orchestration(
     log = store or await Log.open(home.store_path, seeded_identity(1))
     made = DurableStream(
         home,
-        PhantomConfig(isolation=isolation),
+        PhantomConfig(isolation=isolation, copy=listed),
         NotifyConfig(),
         GardenerConfig(),
         clock.identity(9),
@@ -482,3 +485,13 @@ async def test_a_copy_in_which_later_work_was_done_goes_with_the_later_work(tmp_
         await run.happened("turn.ended", session=f"ses_{old}", outcome="completed")
         assert (await ask(made, "intent_discard", intent=old))["copy"] == "" and root.is_dir()
         assert (await ask(made, "intent_discard", intent=new))["copy"] == str(root) and not root.exists()
+
+
+async def test_a_copy_has_what_the_setting_lists(tmp_path: Path) -> None:
+    project = repository(tmp_path / "project", {".gitignore": ".venv\nout\n"})
+    for name in (".venv", "out"):
+        write(project / name / "x")
+    async with orchestration(tmp_path, listed=(".venv",)) as (made, _, _):
+        args = {"intent": ID, "directory": str(project)}
+        found = await made.kinds[ISOLATE].run(Effect(ISOLATE, args, "run"), "key")
+    assert sorted(each.name for each in Path(found["root"]).iterdir()) == [".git", ".gitignore", ".venv"]
