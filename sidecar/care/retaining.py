@@ -207,7 +207,7 @@ _WORDS: Final = frozenset(
     {
         *_IDS,
         *("title", "prompt", "agent", "result", "reason", "code", "text", "questions", "answer", "by"),
-        *("channel", "error", "why"),
+        *("channel", "error", "why", "kind"),
     }
 )
 """The fields of these records that tell what happened. The others, such as rights and copies, are of use only to the
