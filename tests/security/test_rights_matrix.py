@@ -26,6 +26,7 @@ from sidecar.background.hosts.host import HostAbsent, Look
 from sidecar.background.hosts.rights import Rights, Rule
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
+from sidecar.background.hosts.v2_variables import Variables
 from sidecar.background.intents.intents import NAME as INTENTS
 from sidecar.background.intents.registering import RegisterArgs
 from sidecar.background.service import DurableStream
@@ -219,6 +220,13 @@ class Client:
         return answer
 
 
+class NoVariables(Variables):
+    """Reads no variables, because no commands run here."""
+
+    async def of(self, *about: Any) -> dict[str, str]:
+        return {}
+
+
 class World2(World):
     names, other = ("action", "resource", "effect"), TWO
 
@@ -287,6 +295,7 @@ def opencode(version: int, path: Path, *, is_copy: bool) -> Iterator[Matrix]:
         world = World2(path)
         two = V2Host(lambda: [path], state, lambda: 0)
         two._client = Client(Service(world)).of  # type: ignore[method-assign]
+        two.given = NoVariables()
         yield Matrix(two, world, is_copy=is_copy, place="service")
 
 
