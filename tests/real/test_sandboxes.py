@@ -93,13 +93,13 @@ class Sandboxes:
 
     def both(self, name: str) -> str:
         """What the session and its background work found, which is the same."""
-        found = []
-        for who in ("direct", "background"):
-            told = self.told(f"{name}-{who}")
-            wait_until(lambda told=told: told.exists() or self.failed(name), f"what {told.stem} found", 60)
-            found.append(told.read_text())
+        found = [self._found(name, self.told(f"{name}-{who}")) for who in ("direct", "background")]
         assert found[0] == found[1]
         return found[0]
+
+    def _found(self, name: str, told: Path) -> str:
+        wait_until(lambda: told.exists() or self.failed(name), f"what {told.stem} found", 60)
+        return told.read_text()
 
     def state(self, name: str) -> str:
         """The state of the work of this name; empty if there is none yet."""
@@ -171,12 +171,19 @@ def test_work_of_a_sandbox_that_ended_runs_in_no_other(sandboxes: Sandboxes, bwr
     end = ["--dev", "/dev", "--proc", "/proc", "--die-with-parent"]
     narrow = ["--ro-bind", "/", "/", "--bind", str(root), str(root), "--bind", *[str(sandboxes.durable.home)] * 2]
     work = f"{sandboxes.probe('bubble-background')}; until [ -e {go} ]; do sleep 0.1; done; {sandboxes.probe('waited')}"
-    with sandboxes.asking("bubble", [str(bwrap), *narrow, *end, "--unshare-pid"], work):
+    relay, sock = str(HERE / "relay.py"), f"{root}/model.sock"
+    inside = f'{sys.executable} {relay} {sandboxes.model.port} {sock} & exec "$@"'
+    apart = ["--unshare-pid", "--unshare-net", "sh", "-c", inside, "x"]
+    with (
+        subprocess.Popen([sys.executable, relay, sock, str(sandboxes.model.port)]) as outside,
+        sandboxes.asking("bubble", [str(bwrap), *narrow, *end, *apart], work),
+    ):
         found = sandboxes.both("bubble")
+        outside.kill()
     wait_until(lambda: sandboxes.state("bubble") != "running", "work that waits", 60)
     go.touch()
     with sandboxes.asking("wider", [str(bwrap), "--bind", "/", "/", *end]):
         wider = sandboxes.both("wider")
-    assert f"no {sandboxes.guarded}" in found and "no /tmp" in found
-    assert f"wrote {sandboxes.guarded}" in wider
+    assert f"no {sandboxes.guarded}" in found and "no /tmp" in found and "reached" not in found
+    assert f"wrote {sandboxes.guarded}" in wider and "reached" in wider
     assert not sandboxes.told("waited").exists() and sandboxes.state("bubble") not in ("running", "completed")

@@ -363,10 +363,8 @@ class V1Host(Host):
         return self._still_runs(turn) if turn is not None else await self._headless.runs(self._environment(session))
 
     def _still_runs(self, turn: Turn | None) -> bool:
-        """Whether the process of a turn runs. A pid of another namespace says nothing, so such a one must be linked."""
-        if turn is None or turn.pid is None or self._headless.is_elsewhere(turn.boot):
-            return False
-        return still_runs(turn.pid, turn.started_ms)
+        """Whether the process of a turn runs. The pid is that of the sidecar's pid namespace (see ``handler.py``)."""
+        return turn is not None and turn.pid is not None and still_runs(turn.pid, turn.started_ms)
 
     async def _of(self, session: str, directory: str) -> ShimConnection:
         link = self._hosting(session)
