@@ -331,8 +331,7 @@ def test_work_has_the_variables_of_the_one_that_asked_also_after_a_restart_and_t
     model.release("variables")
     assert "again:terminal" in one(durable, "completed", parent)["result"]
     model.answer = None
-    for name, value in of("command").items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(durable, "terminal", of("command"))
     words = ("spawn", tells, "--directory", str(client.project), "--isolation", "shared", "--wait", "--json")
     assert "asker:command" in json.loads(durable.cli(*words))["result"]
     assert "never-" not in json.dumps(durable.lines("query")) + (durable.home / "sidecar.log").read_text()

@@ -18,8 +18,8 @@ class PluginMissing(HostError):
     def __init__(self, named: Collection[str]) -> None:
         listed = ", ".join(sorted(named))
         super().__init__(
-            f"a plugin that may forbid something is not loaded for the work: {listed}; see that git has the plugin and "
-            "all that it imports, or start the work with `--isolation shared`",
+            f"a plugin that may forbid something is not loaded for the work: {listed}; see that git does not ignore "
+            "the plugin and what it imports, or start the work with `--isolation shared`",
             permanent=True,
         )
 
