@@ -309,6 +309,7 @@ def test_work_has_the_variables_of_the_one_that_asked_also_after_a_restart_and_t
     (durable.home / "config.toml").write_text("[phantom]\nsetup = ['echo $ASKER']\n")
     durable.stop()
     durable.start()
+    client.api("GET", f"/api/model?location[directory]={client.project}")  # loads the plugin
     wait_until(lambda: bool(durable.status()["links"]), "a link")
     parent = client.new_session()
     client.api("PUT", f"/api/session/{parent}/environment", {"variables": of("terminal")})  # as a terminal does
