@@ -258,7 +258,8 @@ def test_what_was_said_in_a_forgotten_session_or_about_it_is_in_no_file_and_noth
     assert intents(durable, parent) == [] and len(intents(durable, other)) == 1
     durable.cli("verify")
 
-    os.kill(durable.wait_linked(), signal.SIGKILL)
+    os.kill(killed := durable.wait_linked(), signal.SIGKILL)
+    wait_until(lambda: durable.wait_linked() != killed, "the next sidecar")
     client.prompt(other, spawn("SAY:again bassoon", "again"))
     wait_until(lambda: [i["state"] for i in intents(durable, other)] == ["completed"] * 2, "the next work")
     ours = [request for request in model.requests[calls:] if request.session in (parent, child)]
