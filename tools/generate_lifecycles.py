@@ -33,7 +33,7 @@ CHAPTERS = (
     (
         "Message",
         "A message is for a session or for you, such as a result, an alert, or a question that waits for your\n"
-        "answer; see [notify.md](notify.md). Only the state `seen` confirms that a session has it.",
+        "answer; see [background.md](background.md#messages). Only the state `seen` confirms that a session has it.",
         MESSAGE,
     ),
 )
