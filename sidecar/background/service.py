@@ -72,7 +72,6 @@ LEFT_STOP_SECONDS: Final = 10.0
 """How many seconds it keeps running in a sandbox in which no other OpenCode is left."""
 
 _TICK_SECONDS: Final = 1.0
-_MAX_SWEEP_SECONDS: Final = 3600.0
 
 
 def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
@@ -175,7 +174,7 @@ class DurableStream:
         await self.copies.recover()
         await self.resume()
         in_background(stack, self._keep_time())
-        in_background(stack, self._sweep())
+        in_background(stack, self.copies.keep_swept())
 
     def owes(self) -> bool:
         """See ``Component``: true for an intent that has not ended, or a message that can be delivered."""
@@ -207,17 +206,6 @@ class DurableStream:
             late = {name for name, since in idle_since.items() if loop.time() - since > limits[name]}
             if late:
                 await self.headless.stop(late)
-
-    async def _sweep(self) -> None:
-        """Remove the copies that went, also those of earlier processes."""
-        pause = _TICK_SECONDS
-        while True:
-            try:
-                await self.copies.sweep()
-            except RequestError as error:
-                pause = min(2 * pause, _MAX_SWEEP_SECONDS)
-                log.warning("a copy that went is still there (%s)", error)
-            await asyncio.sleep(pause)
 
     async def _draw_card(self) -> None:
         asks = self.people.messages.data.questions()

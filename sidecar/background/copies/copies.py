@@ -35,6 +35,10 @@ log = logging.getLogger("sidecar.background")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_SWEEP_SECONDS: Final = 1.0
+_MAX_SWEEP_SECONDS: Final = 3600.0
+"""How many seconds pass between two looks for copies that went, at first, and after repeated failures."""
+
 _ID: Final = re.compile(r"int_[0-9a-f]{1,64}")
 
 
@@ -230,6 +234,17 @@ class Copies:
             await self._sweep(stopped.is_set)
         finally:
             stopped.set()
+
+    async def keep_swept(self) -> None:
+        """Remove what goes, also what earlier processes left, until cancelled."""
+        pause = _SWEEP_SECONDS
+        while True:
+            try:
+                await self.sweep()
+            except CopyError as error:
+                pause = min(2 * pause, _MAX_SWEEP_SECONDS)
+                log.warning("a copy that went is still there (%s)", error)
+            await asyncio.sleep(pause)
 
     @_in_thread
     def _sweep(self, stopped: Callable[[], bool]) -> None:
