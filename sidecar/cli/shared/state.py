@@ -48,7 +48,7 @@ RINGING: Final = "agent/messages"
 RECENT_MS: Final = 86_400_000
 """How long something that failed is shown."""
 
-MOST_FAILED: Final = 3
+MOST_SHOWN: Final = 3
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
@@ -162,7 +162,8 @@ def _agent_notes(status: Mapping[str, Any]) -> list[str]:
 
 
 async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
-    """What background work runs and waits and what nobody has seen; and what failed in the last day, in words."""
+    """What background work runs and waits and what nobody has seen; and what failed in the last day or needs a terminal,
+    in words."""
     from sidecar.background.people import teller
     from sidecar.background.reading import read_intents, read_messages
 
@@ -171,9 +172,13 @@ async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
     counts = Counter(teller.state_of(each) for each in data.unfinished())
     lines = [", ".join(f"{count} {state}" for state, count in counts.items())] if counts else []
     failed = [i for i in data.intents.values() if i.state in ("failed", "refused") and (i.ended or 0) >= since]
-    told = [teller.failure(each) for each in failed[-MOST_FAILED:]]
-    if more := len(failed[:-MOST_FAILED]):
+    told = [teller.failure(each) for each in failed[-MOST_SHOWN:]]
+    if more := len(failed[:-MOST_SHOWN]):
         told.append(f"{more} more of the background work failed; `durable-stream intents` lists it")
+    for each in [intent for intent in data.unfinished() if intent.waits][:MOST_SHOWN]:
+        wanted = " and ".join(waited["text"] for waited in teller.waits(each, "", ()))
+        go_on = f"`durable-stream intents {each.id} --resume` continues it with what your terminal may do"
+        told.append(f"{each.id} waits for {wanted}; {go_on}")
     unseen = (await read_messages(reader)).unheard()
     lines += [f"{counted(unseen, 'message')} not seen yet; `durable-stream notices` lists them"] if unseen else []
     return lines, told

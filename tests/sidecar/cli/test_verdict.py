@@ -39,6 +39,10 @@ def fails(name: str, ts: int = NOW, end: str = "intent.failed") -> list[StreamEv
     return intent(name, BEGINS, (end, {"ts": ts, "reason": "HTTP 401", "code": "error"}), title=name, **SHOP)
 
 
+def unhosted() -> list[StreamEvent]:
+    return intent("int_alone", ("intent.starting", {}), ("intent.unhosted", {"ts": NOW}), title="alone", **SHOP)
+
+
 def channel(ts: int = NOW) -> list[StreamEvent]:
     payload = {"message": "alr_1", "channel": "ntfy:1f3a9c2e", "error": "404", "attempt": 3}
     about: dict[str, Any] = {"actor": "messages", "metadata": {"role": "output"}, "payload": payload}
@@ -53,6 +57,7 @@ KINDS: dict[str, tuple[Callable[[], list[StreamEvent]], str, str]] = {
     "waits": (asks, "asks", f"durable-stream checkpoints {checkpoint_id('ses_asks', 'per_1')} --answer"),
     "waits for a model": (model_asks, "asks", "durable-stream checkpoints chk_model --answer"),
     "failed": (lambda: fails("int_failed"), "notes", "durable-stream intents int_failed"),
+    "waits for OpenCode": (unhosted, "notes", "durable-stream intents int_alone --resume"),
     "not sent": (channel, "notes", "durable-stream notify test"),
     "lost": (loses, "notes", "after the session's next turn"),
     "not compared": (list, "notes", "durable-stream doctor"),
@@ -94,4 +99,4 @@ def test_what_failed_more_than_a_day_ago_is_over(healthy_home: Home) -> None:
     many = [record for number in range(5) for record in fails(f"int_{number}", end="intent.failed")]
     asyncio.run(append(healthy_home.store_path, [[record] for record in many]))
     said: Any = status(healthy_home)["notes"]
-    assert len(said) == state.MOST_FAILED + 1 and said[-1].startswith("2 more")
+    assert len(said) == state.MOST_SHOWN + 1 and said[-1].startswith("2 more")
