@@ -162,8 +162,8 @@ def _agent_notes(status: Mapping[str, Any]) -> list[str]:
 
 
 async def _work(reader: LogReader) -> tuple[list[str], list[str]]:
-    """What background work runs and waits and what nobody has seen; and what failed in the last day or needs a terminal,
-    in words."""
+    """What background work runs and waits and what nobody has seen; and what failed in the last day or needs a
+    terminal, in words."""
     from sidecar.background.people import teller
     from sidecar.background.reading import read_intents, read_messages
 
