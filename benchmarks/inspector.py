@@ -90,7 +90,7 @@ async (count) => {
 """
 """The ms of some steps, each until it is on the screen."""
 
-_WHOLE: Final = f"""async () => {{ await import("/page/lib.js")).get("s/{STREAM}/timeline"); }}"""
+_WHOLE: Final = f"""async () => {{ await (await import("/page/lib.js")).get("s/{STREAM}/timeline"); }}"""
 """Waits until the whole session was read."""
 
 _SEARCH: Final = """

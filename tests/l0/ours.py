@@ -97,7 +97,7 @@ class Ours:
         return f"MESHFORGE_EVENTS:{kept.seq}"
 
     async def deeds(self, stream: JetStreamContext) -> int:
-        info = await stream.stream_info("MESHFORGE_EVENTS", subjects_filter="evt.*.*.agent%2Fsignals.signal.raised")
+        info = await stream.stream_info("MESHFORGE_EVENTS", subjects_filter="evt.*.*.agent%2Fmessages.signal.raised")
         return sum((info.state.subjects or {}).values())
 
     async def stream(self) -> None:

@@ -32,9 +32,9 @@ def background() -> list[StreamEvent]:
     """A piece of work, an alert and a dead letter, which stand before the damage."""
     identity = seeded_identity(5)
 
-    def own(agent: str, kind: str, role: str = "output", **payload: Any) -> StreamEvent:
+    def own(agent: str, type_: str, role: str = "output", /, **payload: Any) -> StreamEvent:
         about = {"stream_id": f"agent/{agent}", "actor": agent, "source": {"agent": agent, "adapter": "engine"}}
-        return identity.stamp({**about, "type": kind, "payload": payload, "metadata": {"role": role}})
+        return identity.stamp({**about, "type": type_, "payload": payload, "metadata": {"role": role}})
 
     about = {"intent": "int_1", "prompt": "Do", "title": "Some work", "parent": ROOT, "root": ROOT, "directory": "/"}
     letter = {"code": "agent-failed", "reason": "it broke", "command": {"id": "k", "type": "add", "payload": {}}}
@@ -147,7 +147,7 @@ async def test_each_route_of_the_page_answers_and_says_where_the_damage_is(
     async def nothing(*_: Any) -> dict[str, Any]:
         return {}
 
-    data = Data(open_reader(home / "store", to_damage=True), seeded_identity(1).now_ms, nothing, nothing)
+    data = Data(home, open_reader(home / "store", to_damage=True), seeded_identity(1).now_ms, nothing, nothing)
     app = build(data)
     views = [f"s/{ROOT}/{view}" for view in ("head", "conversation", "timeline", "files", "events")]
     paths = ["sessions", "work", "costs", "search?q=login", *views, f"e/{event}", "file?path=login.py"]

@@ -36,6 +36,7 @@ from sidecar.home import Home
 from sidecar.link.local import PEER
 from sidecar.registry import Args
 from streams.system.files import write_durably
+from streams.system.threads import in_thread
 
 if TYPE_CHECKING:
     from sidecar.link.links import ShimConnection
@@ -373,7 +374,7 @@ class Headless:
     async def _write(self) -> None:
         async with self._writing:
             about = {"servers": [each._asdict() for each in self._servers.values()], "processes": self._known}
-            await asyncio.to_thread(write_durably, self._file, json.dumps(about).encode())
+            await in_thread(write_durably, self._file, json.dumps(about).encode())  # a draft has one writer
 
 
 def _read(file: Path) -> tuple[dict[str, Server], dict[str, Process]]:

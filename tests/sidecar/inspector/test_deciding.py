@@ -41,9 +41,9 @@ def happened(place: Path, home: Path) -> list[StreamEvent]:
     # the browser has the loop of this thread
     saved = ThreadPoolExecutor().submit(lambda: asyncio.run(changed(place, home))).result()
 
-    def own(agent: str, kind: str, **payload: Any) -> None:
+    def own(agent: str, type_: str, /, **payload: Any) -> None:
         about = {"stream_id": f"agent/{agent}", "actor": agent, "source": {"agent": agent, "adapter": "engine"}}
-        made.append(identity.stamp({**about, "type": kind, "payload": payload, "metadata": {"role": "output"}}))
+        made.append(identity.stamp({**about, "type": type_, "payload": payload, "metadata": {"role": "output"}}))
 
     for intent, title in (("int_1", TURNED), ("int_2", JOINED)):
         about = {"prompt": "Do", "title": title, "parent": None, "root": "r", "directory": str(place)}

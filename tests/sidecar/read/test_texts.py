@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from bridge.opencode.redact import MAX_STRING, Redactor
-from sidecar.background.intents.lifecycle import INTENT, NOTICE
+from sidecar.background.intents.lifecycle import INTENT
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
+from sidecar.background.messages.message import MESSAGE
 from sidecar.read.catalog import Catalog
 from sidecar.read.host_agents import host_agents
 from sidecar.read.redacted import Redaction
@@ -144,7 +145,7 @@ def test_a_result_is_shown_without_the_tags_that_the_model_gets(text: str) -> No
 
 
 def test_every_event_of_a_life_cycle_has_a_line() -> None:
-    events = {event for table in (INTENT, NOTICE) for row in table.values() for event in row}
+    events = {event for table in (INTENT, MESSAGE) for row in table.values() for event in row}
     assert sorted(events - set(KINDS)) == []
 
 
@@ -158,8 +159,13 @@ def test_payloads_of_any_shape_are_told() -> None:
 
 
 def test_bookkeeping_is_no_news() -> None:
-    assert is_news("ses_1", "execution.step") and is_news("agent/intents", "intent.failed")
-    assert not is_news("agent/intents", "agent.received") and not is_news("agent/x/effects", "effect.started")
+    def news(stream: str, type_: str, **payload: object) -> bool:
+        return is_news(event(stream=stream, type_=type_, payload=payload))
+
+    assert news("ses_1", "execution.step") and news("agent/intents", "intent.failed")
+    assert not news("agent/intents", "agent.received") and not news("agent/x/effects", "effect.started")
+    assert news("agent/messages", "message.queued", kind="permission")
+    assert not news("agent/messages", "message.queued", kind="alert")
 
 
 def catalog_of(name: str) -> Catalog:
