@@ -115,7 +115,9 @@ def test_the_first_session_of_a_new_repository_is_whole(client: RealOpenCode2, d
     client.start()
     session = turn(client, "SAY:the very first", client.new_session(place))
     records = assert_recorded(durable, client, session)
-    assert [record["event"]["type"] for record in records][:3] == [
+    # On a busy machine, OpenCode may name the session before it begins the turn.
+    types = [record["event"]["type"] for record in records]
+    assert [each for each in types if each != "opencode.session.renamed"][:3] == [
         "lifecycle.session.created",
         "human.input",
         "turn.started",
