@@ -9,6 +9,7 @@ configuration that has them was not found there. ``tests/real`` runs some of the
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ class Link(FakeLink):
 
     def __init__(self, boot: str, world: World, directory: str) -> None:
         super().__init__(boot, NOBODY, directory)
-        self.world = world
+        self.world, self.worktree = world, directory
 
     async def call(self, method: str, args: Json, timeout: float = 0.0) -> Any:
         if method == "session.get":
@@ -132,10 +133,10 @@ class World:
         return str(self.path / "projects" / way)
 
     def copy(self, directory: str) -> str:
-        return str(self.path / "copies" / Path(directory).name)
+        return f"{self.path}/copies/{Path(directory).name}/files{directory}"
 
     def _bans(self, directory: str) -> Way:
-        return WAYS[Path(directory).name] if Path(directory).parent.name == "projects" else Way()
+        return WAYS[Path(directory).name] if Path(directory).parent == self.path / "projects" else Way()
 
     def agents(self, directory: str) -> dict[str, tuple[Rule, ...]]:
         bans = {"build": self._bans(directory).agent}
@@ -155,6 +156,10 @@ class World:
         self.sessions[session] = {"id": session, "location": {"directory": directory}, **body}
         return session
 
+    def users_file(self, argument: str, place: str, project: str) -> str:
+        """How a session in another place names a file of the project."""
+        return os.path.relpath(f"{project}/{argument}", place)
+
     def rules_of(self, session: str, agent: str) -> list[Rule]:
         found = self.sessions[session]
         own = found.get("permission" if not self.other else "permissions", [])
@@ -166,6 +171,11 @@ class World:
         mine, theirs = self.rules_of(session, agent), self.rules_of(asker, "build")
         calls = [(self.other.get(what, what), argument) for what, argument in CALLS]
         more = [f"{each}" for each in calls if RANKS[real(mine, *each)] > RANKS[real(theirs, *each)]]
+        place, project = (self.sessions[each]["location"]["directory"] for each in (session, asker))
+        for what, argument in calls if place != project else ():
+            users = self.users_file(argument, place, project)
+            if what in ("edit", "read") and RANKS[real(mine, what, users)] > RANKS[real(theirs, what, argument)]:
+                more.append(f"{what} of the user's {argument}")
         return more + [what for what, _ in calls if hides(theirs, what) and not hides(mine, what)]
 
 
@@ -229,6 +239,9 @@ class NoVariables(Variables):
 
 class World2(World):
     names, other = ("action", "resource", "effect"), TWO
+
+    def users_file(self, argument: str, place: str, project: str) -> str:
+        return f"{project}/{argument}"
 
     def add(self, body: Json, directory: str) -> str:
         session = super().add(body, directory)

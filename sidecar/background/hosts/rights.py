@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 _RANKS: Final = {"deny": 0, "ask": 1, "allow": 2}
+_FILES: Final = ("read", "edit", "list")
+"""The tools whose argument is a file."""
+
 _WILD: Final = re.compile("[*?]")
 _WIDE: Final = re.compile("[\U00010000-\U0010ffff]")
 _PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -67,6 +70,22 @@ def for_work(own: Sequence[Rule], asker: Rights) -> list[Rule]:
     if tuple(own) == asker.rules:
         return list(asker.session)
     return meet(own, [*asker.rules, *asker.session])
+
+
+def for_originals(rules: Iterable[Rule], original: Callable[[str], str]) -> list[Rule]:
+    """What ``rules`` say of the user's own files, for a session that works in a copy of them.
+
+    A rule that names a file of the project relatively means the copy's file there. So this denies what the rule does
+    not allow also where the user's file is: ``original`` turns the pattern into that place. The session may edit its
+    copy, so what was to be asked is denied, too.
+    """
+    strict = [rule for rule in rules if rule.effect != "allow" and rule.pattern[:1] not in ("", "*", "?", "/", "~")]
+    named = [(tool, original(_signs(rule.pattern))) for rule in strict for tool in _FILES if _names(rule.what, tool)]
+    return [Rule(tool, pattern, "deny") for tool, pattern in dict.fromkeys(named)]
+
+
+def _names(what: str, tool: str) -> bool:
+    return re.fullmatch(re.escape(what).replace(r"\*", ".*").replace(r"\?", "."), tool) is not None
 
 
 def meet(one: Iterable[Rule], other: Iterable[Rule]) -> list[Rule]:

@@ -8,8 +8,10 @@ show messages that another process added. A phantom is hosted by a headless Open
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.opencode.capture.state import CaptureState, Turn
@@ -19,7 +21,7 @@ from sidecar.background.hosts.environments import read_process
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, Status
 from sidecar.background.hosts.plugins import check_plugins
-from sidecar.background.hosts.rights import Rights, Rule, for_work
+from sidecar.background.hosts.rights import Rights, Rule, for_originals, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
 from sidecar.processes import still_runs
 
@@ -99,11 +101,16 @@ class V1Host(Host):
             provider, _, name = str(self.about(parent).get("model") or "").partition("/")
             if name:
                 body["model"] = {"providerID": provider, "id": name}
+        given, known = list[Rule](), list[Rule]()
         if rights is not None:
             own = await _rules_of(link, agent or rights.agent, directory)
+            given, known = for_work(own, rights), [*own, *rights.rules, *rights.session]
+        if project not in ("", directory):
+            known = known or await _rules_of_all(link, agent, directory)
+            given = [*given, *for_originals(known, _original(link.worktree, directory, project))]
+        if given or rights is not None:
             body["permission"] = [
-                {"permission": rule.what, "pattern": rule.pattern, "action": rule.effect}
-                for rule in for_work(own, rights)
+                {"permission": each.what, "pattern": each.pattern, "action": each.effect} for each in given
             ]
         asking = self._hosting(parent) if parent is not None else None
         if project and (asking is None or asking.directory != project):
@@ -417,6 +424,26 @@ async def _rules_of(link: ShimConnection, agent: str, directory: str) -> tuple[R
         if isinstance(each, dict) and each.get("name") == agent:
             return _rules(each.get("permission"))
     raise HostError(f"OpenCode has no agent {agent[:60]!a} for this project", permanent=True)
+
+
+async def _rules_of_all(link: ShimConnection, agent: str | None, directory: str) -> list[Rule]:
+    """The rules of an agent, or of all if none is named."""
+    listed = await _call(link, "app.agents", {"query": {"directory": directory}})
+    named = [each for each in listed if agent in (None, each.get("name"))] if isinstance(listed, list) else []
+    return [rule for each in named for rule in _rules(each.get("permission"))]
+
+
+def _original(top: str, directory: str, project: str) -> Callable[[str], str]:
+    """How a copy, whose repository is at ``top``, names a file that the project's repository names: OpenCode 1 names
+    files relatively to the repository."""
+    below = os.path.realpath(project)
+
+    def original(pattern: str) -> str:
+        if not directory.endswith(below) or not f"{directory}/".startswith(f"{top.rstrip('/')}/"):
+            raise HostError(f"{directory} is no copy of {project} in {top}, so its rules are not known", permanent=True)
+        return os.path.relpath(Path(top[len(directory) - len(below) :] or "/", pattern), top)
+
+    return original
 
 
 async def _plugins(link: ShimConnection) -> list[str]:

@@ -24,7 +24,7 @@ from sidecar.background.hosts import lacks
 from sidecar.background.hosts import v2_requests as requests
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, State, Status
 from sidecar.background.hosts.plugins import PluginMissing, check_plugins
-from sidecar.background.hosts.rights import Rights, for_work
+from sidecar.background.hosts.rights import Rights, Rule, for_originals, for_work
 from sidecar.background.hosts.snapshots import data_of, environment_of, remove_snapshots
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.background.hosts.v2_requests import as_list, path_of
@@ -119,11 +119,18 @@ class V2Host(Host):
         body: dict[str, Any] = {"id": session, "title": title, "location": {"directory": directory}}
         if chosen := _model(about.get("model")):
             body["model"] = chosen
+        given, known = list[Rule](), list[Rule]()
         if rights is not None:
             body["agent"] = agent or rights.agent
             own = await requests.rules_of(client, body["agent"], directory)
+            given, known = for_work(own, rights), [*own, *rights.rules, *rights.session]
+        if project not in ("", directory):
+            known = known or await requests.all_rules(client, agent, directory)
+            # OpenCode 2 names a file inside of its location relatively to it, and any other file absolutely.
+            given = [*given, *for_originals(known, lambda pattern: os.path.normpath(f"{project}/{pattern}"))]
+        if given or rights is not None:
             body["permissions"] = [
-                {"action": rule.what, "resource": rule.pattern, "effect": rule.effect} for rule in for_work(own, rights)
+                {"action": each.what, "resource": each.pattern, "effect": each.effect} for each in given
             ]
         await requests.change(client, "POST", "/api/session", body)
         await self.given.of(client, session, parent or session, project or directory)

@@ -76,6 +76,14 @@ async def rules_of(client: ServiceClient, agent: str, directory: str) -> tuple[R
     raise HostError(f"OpenCode 2 has no agent {agent[:60]!a} for this project", permanent=True)
 
 
+async def all_rules(client: ServiceClient, agent: str | None, directory: str) -> list[Rule]:
+    """The rules of an agent in a directory, or of all if none is named."""
+    if agent is not None:
+        return list(await rules_of(client, agent, directory))
+    found = mapping(await get(client, f"/api/agent?location[directory]={quote(directory, safe='')}"))
+    return [rule for each in as_list(found.get("data")) for rule in rules(mapping(each).get("permissions"))]
+
+
 async def plugins(client: ServiceClient, directory: str) -> list[str]:
     """The plugins that are loaded for a directory, without OpenCode's own. The list is empty until all are loaded,
     because OpenCode's own are in it."""
