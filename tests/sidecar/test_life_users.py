@@ -73,7 +73,8 @@ async def test_two_users_record_side_by_side_and_cannot_read_each_other(place: P
             shim.answer()
             shim.until("acked", 100)
         for (user, home), (other, _) in zip(pair, reversed(pair), strict=True):
-            assert len(sidecars(home)) == 1
+            # On a busy machine a second one was started, too: it finds the first, and ends.
+            wait_for(lambda home=home: len(sidecars(home)) == 1, "one sidecar is left")
             if user is None:
                 continue
             owners = {path.stat().st_uid for path in [home.path, *home.path.rglob("*")]}
