@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,10 @@ def test_a_home_of_another_user_is_refused_in_words_and_stays_as_it_is(place: Pa
     assert sorted(home.path.iterdir()) == before
 
 
+def _has_one_sidecar(home: Home) -> bool:
+    return len(sidecars(home)) == 1
+
+
 async def test_two_users_record_side_by_side_and_cannot_read_each_other(place: Path, tmp_path: Path) -> None:
     pair = [(user, home_for(place, f"home{n}", user)) for n, user in enumerate(users())]
     linked = [Shim(home.path, user=user) for user, home in pair]
@@ -74,7 +79,7 @@ async def test_two_users_record_side_by_side_and_cannot_read_each_other(place: P
             shim.until("acked", 100)
         for (user, home), (other, _) in zip(pair, reversed(pair), strict=True):
             # On a busy machine a second one was started, too: it finds the first, and ends.
-            wait_for(lambda home=home: len(sidecars(home)) == 1, "one sidecar is left")
+            wait_for(partial(_has_one_sidecar, home), "one sidecar is left")
             if user is None:
                 continue
             owners = {path.stat().st_uid for path in [home.path, *home.path.rglob("*")]}
