@@ -15,7 +15,7 @@ const STATUS = /^(?:Uid|Gid|Groups|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs
 const SPACES = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
 /** The kernel's own pid namespace, whose number never changes. */
 const FIRST_PIDS = "pid:[4026531836]";
-/** Limits of a cgroup. Its name is no limit: a desktop gives each terminal one of its own. */
+/** The limits of a cgroup. Its name does not count, because a desktop gives each terminal its own cgroup. */
 const CGROUP = ["cpu.max", "memory.high", "memory.max", "pids.max"];
 
 /** Variables that name a terminal, or that OpenCode and this plugin set. */
@@ -90,7 +90,7 @@ function place() {
 /** What the system allows this process, as lines of text. */
 export function kernelLines() {
   const status = read("/proc/self/status").split("\n");
-  // Without these files, nobody can tell what a process may do, so each is alone.
+  // Without these files, the rights of a process are unknown, so it shares with nobody.
   if (status.length < 2) return [`process=${bootId()}`];
   const lines = status.filter((line) => STATUS.test(line)).map((line) => line.replace(/:\s*/, "=").replace(/\s+/g, " ").trim());
   const isFirst = readLink("/proc/self/ns/pid") === FIRST_PIDS;

@@ -22,7 +22,7 @@ export function remember(client, config) {
     const names = (config.plugin ?? []).map((/** @type {any} */ each) => String(Array.isArray(each) ? each[0] : each));
     configured.set(client, names);
   } catch {
-    // It is no configuration that we know, so `listed` says that the plugins are not known.
+    // The configuration has an unknown form, so `listed` says that the plugins are unknown.
   }
 }
 

@@ -34,7 +34,7 @@ test("each configured plugin is imported when the sidecar asks, and runs no seco
   assert.equal(/** @type {any} */ (globalThis).pluginsRan, 1);
 });
 
-test("what is not known is no empty list", async () => {
+test("an unknown configuration does not give an empty list", async () => {
   for (const [client, config] of [[{}, null], [undefined, {}], [{}, { plugin: 1 }]]) {
     remember(client, config);
     assert.match(String((await listed(client)).error), /not told/);

@@ -301,7 +301,7 @@ def _check(store: Store, top: str, path: str, wanted: Version | None) -> None:
         CopyError: the code is ``apply-unsafe``.
     """
     if not is_name(path):
-        raise CopyError("apply-unsafe", f"{path!a} is no name for a file; nothing was changed")
+        raise CopyError("apply-unsafe", f"{path!a} cannot be the name of a file; nothing was changed")
     if wanted is None or wanted.mode != LINK:
         return
     text = os.fsdecode(store.load(wanted.content))

@@ -2,7 +2,8 @@
 
 A copy has the user's files as they are, tracked or not, without those that git ignores. It stands at the user's own
 path below a directory of ours, with links around it, so that OpenCode finds there what it finds in the user's
-directory. It is no sandbox: absolute paths, and links that lead out, reach the user's files as OpenCode's rules allow.
+directory. A copy does not confine the agent: absolute paths, and links that lead out, reach the user's files as
+OpenCode's rules allow.
 
 What the user's files were, and what the agent made of them, is stored beside the copy. When the work ends, the result
 is stored on its own, and the copy goes, unless something in it is in no result. Only ``apply`` and ``undo`` change the
@@ -173,7 +174,7 @@ class Copies:
         """The whole difference that an intent made, as text that ``git apply`` reads.
 
         Raises:
-            CopyError: there is no result.
+            CopyError: the intent has no result.
         """
         result = self.result(intent)
         first, second = work.read_result(result)["trees"]
