@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
+
+OURS: Final = frozenset({"OPENCODE_SERVER_PASSWORD", "DURABLE_STREAM_HEADLESS"})
+"""What a headless OpenCode has of us, and its shells do not get."""
 
 
-class OpenCodeProcess(NamedTuple):
-    executable: Path | None
-    environment: dict[str, str]
-
-
-def read_process(pid: int) -> OpenCodeProcess:
-    """Read the program and environment of a process. Only Linux provides them."""
+def read_environment(pid: int) -> dict[str, str]:
+    """The environment with which a process was started; empty if the system does not tell it, as on macOS."""
     try:
-        executable = Path(f"/proc/{pid}/exe").readlink()
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return OpenCodeProcess(None, {})
+        return {}
     pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry)
-    environment = {name: value for name, equals, value in pairs if equals}
-    return OpenCodeProcess(executable if executable.name.startswith("opencode") else None, environment)
-
-
-OURS = frozenset({"OPENCODE_SERVER_PASSWORD", "DURABLE_STREAM_HEADLESS"})
+    return {name: value for name, equals, value in pairs if equals}

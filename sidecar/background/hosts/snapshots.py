@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from hashlib import sha1
 from pathlib import Path
 
-from sidecar.background.hosts.environments import read_process
+from sidecar.background.hosts.environments import read_environment
 
 
 def environment_of(pid: int) -> Mapping[str, str]:
     """The variables of a process; those of the sidecar where no process can read another's."""
-    return read_process(pid).environment or os.environ
+    return read_environment(pid) or os.environ
 
 
 def data_of(environment: Mapping[str, str]) -> Path:

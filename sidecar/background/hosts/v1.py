@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import lacks
-from sidecar.background.hosts.environments import read_process
+from sidecar.background.hosts.environments import read_environment
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, Status
 from sidecar.background.hosts.plugins import check_plugins
@@ -317,7 +317,7 @@ class V1Host(Host):
         if not (self._headless.identity_of(link) or "").startswith("env_"):
             # The sidecar would run them outside of the sandbox, on files that the sandbox may write.
             raise HostError("the commands of `[phantom] setup` do not run for work in a sandbox", permanent=True)
-        return read_process(link.pid).environment
+        return read_environment(link.pid)
 
     def waiting_for(self, link: ShimConnection, sessions: Collection[str]) -> list[str]:
         return [each for each in sessions if each in self._state.sessions and self._would_host(each, link)]
