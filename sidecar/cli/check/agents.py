@@ -19,6 +19,8 @@ if RUNS:
     from sidecar.home import Home
     from sidecar.read.select import open_reader
     from sidecar.read.wording import amount, counted
+    from streams.event import StreamEvent
+    from streams.identity import seeded_identity
     from streams.query import Filter
 
 _CUT_OFF = "it is safe to run the same command again with the same `--key`"
@@ -35,8 +37,7 @@ async def agents(
         typer.Option(
             "--check",
             metavar="MODULE:ATTR",
-            help="Instead of listing agents, check that this one is pure: it uses no clock, randomness, file or "
-            "socket.",
+            help="Instead of listing agents, check that this one keeps the contract and repeats itself.",
         ),
     ] = None,
     events: Annotated[
@@ -53,10 +54,9 @@ async def agents(
     Agents run only while a sidecar is running; this command starts none. Exits with 1 if an agent failed or could
     not be loaded.
 
-    With --check, checks that one agent uses no clock, randomness, file or socket, and that it returns the same
-    results for the same events. Loads the agent in the command's own process, not in the sidecar. Uses the newest
-    1000 events that the agent would receive from the log, or the events in the file given with --events. Exits with
-    1 if the check finds a violation.
+    With --check, checks that one agent keeps the contract, and that two processes come to the same results for the
+    same events. The sidecar is not asked. Uses the newest 1000 events that the agent would receive from the log, or
+    the events in the file given with --events. Exits with 1 if the check finds a violation.
     """
     out = run.out
     if check is not None:
@@ -94,16 +94,13 @@ def _table(out: Output, rows: list[dict[str, Any]]) -> None:
 
 
 async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
-    from sidecar.agents.checks.purity import check_agent
-    from sidecar.agents.loading import LoadError, UserAgent, load_object
+    from sidecar.agents.checks.contract import check_agent
+    from sidecar.agents.loading import LoadError, load_agents
 
     try:
-        made = load_object(spec, home.path)
-        if not callable(made):
-            raise LoadError(spec, "the attribute must be a class, or a function that returns an agent")
-        agent = UserAgent(spec, made)
+        (agent,) = load_agents([spec], home.path)
         events = await _wanted(home, agent) if file is None else _events_of(file)
-        findings = check_agent(made, events, spec=spec)
+        findings = await check_agent(spec, home.path, events)
     except LoadError as error:
         raise Failure("bad-agent", str(error)) from None
     if out.json:
@@ -113,9 +110,7 @@ async def _check(out: Output, home: Home, spec: str, file: Path | None) -> int:
     for finding in findings:
         out.text(str(finding), "red")
     if not findings:
-        out.text(
-            f"agent {agent.name}: nothing impure found in its source or while handling {len(events)} events", "green"
-        )
+        out.text(f"agent {agent.name}: two processes came to the same results for {len(events)} events", "green")
     if not events:
         note("There were no events to try the agent with; give some with --events FILE.")
     return 1 if findings else 0
@@ -144,8 +139,11 @@ async def _wanted(home: Home, agent: Any) -> list[Any]:
     return list(found)
 
 
-def _events_of(file: Path) -> list[dict[str, Any]]:
+def _events_of(file: Path) -> list[StreamEvent]:
+    from sidecar.agents.checks.contract import as_event
+
     found = []
+    identity = seeded_identity(0)
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
             given = reading.loads(line) if line.strip() else None
@@ -155,7 +153,7 @@ def _events_of(file: Path) -> list[dict[str, Any]]:
             continue
         if not isinstance(given, dict) or not isinstance(given.get("type"), str):
             raise Failure("bad-json", f"{file}, line {number}: an event must be a JSON object whose `type` is a string")
-        found.append({"type": given["type"], "payload": given.get("payload") or {}})
+        found.append(as_event({"type": given["type"], "payload": given.get("payload") or {}}, identity))
     return found
 
 

@@ -1,4 +1,4 @@
-"""``agents --check`` and ``replay``: whether a user's agent is pure, and comes out the same when it is run again."""
+"""``agents --check`` and ``replay``: whether a user's agent keeps the contract, and repeats itself."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.sidecar.agents.agents import Counter
 from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import ROOT, run
 
-CLOCK = """
-import time
+DIFFERS = """
+import os, time
 
 class Late:
     events = ("execution.step",)
 
     def receive(self, event):
-        return [{"type": "late.seen", "payload": {"at": time.time()}}]
+        return [{"type": "late.seen", "payload": {"value": VALUE}}]
 """
 FORGETS = """
 class Forgets:
@@ -41,7 +41,7 @@ class Forgets:
 """
 
 
-def test_the_example_is_pure(counted_home: Home) -> None:
+def test_the_example_keeps_the_contract(counted_home: Home) -> None:
     shutil.copy(ROOT / "examples" / "watch.py", counted_home.path / "agents" / "watch.py")
     before = snapshot(counted_home.store_path)
     done = run(counted_home.path, "agents", "--check", "agents/watch.py:Watcher")
@@ -56,12 +56,21 @@ def test_an_agent_gets_the_events_and_commands_of_the_log(counted_home: Home) ->
     assert found["events"] >= 5
 
 
-def test_a_clock_is_found_in_the_source_and_when_it_runs(counted_home: Home) -> None:
-    (counted_home.path / "agents" / "late.py").write_text(CLOCK)
+@pytest.mark.parametrize("value", ["time.time_ns()", "list({'a', 'b', 'c', 'd', 'e'})", "os.getpid()"])
+def test_two_processes_that_differ_are_found(counted_home: Home, value: str) -> None:
+    (counted_home.path / "agents" / "late.py").write_text(DIFFERS.replace("VALUE", value))
     done = run(counted_home.path, "agents", "--check", "agents/late.py:Late", "--json")
     (found,) = done.objects()
     assert done.code == 1 and found["events"] > 0
-    assert {"Late.receive (line 8)", "receive"} <= {finding["where"] for finding in found["findings"]}
+    assert {finding["where"] for finding in found["findings"]} == {"receive"}
+
+
+def test_an_agent_may_print_but_not_end_its_process(counted_home: Home) -> None:
+    (counted_home.path / "agents" / "late.py").write_text(DIFFERS.replace("VALUE", "print('seen')"))
+    assert run(counted_home.path, "agents", "--check", "agents/late.py:Late").code == 0
+    (counted_home.path / "agents" / "late.py").write_text(DIFFERS.replace("VALUE", "os._exit(3)"))
+    done = run(counted_home.path, "agents", "--check", "agents/late.py:Late")
+    assert done.code == 1 and done.err.endswith(" [bad-agent]\n")
 
 
 def test_events_of_a_file_are_tried(counted_home: Home) -> None:
