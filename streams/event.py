@@ -14,11 +14,8 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import asdict
 
-from streams.upcast import UPCASTERS, upcast
-
 SCHEMA_VERSION = 1
-"""The version of new events. When you increase it, add a function to ``streams/upcast.py`` that converts events of the
-previous version."""
+"""The version of new events. An event of another version is read as it was written."""
 
 # Each character can match in one way only, so a long id takes no longer to match than it must.
 _STREAM_PART = r"[A-Za-z0-9][A-Za-z0-9_~-]*(\.[A-Za-z0-9_~-]+)*\.?"
@@ -121,12 +118,9 @@ class StreamEvent(_Value):
         """Build an event from stored ``fields`` without checks, because they were validated when they were first
         written. ``stored`` is the JSON that they were read from.
 
-        The fields of an older version are upcast. The event takes ownership of ``fields``, so the caller must not use
-        it afterwards.
+        The event takes ownership of ``fields``, so the caller must not use it afterwards.
         """
         # This method runs for every record that is read, so it is written for speed.
-        if UPCASTERS and fields.get("schema_version") in UPCASTERS:
-            fields, stored = upcast(fields, UPCASTERS), b""
         fields["source"] = _source(fields["source"])
         if [*fields] == _CANONICAL_ORDER:
             return _made(cls, fields, _NONE_UNKNOWN, stored)

@@ -1,1 +1,1 @@
-"""Installing: the plugin file, npm's settings, service files."""
+"""Installing: the plugin file and npm's settings."""

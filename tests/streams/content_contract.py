@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from streams.event import StreamEvent
 from streams.hashing import GENESIS, canonical, chain, digest_form_of
 from streams.store import StreamStore
-from streams.upcast import UPCASTERS
 from tests.streams.builders import event
 from tests.streams.opened import Opened, collect
 
@@ -72,20 +68,3 @@ class ContentContract(Opened):
         read = (await collect(store.read("ses_a")))[0]
         assert read.event == newer
         assert canonical(read.event.fields()) == canonical(newer.fields())
-
-    async def test_an_older_version_is_read_as_the_newest_and_stays_as_it_was_written(
-        self, store: StreamStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        old = StreamEvent.trusted({**event("old").fields(), "schema_version": 0, "payload": {"tool": "bash"}})
-        (written,) = await store.append([old])
-        monkeypatch.setitem(UPCASTERS, 0, lambda fields: {**fields, "payload": {"name": fields["payload"]["tool"]}})
-        for record in (
-            (await collect(store.read("ses_a")))[0],
-            (await collect(store.read_all()))[0],
-            await store.find("test:old"),
-        ):
-            assert record is not None and record.hash == written.hash
-            assert (record.event.schema_version, record.event.payload) == (1, {"name": "bash"})
-            assert (record.event.id, record.event.ts) == (old.id, old.ts)
-        monkeypatch.delitem(UPCASTERS, 0)
-        assert (await collect(store.read("ses_a")))[0].event == old
