@@ -281,7 +281,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         kinds=durable.kinds,
         count=metrics.count,
         remote=nats.calls(config.worker, identities.agents),
-        owner_of=lambda agents: nats.owner(agents, config.worker, identities.agents),
+        owner_of=lambda agents: nats.owner(agents, config.worker),
     )
     metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
     durable.attach(worker.runtime, worker.status)

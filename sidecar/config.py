@@ -316,13 +316,6 @@ class WorkerConfig(Section):
     max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
     """A command or event that is at least this many steps away from a user's action reaches no agent."""
 
-    lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 15.0
-    """External NATS: an agent stands still if its home cannot reach the server for this long; then another home may
-    take it."""
-
-    take_over: bool = False
-    """External NATS: whether this home takes an agent of another home that has stopped."""
-
     policy: str | None = None
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 

@@ -20,8 +20,8 @@ from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
 from sidecar.agents.metrics import Count, uncounted
-from sidecar.agents.owner import ALONE, Owner
-from sidecar.agents.runtime import Runtime
+from sidecar.agents.owner import ALONE, SHARED, NotOwner, Owner
+from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.private_files import others_may_write
@@ -31,6 +31,9 @@ from streams.identity import Identity
 from streams.store import StreamStore
 
 log = logging.getLogger("sidecar.worker")
+
+CLAIM_SECONDS = 15.0
+"""How long taking an agent from another home may take."""
 
 _POLICY = ("max_attempts", "backoff_seconds", "idempotency_key", "deadline_seconds")
 
@@ -47,6 +50,10 @@ class StopArgs(Args):
     turn: str = Field(max_length=512, description="`agent_turn_id`, as told on the server")
     epoch: int = Field(default=0, ge=0, description="`turn_epoch`, as told on the server")
     reason: str = Field(default="", max_length=500, description="why")
+
+
+class ClaimArgs(Args):
+    agent: str = Field(max_length=100, description="its name")
 
 
 class LetterArgs(Args):
@@ -156,7 +163,7 @@ class Worker:
         listed = "`agents`: each agent's health, lag and counts; `problems`"
         requests.register("agents", NoArgs, lambda _: self.status(), listed)
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
-
+        requests.register("agent_claim", ClaimArgs, self.claim, "`agent`")
         requests.register("turn_stop", StopArgs, self.stop, "`stopped`: true")
         requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: the result")
         requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
@@ -167,6 +174,14 @@ class Worker:
         if not await self.runtime.stop(args.agent, args.turn, args.epoch, command):
             raise RequestError("no-turn", f"the agent {args.agent} has no open turn with this id and epoch")
         return {"stopped": True}
+
+    async def claim(self, args: ClaimArgs) -> dict[str, Any]:
+        """Take an agent from the home that owns it."""
+        if args.agent not in self.runtime.engines.keys() | SHARED:
+            raise UnknownAgent(args.agent)
+        if not await self._owner.claim(args.agent, CLAIM_SECONDS):
+            raise NotOwner(args.agent, self._owner.refusal(args.agent))
+        return {"agent": args.agent}
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
         """Hand a dead letter to its agent again. If the input fails again, it stays a dead letter."""

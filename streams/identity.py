@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
-from hashlib import sha256
 from random import Random
 from threading import Lock
 from typing import Any
@@ -26,13 +25,6 @@ _EMPTY: dict[str, Any] = {
     "correlation_id": None,
     "traceparent": None,
 }
-
-
-def derived_ulid(identity: str, text: str) -> str:
-    """The ULID that ``text`` determines, with the time of the ULID ``identity``."""
-    from ulid.base32 import encode
-
-    return identity[:10] + encode(bytes(6) + sha256(text.encode()).digest()[:10])[10:]
 
 
 @cache

@@ -193,19 +193,18 @@ class Engine:
             turns.apply((await self.add(event)).event)
             return True
 
-    async def own(self, epoch: int, previous: str | None, has_inherited: bool) -> Record:
-        """Record once an epoch that this home took the agent; return the record. What was decided before is decided
-        again, because the record takes its place in the agent's stream.
+    async def own(self, epoch: int) -> None:
+        """Record once an epoch that this home took the agent. What was decided before is decided again, because the
+        record takes its place in the agent's stream.
 
         Raises:
             StreamError: the log cannot be written.
         """
         try:
-            record = await self.add(owned(self.name, epoch, previous, has_inherited, self._identity))
+            record = await self.add(owned(self.name, epoch, self._identity))
         finally:
             self.reload()
         self.turns.apply(record.event)
-        return record
 
     async def add(self, event: StreamEvent) -> Record:
         """Record an event in the agent's stream beside its inputs. Raises ``StreamError``."""

@@ -185,11 +185,9 @@ def installed(agent: str, position: int, identity: Identity) -> StreamEvent:
     return _stamped(agent, INSTALLED, f"installed:{agent}", {"position": position}, {"role": "installed"}, identity)
 
 
-def owned(agent: str, epoch: int, previous: str | None, has_inherited: bool, identity: Identity) -> StreamEvent:
-    """The event that records that this home took an agent: ``previous`` is the log that owned it before, if another
-    did; ``has_inherited`` says whether this home knows all that the other did."""
-    payload = {"epoch": epoch, "previous": previous, "inherited": has_inherited}
-    return _stamped(agent, OWNED, f"owned:{agent}:{epoch}", payload, {"role": "owned"}, identity)
+def owned(agent: str, epoch: int, identity: Identity) -> StreamEvent:
+    """The event that records that this home took an agent."""
+    return _stamped(agent, OWNED, f"owned:{agent}:{epoch}", {"epoch": epoch}, {"role": "owned"}, identity)
 
 
 def stopped(agent: str, turn: str, command: Command, offset: int, identity: Identity) -> StreamEvent:

@@ -10,6 +10,9 @@ from typing import Final
 
 from sidecar.agents.deciding import AgentFailed
 
+SHARED: Final = frozenset({"pmo", "ui_worker"})
+"""What a home may own besides agents: parts of the sidecar that take messages of all homes."""
+
 
 class NotOwner(AgentFailed):
     """This home does not own the agent now, so the agent takes no commands here. Nothing was recorded."""
@@ -25,6 +28,10 @@ class Owner:
     other home can reach its commands, and the home's lock is enough."""
 
     def holds(self, agent: str) -> bool:
+        return True
+
+    async def claim(self, agent: str, seconds: float) -> bool:
+        """Take an agent from the home that owns it, because a person says so; false after ``seconds`` without it."""
         return True
 
     async def until_held(self, agent: str) -> None:

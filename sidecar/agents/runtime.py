@@ -137,7 +137,7 @@ class Runtime:
         """
         self.view, _ = await resume(self._store, VIEW, VIEW_VERSION, RuntimeView.load, RuntimeView)
         self._kept = self.view.position
-        self.effects.taken, self.effects.began = self.view.taken, self._store.head
+        self.effects.began = self._store.head
         for engine in self.engines.values():
             await engine.start()
         self._reading = asyncio.create_task(self._read())
@@ -167,21 +167,14 @@ class Runtime:
         """The epoch in which this home took an agent; 0 if it never did, because no other home can own it."""
         return self.engines[agent].turns.epoch
 
-    async def own(self, agent: str, epoch: int, previous: str | None, has_inherited: bool = False) -> None:
-        """Record that this home took an agent; ``previous`` is the log that owned the agent before, if another did.
-
-        What the agent asked for before is not done any more if the other home may have done it, unless this home knows
-        all that the other did (``has_inherited``).
+    async def own(self, agent: str, epoch: int) -> None:
+        """Record that this home took an agent.
 
         Raises:
             StreamError: the log cannot be written.
         """
-        engine = self.engines.get(agent)
-        if engine is None:
-            return  # not an agent of the runtime, but a part of the sidecar that takes commands like one
-        record = await engine.own(epoch, previous, has_inherited)
-        if previous is not None and not record.event.payload.get("inherited"):
-            self.effects.taken[agent] = record.position
+        if agent in self.engines:  # else it is a part of the sidecar that takes commands like an agent
+            await self.engines[agent].own(epoch)
 
     def _engine(self, agent: str) -> Engine:
         if agent not in self.engines:

@@ -11,14 +11,14 @@ from typing import Any, Final, Literal
 from pydantic import TypeAdapter
 
 from sidecar.agents.chains import depth_of
-from sidecar.agents.inputs import DEAD_LETTER, OWNED, RECEIVED
+from sidecar.agents.inputs import DEAD_LETTER, RECEIVED
 from streams.event import StreamEvent
 from streams.hashing import is_digest
 from streams.store import NOTHING, Record
 from streams.trace import Chain
 
 VIEW: Final = "runtime"
-VIEW_VERSION: Final = 5
+VIEW_VERSION: Final = 6
 
 MAX_CHAINS: Final = 20_000
 """Maximum number of chains that are remembered; beyond that, the oldest chain is dropped. Depth and trace of the next
@@ -89,9 +89,6 @@ class RuntimeView:
     chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
     """Maps a correlation id to the chain of the commands that an agent sent or received."""
 
-    taken: dict[str, int] = field(default_factory=dict)
-    """Maps an agent to the position at which this home last took it from another home."""
-
     def apply(self, record: Record) -> None:
         """Apply one record. Records that were applied before change nothing."""
         if record.position <= self.position:
@@ -109,9 +106,6 @@ class RuntimeView:
             found = self.effects.get(str(event.payload.get("request")))
             if found is not None:
                 found.in_doubt = event.type == IN_DOUBT
-        elif event.type == OWNED and role == "owned":
-            if event.payload.get("previous") is not None and not event.payload.get("inherited"):
-                self.taken[event.actor] = record.position
         elif event.type == DEAD_LETTER:
             self.dead[event.id] = DeadLetter.of(record)
         elif event.type in (REDRIVEN, DROPPED):

@@ -79,7 +79,7 @@ class RemoteCalls:
         self.view: Callable[[], RuntimeView] = RuntimeView
         """What the runtime still has to do; set before the first call."""
         self.epoch: Callable[[str], int] = lambda agent: 0
-        """The epoch in which this home took an agent, also while its lease has a gap; set before the first call."""
+        """The epoch in which this home took an agent, set before the first call."""
         self._ledger = Ledger(store, identity)
         self._waiting: dict[str, asyncio.Future[Record]] = {}
         self._sent: dict[str, tuple[Effect, str]] = {}

@@ -15,7 +15,7 @@ import asyncio
 import base64
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -51,7 +51,6 @@ CLOSE_SECONDS: Final = 5.0
 KEPT_BODY: Final = 64 * 1024
 """How much of an undecodable message the log keeps, in bytes."""
 
-Mirrored = Callable[[], Awaitable[None]]
 
 UNDECODABLE: Final = "command.undecodable"
 """The type of a dead letter that is not a command."""
@@ -67,7 +66,7 @@ class CommandConsumers:
     event loop.
 
     Only ``agents`` get commands; ``None`` means all of them. While this home does not own an agent (``owning``), no
-    commands are taken for it. ``mirrored`` returns when all that is in the log is mirrored.
+    commands are taken for it.
     """
 
     def __init__(
@@ -78,10 +77,9 @@ class CommandConsumers:
         agents: Sequence[str] | None = None,
         owning: Owning | None = None,
         calls: RemoteCalls | None = None,
-        mirrored: Mirrored | None = None,
     ) -> None:
         names = list(runtime.engines) if agents is None else agents
-        self._consumers = [_AgentConsumer(runtime, bus, name, owning, calls, mirrored) for name in names]
+        self._consumers = [_AgentConsumer(runtime, bus, name, owning, calls) for name in names]
 
     def start(self) -> None:
         """Start in the background."""
@@ -118,10 +116,8 @@ class _AgentConsumer:
         agent: str,
         owning: Owning | None,
         calls: RemoteCalls | None,
-        mirrored: Mirrored | None,
     ) -> None:
         self._runtime, self._agent, self._owning, self._calls = runtime, agent, owning, calls
-        self._mirrored = mirrored
         self._retry = bus.retry
         self._counts: Counter[str] = Counter()
         self._early = 0
@@ -181,14 +177,6 @@ class _AgentConsumer:
     # --- one message ---
 
     async def _handle(self, delivery: Delivery) -> Outcome:
-        outcome = await self._outcome(delivery)
-        if self._owning is not None and self._mirrored is not None:
-            await self._mirrored()
-            if not self._owning.holds(self._agent):
-                return Again(PAUSE_SECONDS)  # the next owner may have read the mirror before that
-        return outcome
-
-    async def _outcome(self, delivery: Delivery) -> Outcome:
         if not self._runtime.is_known:
             self._early += 1
             try:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
@@ -75,7 +74,6 @@ class NatsService:
         self.commands: CommandConsumers | None = None
         """The consumers of the home's agents; ``None`` before ``consume``."""
         self._owning: Owning | None = None
-        self._identity: Identity | None = None
         self._calls: RemoteCalls | None = None
         self._served: ServedTools | None = None
         self._deltas: DeltaStream | None = None
@@ -132,7 +130,7 @@ class NatsService:
                 self.sessions, log_id, self._source.turn_of, self.mirror.project_of, self._source.clean
             )
 
-    def owner(self, agents: Sequence[str], worker: WorkerConfig, identity: Identity) -> Owner:
+    def owner(self, agents: Sequence[str], worker: WorkerConfig) -> Owner:
         """What decides which of these agents this home owns, once ``consume`` was called.
 
         All are its own unless the server is one that other homes can reach.
@@ -142,15 +140,7 @@ class NatsService:
             return ALONE
         from sidecar.mirror.owning import Owning
 
-        self._identity = identity
-        self._owning = Owning(
-            names,
-            self._source.log_id,
-            self._new_token(),
-            self._source.now_ms,
-            lease_seconds=worker.lease_seconds,
-            take_over=worker.take_over,
-        )
+        self._owning = Owning(names, self._source.log_id, self._new_token())
         return self._owning
 
     def calls(self, worker: WorkerConfig, identity: Identity) -> dict[str, RemoteKind]:
@@ -213,28 +203,14 @@ class NatsService:
         Returns ``None`` if there is no connection or no agent.
         """
         if self.sessions is not None and self._owning is not None:
-            self._owning.start(self.sessions, partial(self._own, runtime), runtime.resume)
+            self._owning.start(self.sessions, runtime.own, runtime.resume)
         if self._bus is None or not agents:
             return None
         from sidecar.mirror.commands import CommandConsumers
 
-        mirrored = self.mirror.until_mirrored if self.mirror is not None else None
-        self.commands = CommandConsumers(
-            runtime, self._bus, agents=agents, owning=self._owning, calls=self._calls, mirrored=mirrored
-        )
+        self.commands = CommandConsumers(runtime, self._bus, agents=agents, owning=self._owning, calls=self._calls)
         self.commands.start()
         return self.commands
-
-    async def _own(self, runtime: Runtime, agent: str, epoch: int, previous: str | None) -> None:
-        has_inherited = False
-        if previous is not None and agent in runtime.engines and self.sessions and self._source and self._identity:
-            from sidecar.mirror.inheriting import Heir, inherit
-
-            heir = Heir(self._source.store, self._source.log_id, self._identity)
-            has_inherited = await inherit(await self.sessions.get(), heir, agent, previous)
-            if not has_inherited:
-                log.warning("the mirror of log %s lacks a part of agent %s", previous, agent)
-        await runtime.own(agent, epoch, previous, has_inherited)
 
     @property
     def wants_deltas(self) -> bool:

@@ -69,7 +69,7 @@ class MirrorTask:
         self._definitions = wanted(max_bytes=max_bytes)
         self._look_seconds = look_seconds
         self._task: asyncio.Task[None] | None = None
-        self._wake, self._caught_up, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
         self._ending = self._publishing = False
         self._is_level = False
         """Whether the state's contexts match its position, because every record that was read is stored."""
@@ -120,13 +120,6 @@ class MirrorTask:
         """
         self._progress.erase.update(streams)
         self._wake.set()
-
-    async def until_mirrored(self) -> None:
-        """Return when everything that is in the log now is mirrored, however long that takes. Cancelling is safe."""
-        head = self._store.head
-        while max(self._progress.state.position, self._progress.end) < head:
-            self._moved.clear()
-            await self._moved.wait()
 
     def project_of(self, session: str) -> str:
         """A session's project, from the part of the log read so far."""
@@ -267,7 +260,6 @@ class MirrorTask:
                             # ``mirror verify`` reads the cursor: a message that is missing before the cursor is lost,
                             # and one after the cursor is only waiting.
                             await self._progress.keep_cursor()
-                        self._moved.set()
                     await self._wait_for_news(ahead, reading, ended, look - loop.time())
                     continue
                 if not ahead.run.own:
@@ -293,7 +285,6 @@ class MirrorTask:
             state.position, sequence = run.position, stored.sequence
             if state.position >= self._store.head:
                 self._caught_up.set()
-            self._moved.set()
             state.notes.update(run.notes)
             self.counts["published"] += stored.published
             self.counts["duplicates"] += stored.duplicates

@@ -1,4 +1,4 @@
-"""A home as a process that a test holds at a step: an agent with its lease, its commands, its calls and the mirror.
+"""A home as a process that a test holds at a step: an agent, its commands, its calls and the mirror.
 
 Everything is the product's own, over a real server. At the step that ``armed`` names, the whole process stops, says
 so, and goes on when the test says so; a test may also kill it there.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,10 +24,8 @@ from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point
 from sidecar.config import RemoteTool
-from sidecar.mirror import inheriting, owning
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
-from sidecar.mirror.inheriting import Heir
 from sidecar.mirror.owning import Owning
 from sidecar.mirror.serving import ServedTools
 from sidecar.mirror.task import MirrorTask
@@ -39,10 +37,9 @@ from tests.sidecar.agents.support import agents
 from tests.torture.many_homes import Tally
 
 SUBJECT: Final = "cmd.tool.words.count"
-TAKE_OVER_READ: Final = "take-over-read"
 _POINTS: Final = get_args(Point)
 _CALLED: Final = _POINTS.index("effect-done")
-STEPS: Final = (*_POINTS[:_CALLED], "call-published", "report-published", *_POINTS[_CALLED:], "lease-renewed")
+STEPS: Final = (*_POINTS[:_CALLED], "call-published", "report-published", *_POINTS[_CALLED:])
 """The steps from a command to its effect's result, at an owner that also carries out calls."""
 
 SETTINGS: Final = PullSettings(
@@ -104,8 +101,6 @@ class Given(NamedTuple):
 
     path: Path
     options: ConnectOptions
-    lease_s: float
-    take_over: bool
     serves: bool
     done: Path
 
@@ -120,26 +115,11 @@ async def _run(home: Given, held: Held) -> None:
     async def given() -> ConnectOptions:
         return home.options
 
-    read_back, publish = inheriting.read_back, owning.publish
-
-    async def slowly(*args: Any, **more: Any) -> AsyncIterator[Any]:
-        async for message in read_back(*args, **more):
-            held.stop(TAKE_OVER_READ)
-            yield message
-
-    async def renewed(*args: Any) -> Any:
-        stored = await publish(*args)
-        held.stop("lease-renewed")
-        return stored
-
-    inheriting.read_back, owning.publish = slowly, renewed
     identity, sessions = system_identity(), Sessions(given)
     bus = HeldBus(sessions, held)
     store = await Log.open(home.path, identity)
     log_id = store.manifest.log_id
-    leases = Owning(
-        ["tally"], log_id, identity.ulid(), identity.now_ms, lease_seconds=home.lease_s, take_over=home.take_over
-    )
+    owning = Owning(["tally"], log_id, identity.ulid())
     calls = RemoteCalls(lambda: bus, store, identity, log_id, lambda value: value)
     runtime = Runtime(
         store,
@@ -147,21 +127,16 @@ async def _run(home: Given, held: Held) -> None:
         agents(Tally),
         kinds=calls.kinds({"count": RemoteTool(target_subject=SUBJECT)}),
         policy=Policy(attempts=1000),
-        owner=leases,
+        owner=owning,
         stop=held.stop,
     )
     calls.view, calls.epoch = lambda: runtime.view, runtime.epoch
-
-    async def own(agent: str, epoch: int, previous: str | None) -> None:
-        heir = Heir(store, log_id, identity)
-        knows = previous is not None and await inheriting.inherit(await sessions.get(), heir, agent, previous)
-        await runtime.own(agent, epoch, previous, knows)
 
     await runtime.start()
     tools = {SUBJECT: Count(home.done)} if home.serves else {}
     served = ServedTools(bus, tools, identity.now_ms, lambda value: value)
     mirror = MirrorTask(store, log_id, sessions, identity.now_ms, stop=held.stop)
     mirror.start()
-    CommandConsumers(runtime, bus, owning=leases, calls=calls, mirrored=mirror.until_mirrored).start()
-    leases.start(sessions, own, runtime.resume)
+    CommandConsumers(runtime, bus, owning=owning, calls=calls).start()
+    owning.start(sessions, runtime.own, runtime.resume)
     await asyncio.gather(served.run(), asyncio.Event().wait())

@@ -31,7 +31,8 @@ from tests.sidecar.agents.support import agents, command
 from tests.torture.figures import seeded
 from tests.torture.sidecars import HANG_S, RunningSidecar, status
 
-LEASE_S = 1.0
+ACK_S = 1
+"""After this time, a command that was not acknowledged is delivered again."""
 AGENTS = '["agents/tally.py:Tally"]'
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_worker.py"
 COUNT = """
@@ -182,7 +183,7 @@ class Member:
     def configure(self, **worker: Any) -> None:
         lines = [f"{name} = {value}" for name, value in worker.items() if name != "tools"]
         text = f'[nats]\nmode = "external"\nservers = ["{self._address}"]\n'
-        text += "[nats.pull]\nack_wait_seconds = 1\nfetch_timeout_seconds = 1\n[worker]\n" + "\n".join(lines)
+        text += f"[nats.pull]\nack_wait_seconds = {ACK_S}\nfetch_timeout_seconds = 1\n[worker]\n" + "\n".join(lines)
         text += COUNT if "agents" in worker else "\n"
         self.one.home.config_path.write_text(text)
 
@@ -221,7 +222,7 @@ class World:
         self.wires: list[Wire] = []
         self.plain: subprocess.Popen[bytes] | None = None
 
-    async def build(self, *, take_over: bool, lease_s: float) -> None:
+    async def build(self) -> None:
         (self.path / "plain").mkdir()
         (self.path / "plain" / "words.py").write_text(self._tool("plain"))
         script = PLAIN.format(folder=str(self.path / "plain"), example=str(EXAMPLE))
@@ -236,11 +237,7 @@ class World:
         self.client = await nats.connect(
             f"nats://127.0.0.1:{self.server.port}", token=TOKEN, max_reconnect_attempts=-1, reconnect_time_wait=0.1
         )
-        given = ({}, {"take_over": "true"} if take_over else {})
-        self.homes = [
-            await self._member(name, agents=AGENTS, lease_seconds=lease_s, **more)
-            for name, more in zip("ab", given, strict=True)
-        ]
+        self.homes = [await self._member(name, agents=AGENTS) for name in "ab"]
         source = "from typing import Any\n" + inspect.getsource(Tally)
         for home in self.homes:
             (home.one.home.path / "agents" / "tally.py").write_text(source)
@@ -318,7 +315,7 @@ class World:
 
     async def owner_suspended(self) -> None:
         os.kill(self.homes[0].one.pid, signal.SIGSTOP)
-        await asyncio.sleep(LEASE_S * 1.5)  # the lease must end
+        await asyncio.sleep(ACK_S * 1.5)  # its commands must be delivered again
         os.kill(self.homes[0].one.pid, signal.SIGCONT)
 
     async def worker_killed(self) -> None:
@@ -350,7 +347,7 @@ class World:
 
     async def _cut(self, wire: Wire) -> None:
         wire.cut()
-        await asyncio.sleep(LEASE_S * 0.3)
+        await asyncio.sleep(ACK_S * 0.3)
         wire.is_cut = False
 
 
@@ -410,13 +407,12 @@ async def undisturbed(count: int, prompts: Sequence[StreamEvent] = ()) -> str:
 
 
 @asynccontextmanager
-async def world(path: Path, *, take_over: bool = False, lease_s: float = LEASE_S) -> AsyncIterator[World]:
-    """Both homes at work, of which the first owns the agent; ``take_over`` lets the second take it, ``lease_s`` seconds
-    after the first was heard."""
+async def world(path: Path) -> AsyncIterator[World]:
+    """Both homes at work, of which the first owns the agent."""
     with real_server(path / "nats", jetstream=unsynced(path / "nats")) as server:
         made = World(path, server)
         try:
-            await made.build(take_over=take_over, lease_s=lease_s)
+            await made.build()
             yield made
         finally:
             await made.close()

@@ -26,12 +26,9 @@ from tests.nats_servers import TOKEN, RealServer, real_server
 from tests.streams.opened import faults
 from tests.torture import home_process
 from tests.torture.figures import note
-from tests.torture.home_process import CONTEXT, STEPS, TAKE_OVER_READ, Given
+from tests.torture.home_process import CONTEXT, SETTINGS, STEPS, Given
 from tests.torture.many_homes import Wire, handled, surely, text, undisturbed, until
 from tests.torture.sidecars import HANG_S
-
-OWN_STEPS = [step for step in STEPS if step != "report-published"]
-"""The steps that only the owner of the agent takes."""
 
 Fault = Callable[["Home"], Coroutine[Any, Any, None]]
 
@@ -39,11 +36,9 @@ Fault = Callable[["Home"], Coroutine[Any, Any, None]]
 class Home:
     """A process that works for a home, with a wire of its own, which ``start`` replaces after its end."""
 
-    def __init__(self, path: Path, server: RealServer, done: Path, *, take_over: bool, serves: bool) -> None:
+    def __init__(self, path: Path, server: RealServer, done: Path, *, serves: bool) -> None:
         self.path, self.server, self.wire = path, server, Wire(server)
-        self._done, self._take_over, self._serves = done, take_over, serves
-        # Where another home may take the agent, a busy machine must not cost the lease.
-        self._lease_s = 0.6 if take_over else 0.3
+        self._done, self._serves = done, serves
 
     async def start(self) -> None:
         await self.wire.open()
@@ -56,7 +51,7 @@ class Home:
         )
         self.pipe, theirs = CONTEXT.Pipe()
         self.armed = CONTEXT.Array("c", 32)
-        given = Given(self.path, options, self._lease_s, self._take_over, self._serves, self._done)
+        given = Given(self.path, options, self._serves, self._done)
         self.process = CONTEXT.Process(target=home_process.run, args=(given, self.armed, theirs))
         await asyncio.to_thread(self.process.start)
         theirs.close()
@@ -85,7 +80,7 @@ class Home:
 
     async def suspended(self) -> None:
         self.signal(signal.SIGSTOP)
-        await asyncio.sleep(self._lease_s * 1.5)  # the lease must end
+        await asyncio.sleep(SETTINGS.ack_wait_s * 1.5)  # its command must be delivered again
         self.signal(signal.SIGCONT)
         self.pipe.send("go on")
 
@@ -116,12 +111,10 @@ FAULTS: dict[str, Fault] = {
 
 
 class World:
-    def __init__(self, path: Path, server: RealServer, client: nats.NATS, take_over: bool) -> None:
+    def __init__(self, path: Path, server: RealServer, client: nats.NATS) -> None:
         self.done = path / "done"
         self.done.mkdir()
-        self.homes = [
-            Home(path / name, server, self.done, take_over=take_over, serves=take_over or name == "a") for name in "ab"
-        ]
+        self.homes = [Home(path / name, server, self.done, serves=name == "a") for name in "ab"]
         self.sent, self._client = 0, client
 
     async def send(self) -> None:
@@ -151,15 +144,11 @@ class World:
 
     async def is_settled(self) -> bool:
         """Whether the owner has a result for each command."""
-        return await self.is_done(await self.owner())
+        return await self.is_done(self.homes[0])
 
     async def is_acknowledged(self) -> bool:
         """Whether no command and no report waits."""
         return not (await self._client.jetstream().stream_info("MESHFORGE_COMMANDS")).state.messages
-
-    async def owner(self) -> Home:
-        a, b = self.homes
-        return a if await last_epoch(a) > await last_epoch(b) else b
 
     async def is_done(self, home: Home) -> bool:
         """Whether the agent has a result for each command."""
@@ -168,13 +157,13 @@ class World:
 
 
 @asynccontextmanager
-async def world(path: Path, *, take_over: bool) -> AsyncIterator[World]:
+async def world(path: Path) -> AsyncIterator[World]:
     """Two homes at work, of which the first owns the agent."""
     with real_server(path / "nats", jetstream=unsynced(path / "nats")) as server:
         client = await nats.connect(
             f"nats://127.0.0.1:{server.port}", token=TOKEN, max_reconnect_attempts=-1, reconnect_time_wait=0.05
         )
-        made = World(path, server, client, take_over)
+        made = World(path, server, client)
         started: list[Home] = []
         try:
             for home in made.homes:
@@ -191,7 +180,7 @@ async def world(path: Path, *, take_over: bool) -> AsyncIterator[World]:
 
 
 async def test_each_fault_at_each_step_costs_and_doubles_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path, take_over=False) as made:
+    async with world(tmp_path) as made:
         for step in STEPS:
             for fault in FAULTS.values():
                 owner, other = await made.send_and_hold(step)
@@ -202,48 +191,16 @@ async def test_each_fault_at_each_step_costs_and_doubles_nothing(tmp_path: Path)
         assert not handled(await other.records())
 
 
-async def test_each_fault_while_a_home_reads_what_it_takes_over_costs_and_doubles_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path, take_over=True) as made:
-        for fault in FAULTS.values():
-            owner, heir = await made.send_and_hold("call-published")
-            heir.armed.value = TAKE_OVER_READ.encode()
-            await owner.close()
-            assert heir.pipe is (await made.held(TAKE_OVER_READ))[0].pipe
-            await fault(heir)
-            await until(made.is_settled)
-            await owner.again()
-        await judge(made, disturbed=len(FAULTS))
-
-
-async def test_an_owner_that_sleeps_at_a_step_while_another_home_takes_its_agent_costs_nothing(tmp_path: Path) -> None:
-    """Both homes may have the result of an effect that was under way; its agent may then get the result from each."""
-    async with world(tmp_path, take_over=True) as made:
-        for step in OWN_STEPS:
-            owner, heir = await made.send_and_hold(step)
-            owner.signal(signal.SIGSTOP)
-
-            async def has_taken(owner: Home = owner, heir: Home = heir) -> bool:
-                return await last_epoch(heir) > await last_epoch(owner)
-
-            await until(has_taken)
-            owner.signal(signal.SIGCONT)
-            owner.pipe.send("go on")
-            await until(made.is_settled)
-        await judge(made, disturbed=len(OWN_STEPS))
-
-
 async def judge(made: World, *, disturbed: int) -> list[Record]:
     """Each command handled once, one key for each effect, the state of a quiet home. Returns what the owner did."""
     await until(made.is_settled)
     await until(made.is_acknowledged)
-    records = await (await made.owner()).records()
+    records = await made.homes[0].records()
     inputs = handled(records)
     lost, doubled = made.sent - len(inputs), inputs.total() - len(inputs)
     note("many-homes", kills=disturbed, inputs=made.sent, lost=lost, doubled=doubled)
     assert (lost, doubled) == (0, 0)
     assert len(list(made.done.iterdir())) == made.sent
-    taken = [record.event.payload for record in records if record.event.type == "agent.owned"]
-    assert all(each["inherited"] or each["previous"] is None for each in taken)
     states = [record.event.metadata["state"] for record in records if "state" in record.event.metadata]
     assert states[-1] == await undisturbed(made.sent)
     for home in made.homes:
@@ -251,9 +208,3 @@ async def judge(made: World, *, disturbed: int) -> list[Record]:
         assert len(set(ids)) == len(ids)
         assert await faults(home.path) == []
     return records
-
-
-async def last_epoch(home: Home) -> int:
-    """In which epoch a home took the agent last; 0 if it never did."""
-    taken = [record.event.payload for record in await home.records() if record.event.type == "agent.owned"]
-    return int(taken[-1]["epoch"]) if taken else 0

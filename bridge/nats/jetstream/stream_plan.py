@@ -107,9 +107,7 @@ def wanted(*, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
             max_age_s=7 * DAY_S,
             atomic=True,
         ),
-        StreamDefinition(
-            OWNERS, (f"{OWNER_KEYS}.{REST}",), "limits", "Which home owns an agent, until when", per_subject=1
-        ),
+        StreamDefinition(OWNERS, (f"{OWNER_KEYS}.{REST}",), "limits", "Which home owns an agent", per_subject=1),
         StreamDefinition(DEAD, (f"{DEAD_LETTERS}.{REST}",), "limits", "Messages that could not be handled"),
     )
 

@@ -122,9 +122,6 @@ class EffectRunner:
         self._identity, self._clean, self._policy = identity, clean, policy
         self._count, self._stop, self._sleep = count, stop, sleep
         self._owner, self._paused = owner, 0
-        self.taken: dict[str, int] = {}
-        """Maps an agent to the position at which this home last took it from another home. Requests before that
-        position are not carried out, because the other home may have done so."""
         self.began = NOTHING
         """The last position of the log when this process began. Requests up to there may have been begun before."""
         self.is_cut: Callable[[str, str], bool] = lambda agent, request: False
@@ -227,9 +224,6 @@ class EffectRunner:
                 return
             if step.final and step.request == request.id:
                 return
-        if request.record.position < self.taken.get(request.agent, NOTHING):
-            await self.ledger.refused(request, "another home has owned the agent since", "old-epoch", attempt)
-            return
         if kind is None:
             await self._without_kind(request, step)
             return

@@ -48,6 +48,12 @@ async def agents(
             help="With --check: a file of events to try the agent with, one JSON object per line.",
         ),
     ] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option(
+            "--claim", metavar="NAME", help="Instead of listing agents, take this one from the home that owns it."
+        ),
+    ] = None,
 ) -> int:
     """List the agents that run in the sidecar, with health, lag, and why one is not ready.
 
@@ -57,8 +63,15 @@ async def agents(
     With --check, checks that one agent keeps the contract, and that two processes come to the same results for the
     same events. The sidecar is not asked. Uses the newest 1000 events that the agent would receive from the log, or
     the events in the file given with --events. Exits with 1 if the check finds a violation.
+
+    With --claim, takes an agent from another home on the same NATS server, for example because that home is gone. What
+    the agent did there stays there. If that home still runs, the command in hand may be done twice.
     """
     out = run.out
+    if claim is not None:
+        owned = await ask(run.home, "agent_claim", {"agent": claim}, "it is safe to run the same command again")
+        out.told(owned, f"This home owns the agent {claim} now.")
+        return 0
     if check is not None:
         return await _check(out, run.home, check, events)
     home = run.home

@@ -148,7 +148,7 @@ async def test_a_stopped_turn_ends_at_once_and_what_it_led_to_is_refused() -> No
 async def test_a_stop_and_a_command_that_restore_the_state_at_the_same_time_do_it_once() -> None:
     store = MemoryStore()
     async with running(store, Counter, kinds={"work": Work(never_ends)}) as runtime:
-        await runtime.own("counter", 5, None)
+        await runtime.own("counter", 5)
         for n in range(10):
             await runtime.command("counter", command(f"add-{n}"))
         handled = await runtime.command("counter", command("one", "call", kind="work"))
@@ -162,7 +162,7 @@ async def test_a_stop_and_a_command_that_restore_the_state_at_the_same_time_do_i
                 yield record
 
         store.read = slowly  # type: ignore[method-assign]
-        await runtime.own("counter", 7, None)
+        await runtime.own("counter", 7)
         stop, _ = await asyncio.gather(
             runtime.stop("counter", turn, 7, command("stop", "inbox.stop")),
             runtime.command("counter", command("last")),

@@ -51,7 +51,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "tool_worker.py"
 
 
 class Leases:
-    """In place of the leases on the server: held, but for a moment that no other task could notice yet."""
+    """In place of the entries on the server: held, but for a moment that no other task could notice yet."""
 
     is_held = True
 
@@ -261,7 +261,7 @@ async def test_partial_reports_keep_the_call_open_and_repeated_ones_count_once(s
         assert len(state(home.runtime)["results"]) == 1 and len(await home.of("effect.completed")) == 1
 
 
-async def test_what_comes_while_the_lease_has_a_gap_is_judged_after_it(sessions: Sessions) -> None:
+async def test_what_comes_while_another_home_owns_the_agent_is_judged_when_it_does_not(sessions: Sessions) -> None:
     async with owner(sessions) as home:
         await home.call()
         payload, headers = await sent(sessions)
