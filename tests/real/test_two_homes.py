@@ -46,7 +46,7 @@ async def test_a_home_killed_in_a_call_of_the_model_costs_no_prompt_and_its_agen
             await made.send(5)
             await first.start()
             made.held.unlink()
-            await until(lambda: counted(first, made.sent + 1))
+            await until(lambda: counted(first, made.sent + 2))
             await until(lambda: is_whole(first))
         await judge(made, script)
 
@@ -59,12 +59,12 @@ async def judge(made: World, script: str) -> None:
     prompts = [record.event for record in log if record.event.type == "human.input"]
     assert [event.payload["parts"][0]["text"] for event in prompts] == [script, "SAY:without a sidecar"]
     states = [record.event.metadata["state"] for record in after if "state" in record.event.metadata]
-    assert states[-1] == await undisturbed(made.sent, prompts[:1])
+    assert states[-1] == await undisturbed(made.sent, prompts)
     inputs = handled(after)
     assert len(inputs) == inputs.total() == made.sent
-    # One key for each command, for the prompt, and for the call of the model; one result for each key.
+    # One key for each command, for each prompt, and for the call of the model; one result for each key.
     begun = {line.rpartition(" ")[2] for line in made.journal.read_text().splitlines() if line.startswith("begin")}
-    assert len(begun) == len(list(made.done.iterdir())) == made.sent + 2
+    assert len(begun) == len(list(made.done.iterdir())) == made.sent + 3
     (done,) = [record.event for record in log if is_end_of_call(record)]
     assert done.payload["result"] == {"words": 3}
     # What follows from the session belongs to the session's project.
@@ -72,7 +72,7 @@ async def judge(made: World, script: str) -> None:
     chains = [record.event for record in after if record.event.correlation_id == prompts[0].correlation_id]
     assert {event.metadata["project"] for event in (*prompts, *chains, done)} == {project}
     ended = Counter(record.event.payload["request"] for record in after if record.event.type == "effect.completed")
-    assert len(ended) == ended.total() == made.sent + 1
+    assert len(ended) == ended.total() == made.sent + 2
     for home in made.homes:
         assert await faults(home.one.home.store_path) == []
 
