@@ -152,8 +152,6 @@ class HostActs:
                 model=args.get("model"),
             )
         except HostAbsent:
-            if not args.get("waits"):
-                raise
             return {"absent": True}
         return {} if sent else {"held": True}
 

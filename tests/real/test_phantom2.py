@@ -30,6 +30,7 @@ from tests.real.host_contract import QUESTIONS
 from tests.real.model_server import ModelRequest, ModelServer, Step
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.terminal import ENTER, READY, Terminal
+from tests.streams.sizes import size
 
 pytestmark = pytest.mark.real_opencode
 
@@ -375,7 +376,7 @@ def test_work_is_over_when_its_commands_have_reported_and_its_directory_is_forgo
     assert subprocess.run(reload, cwd=client.project, env=client.environment(), check=False).returncode == 0
 
 
-JOBS = 12
+JOBS = size("JOBS", 12)
 
 
 def assert_nothing_is_left_of_many_jobs(client: RealOpenCode2, durable: DurableStream) -> None:
@@ -384,6 +385,9 @@ def assert_nothing_is_left_of_many_jobs(client: RealOpenCode2, durable: DurableS
     write = f"CALL:write {json.dumps({'path': 'made.txt', 'content': 'x'})} THEN: SAY:short"
     client.prompt(parent, " ".join(spawns(write, isolation="copy") for _ in range(JOBS)) + " THEN: SAY:started")
     wait_until(lambda: sum(i["state"] == "completed" for i in intents(durable, parent)) == JOBS, "the end of all jobs")
+    results = [f'<background-agent id="{each["id"]}"' for each in intents(durable, parent)]
+    wait_until(lambda: all(each in str(told(client, parent)) for each in results), "each result in the parent")
+    assert [str(told(client, parent)).count(each) for each in results] == [1] * JOBS
     assert sessions(client) - before == {parent, *(str(i["session"]) for i in intents(durable, parent))}
     projects = client.api("GET", "/api/project")
     listed = [client.api("GET", f"/api/worktree?projectID={each['id']}") for each in projects]

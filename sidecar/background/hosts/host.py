@@ -105,7 +105,7 @@ class Host(Protocol):
         model: str | None = None,
         reply: bool = True,
     ) -> bool:
-        """Give a session a message. With ``reply``, the model answers the message.
+        """Give a session a message. With ``reply``, the model answers the message. Several parts may share a key.
 
         Parts whose key is already in the session's history are left out. Return false if the history already had all
         parts.

@@ -147,14 +147,18 @@ class V2Host(Host):
         model: str | None = None,
         reply: bool = True,
     ) -> bool:
-        """See ``Host``. Each part becomes a separate message; only the last message wakes the model.
+        """See ``Host``. Parts with one key are one message; only the last message wakes the model.
 
         A message that is still in the session's inbox is sent again, because the service may have ended before the
         turn began. Nothing else would begin that turn.
         """
         client = await self._client(session)
         waiting = await self._inbox(client, session)
-        parts = [part for part in parts if not (part.key and await self._is_saved(client, session, part.key))]
+        by_key: dict[str, Part] = {}
+        for part in parts:
+            known = by_key.get(part.key)
+            by_key[part.key] = known._replace(text=f"{known.text}\n{part.text}") if known else part
+        parts = [each for key, each in by_key.items() if not (key and await self._is_saved(client, session, key))]
         is_new = any(not part.key or message_id(part.key) not in waiting for part in parts)
         if is_phantom(session) and is_new:
             if agent:

@@ -55,7 +55,7 @@ def prompt(intent: Intent, session: str, text: str) -> Output:
         "text": text,
         "agent": intent.agent,
         "model": model,
-        # A session that continues already has its prompt. If no OpenCode is open, wait for one instead of failing.
+        # A session that continues already has its prompt, so OpenCode may continue it by itself.
         "waits": text == CONTINUE,
     }
     if intent.said and text == intent.prompt:

@@ -318,7 +318,9 @@ class IntentAgent(OwnAgent[State]):
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
         if kind == PROMPT and isinstance(result, dict) and result.get("absent"):
-            return [Output("intent.waiting", {"intent": intent.id, "ts": event.ts})]
+            # Its first prompt is sent again by the check that finds none, as that of a session that was interrupted.
+            types = ("intent.interrupted", "intent.waiting") if intent.state == "running" else ("intent.waiting",)
+            return [Output(type_, {"intent": intent.id, "ts": event.ts}) for type_ in types]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
             # An earlier sidecar may have sent the prompt, and its turn may have ended since, so look at the session.

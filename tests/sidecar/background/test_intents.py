@@ -295,6 +295,22 @@ def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
     assert edits(world, f"ses_{two.id}", "/p/a.py") == []
 
 
+def test_a_session_whose_opencode_ended_before_its_first_prompt_gets_it_when_one_is_back() -> None:
+    world = World()
+    world.register("a")
+    world.act()  # its session
+    _, node, _ = world.effects.pop()
+    world.happens("effect.completed", kind=PROMPT, node=node, result={"absent": True})
+    assert (world.intent("a").state, world.intent("a").resumes) == ("resuming", 0)
+    world.happens("host.ready", sessions=[world.intent("a").session], environments=[])
+    kind, node, _ = world.effects.pop()
+    found = {"state": "unprompted", "resumes": 0, "models": 0}
+    world.happens("effect.completed", kind=kind, node=node, result=found)
+    assert [(kind, args["text"]) for kind, _, args in world.effects] == [(PROMPT, "do it")]
+    world.settle()
+    assert world.intent("a").state == "running"
+
+
 def test_work_whose_environment_is_lost_waits_until_an_opencode_has_it_and_takes_no_place_meanwhile() -> None:
     world = World(max_running=1)
     intent = world.register("lost", isolation="copy", environment="env_1")

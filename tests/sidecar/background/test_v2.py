@@ -276,6 +276,12 @@ async def test_a_prompt_joins_a_turn_and_a_notice_gets_its_own(host: V2Host, fak
     assert (prompt["delivery"], notice["delivery"]) == ("steer", "queue")
 
 
+async def test_results_that_share_a_key_are_one_message_with_all_of_them(host: V2Host, fake: FakeReleased) -> None:
+    results = [Part("one", "first.2"), Part("two", "first.2"), Part("three", "later")]
+    await host.prompt(USER, results, directory=PROJECT)
+    assert [each["text"] for each in fake.inbox[USER]] == ["one\ntwo", "three"]
+
+
 # --- forks ---
 async def test_the_messages_of_a_long_session_are_all_read_without_the_ends_of_turns(
     host: V2Host, fake: FakeReleased
@@ -457,6 +463,7 @@ async def test_a_request_that_a_version_does_not_know_is_an_error_that_names_it(
 async def test_without_a_service_the_work_waits_for_one(host: V2Host) -> None:
     away = V2Host(list, CaptureState(), lambda: 0)
     acts = HostActs(Only(away), PLAIN, print)
-    assert await acts.prompt({"session": "ses_ds2x", **WAITS}, "key") == {"absent": True}
+    for waits in (True, False):
+        assert await acts.prompt({"session": "ses_ds2x", **WAITS, "waits": waits}, "key") == {"absent": True}
     with pytest.raises(HostAbsent):
         await away.look("ses_ds2x", directory=PROJECT)
