@@ -318,9 +318,11 @@ class IntentAgent(OwnAgent[State]):
         if kind == PROMPT and failed:
             return self._end(intent, "intent.failed", event.ts, reason=f"not prompted: {error}", code="no-prompt")
         if kind == PROMPT and isinstance(result, dict) and result.get("absent"):
-            # Its first prompt is sent again by the check that finds none, as that of a session that was interrupted.
-            types = ("intent.interrupted", "intent.waiting") if intent.state == "running" else ("intent.waiting",)
-            return [Output(type_, {"intent": intent.id, "ts": event.ts}) for type_ in types]
+            about = {"intent": intent.id, "ts": event.ts}
+            if intent.state == "resuming":
+                return [Output("intent.waiting", about)]
+            # The check sends the first prompt again if it finds none. An OpenCode may have come back just now.
+            return [Output("intent.interrupted", about), Output("intent.waiting", about), asked.check(intent, event.ts)]
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
             # An earlier sidecar may have sent the prompt, and its turn may have ended since, so look at the session.

@@ -295,14 +295,13 @@ def test_edits_of_the_same_file_are_a_warning_in_both_results() -> None:
     assert edits(world, f"ses_{two.id}", "/p/a.py") == []
 
 
-def test_a_session_whose_opencode_ended_before_its_first_prompt_gets_it_when_one_is_back() -> None:
+def test_a_session_whose_opencode_ended_before_its_first_prompt_gets_it_from_the_next() -> None:
     world = World()
     world.register("a")
     world.act()  # its session
     _, node, _ = world.effects.pop()
     world.happens("effect.completed", kind=PROMPT, node=node, result={"absent": True})
     assert (world.intent("a").state, world.intent("a").resumes) == ("resuming", 0)
-    world.happens("host.ready", sessions=[world.intent("a").session], environments=[])
     kind, node, _ = world.effects.pop()
     found = {"state": "unprompted", "resumes": 0, "models": 0}
     world.happens("effect.completed", kind=kind, node=node, result=found)
