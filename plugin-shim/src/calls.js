@@ -64,14 +64,14 @@ export class Calls {
 
   /**
    * @param {object} parts
-   * @param {any} parts.client OpenCode's in-process client
+   * @param {any} parts.client OpenCode's in-process client; null if there is none
    * @param {typeof METHODS} [parts.more] methods beside those of the client
    * @param {number} parts.timeoutMs
    * @param {Counters} parts.counters
    */
   constructor({ client, more, timeoutMs, counters }) {
     this.#client = client;
-    this.#methods = { ...METHODS, ...more };
+    this.#methods = { ...(client ? METHODS : {}), ...more };
     this.#timeoutMs = timeoutMs;
     this.#counters = counters;
   }
@@ -105,7 +105,6 @@ export class Calls {
     if (!Object.hasOwn(this.#methods, method)) {
       return { error: { code: "unknown_method", message: `this shim has no method ${method.slice(0, 200)}` } };
     }
-    if (!this.#client) return { error: { code: "unavailable", message: "OpenCode gave the plugin no client" } };
     if (this.#underWay >= MAX_CALLS) return { error: { code: "unavailable", message: "too many calls at once" } };
     this.#underWay += 1;
     /** @type {NodeJS.Timeout | undefined} */

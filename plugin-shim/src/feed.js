@@ -80,7 +80,8 @@ export class Feed {
       opencode_version: textOrNull(app.version),
       service: registration(env, app.channel),
     });
-    this.#parts = newInstance(options, env, null, about, () => ({ scope: this.#directories() }));
+    const more = () => ({ scope: this.#directories() });
+    this.#parts = newInstance(options, env, null, about, more, (_, copies) => copies);
     this.#parts.record?.(JSON.stringify({ t: Date.now(), hook: "__boot", input: { boot_id: bootId(), pid: process.pid } }));
   }
 

@@ -189,7 +189,7 @@ function freePort() {
 }
 
 /** Kill a process that we started, with all that it started. @param {number} pid */
-function endAll(pid) {
+export function endAll(pid) {
   try {
     process.kill(-pid, "SIGKILL");
   } catch {

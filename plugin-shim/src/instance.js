@@ -6,6 +6,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { Calls } from "./calls.js";
 import { Capture } from "./capture.js";
+import { Copies } from "./copies.js";
 import { newCounters } from "./counters.js";
 import { pidSpace } from "./identity.js";
 import { Link } from "./link.js";
@@ -35,7 +36,8 @@ export function isOff(env) {
  * @param {any} client OpenCode's, for the sidecar's calls; null if there is none
  * @param {() => object} describe what the spool's header and the link say of this OpenCode
  * @param {(token: string) => object} more what only the link says
- * @param {(home: string) => Record<string, any>} methods what the sidecar may call beside the client's methods
+ * @param {(home: string, copies: Copies["methods"]) => Record<string, any>} methods what the sidecar may call beside
+ *   the client's methods
  */
 export function newInstance(options, env, client, describe, more = () => ({}), methods = () => ({})) {
   const counters = newCounters();
@@ -46,14 +48,15 @@ export function newInstance(options, env, client, describe, more = () => ({}), m
   const startedMs = Date.now();
   const command = options.command ?? [env.DURABLE_STREAM_COMMAND || "durable-stream"];
   const { ackTimeoutMs = 3000, backoffMinMs = 50, backoffMaxMs = 2000, refusedMs = 60_000 } = options;
+  const copies = new Copies(env, options.spawn);
   /** @type {Link} */
   const link = new Link({
-    tools: { answered: (frame) => tools.answered(frame), lost: () => tools.lost() },
+    tools: { answered: (frame) => tools.answered(frame), lost: () => (tools.lost(), copies.lost()) },
     locate: () => locate(home),
     starter: new Starter({ command, home, env, counters, spawn: options.spawn }),
     WebSocket: options.WebSocket ?? globalThis.WebSocket,
     identity: (token) => ({ ...about(), ...more(token), last_seq: capture.lastSeq }),
-    calls: new Calls({ client, more: methods(home), timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
+    calls: new Calls({ client, more: methods(home, copies.methods), timeoutMs: options.callTimeoutMs ?? 30_000, counters }),
     counters,
     timings: { ackTimeoutMs, backoffMinMs, backoffMaxMs, refusedMs },
   });

@@ -93,7 +93,7 @@ function newHooks(options, env, input) {
       opencode_version: version.value,
     }),
     (token) => ({ headless, ...identity(token, env) }),
-    (place) => headlessMethods(place, env, options.spawn),
+    (place, copies) => ({ ...headlessMethods(place, env, options.spawn), ...(headless ? copies : {}) }),
   );
   if (headless) endIfAlone(env, link);
   askVersion(input.client, version);

@@ -25,7 +25,7 @@ from sidecar.background.copies.setup import Setup
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, of_person
 from sidecar.background.hosts.headless import READY, READY_MEANS, Headless, Terminal
-from sidecar.background.hosts.host import HostError
+from sidecar.background.hosts.host import Call, HostError
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
@@ -123,7 +123,8 @@ class DurableStream:
             identity.now_ms,
             self._environment,
         )
-        self.hosts = Hosts(one, V2Host(registrations, state, identity.now_ms, self.works.asked))
+        two = V2Host(registrations, state, identity.now_ms, self.works.asked, lambda: self.links())
+        self.hosts = Hosts(one, two)
         self.copies = Copies(home.path / "copies")
         self._gardener = (GardenerAgent(gardener, self.works.root),) if gardener.enabled else ()
         self._said = Said(clean, home.read_token)
@@ -153,7 +154,7 @@ class DurableStream:
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
         setup = Setup(self._config.setup, self._config.setup_minutes * 60)
-        of = (self._variables, self._is_starting, self._project)
+        of = (self._runner, self._is_starting, self._project)
         acts = CopyActs(self.copies, self.hosts, *of, setup, self._config.copied)
         return {**acts.kinds, **self.people.kinds}
 
@@ -220,9 +221,9 @@ class DurableStream:
         except CodedError as error:
             log.error("%s was not handled: %s", type_, error)
 
-    async def _variables(self, intent: str) -> Mapping[str, str]:
+    async def _runner(self, intent: str) -> Call:
         known: Intent = self.data.intents[intent]
-        return await self.hosts.new(known.parent).variables(intent, known.parent, known.directory, known.environment)
+        return await self.hosts.new(known.parent).runner(intent, known.parent, known.directory, known.environment)
 
     def _project(self, directory: str) -> str:
         """The id that OpenCode gives to a directory's project; empty if it is in none, or is not known."""

@@ -6,6 +6,7 @@ find must be the same, line for line.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -62,13 +63,13 @@ class Sandboxes:
         return f"{places} sh {self.root}/probe.sh > {self.told(name)}.new; mv {self.told(name)}.new {self.told(name)}"
 
     @contextmanager
-    def asking(self, name: str, before: list[str], work: str = "") -> Iterator[None]:
+    def asking(self, name: str, before: list[str], work: str = "", isolation: str = "shared") -> Iterator[None]:
         """An OpenCode in a sandbox that tries, then has background work try, or do ``work``; it stays open."""
         over = self.root / f"{name}.over"
         script = " THEN: ".join(
             [
                 bash(self.probe(f"{name}-direct")),
-                spawns(bash(work or self.probe(f"{name}-background")), name, isolation="shared"),
+                spawns(bash(work or self.probe(f"{name}-background")), name, isolation=isolation),
                 bash(f"until [ -e {over} ]; do sleep 0.1; done"),
                 "SAY:over",
             ]
@@ -91,11 +92,13 @@ class Sandboxes:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def both(self, name: str) -> str:
-        """What the session and its background work found, which is the same."""
-        found = [self._found(name, self.told(f"{name}-{who}")) for who in ("direct", "background")]
-        assert found[0] == found[1]
-        return found[0]
+    def both(self, name: str, *others: Path) -> str:
+        """What the session, its background work and ``others`` found, which is the same."""
+        found = {
+            self._found(name, each) for each in (self.told(f"{name}-direct"), self.told(f"{name}-background"), *others)
+        }
+        assert len(found) == 1, found
+        return found.pop()
 
     def _found(self, name: str, told: Path) -> str:
         wait_until(lambda: told.exists() or self.failed(name), f"what {told.stem} found", 60)
@@ -115,7 +118,7 @@ class Sandboxes:
 
 @pytest.fixture(scope="module")
 def sandboxes(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[Sandboxes]:
-    durable.start()
+    durable.home.mkdir(mode=0o700)
     plugins, config = {PLUGIN: durable.plugin()}, {"permission": {"external_directory": "allow"}}
     with (
         RealOpenCode(
@@ -124,6 +127,9 @@ def sandboxes(opencode_binary: Path, model: ModelServer, durable: DurableStream)
         socket.create_server(("127.0.0.1", 0)) as server,
     ):
         made = Sandboxes(client, durable, model, server)
+        setup = json.dumps([made.probe("setup")])
+        (durable.home / "config.toml").write_text(f"[phantom]\nsetup = {setup}\n")
+        durable.start()
         yield made
         shutil.rmtree(made.guarded)
         durable.end_with(client)
@@ -165,7 +171,9 @@ def test_landlock_which_is_in_no_file(sandboxes: Sandboxes) -> None:
     assert narrow.partition("reached")[2] == wide.partition("reached")[2]
 
 
-def test_work_of_a_sandbox_that_ended_runs_in_no_other(sandboxes: Sandboxes, bwrap: Path) -> None:
+def test_work_of_a_sandbox_and_its_setup_run_there_and_in_no_other_when_it_ended(
+    sandboxes: Sandboxes, bwrap: Path
+) -> None:
     """A sandbox ends in the middle of its work, and a wider one comes, which the system gives the same numbers."""
     root, go = sandboxes.root, sandboxes.root / "go"
     end = ["--dev", "/dev", "--proc", "/proc", "--die-with-parent"]
@@ -176,9 +184,9 @@ def test_work_of_a_sandbox_that_ended_runs_in_no_other(sandboxes: Sandboxes, bwr
     apart = ["--unshare-pid", "--unshare-net", "sh", "-c", inside, "x"]
     with (
         subprocess.Popen([sys.executable, relay, sock, str(sandboxes.model.port)]) as outside,
-        sandboxes.asking("bubble", [str(bwrap), *narrow, *end, *apart], work),
+        sandboxes.asking("bubble", [str(bwrap), *narrow, *end, *apart], work, "copy"),
     ):
-        found = sandboxes.both("bubble")
+        found = sandboxes.both("bubble", sandboxes.told("setup"))
         outside.kill()
     wait_until(lambda: sandboxes.state("bubble") != "running", "work that waits", 60)
     go.touch()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.background.copies.copies import Copies, CopyError
-from sidecar.background.copies.setup import Setup, end
+from sidecar.background.copies.setup import Setup
 from sidecar.background.effects import Repeatable
-from sidecar.background.hosts.host import HostAbsent, HostError
+from sidecar.background.hosts.host import Call, HostAbsent, HostError
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.intent_effects import COLLECT, ISOLATE
 from sidecar.processes import end_left
@@ -34,8 +33,7 @@ class CopyActs:
     """What the effects do with copies.
 
     Args:
-        variables: returns the environment of the OpenCode that asked for an intent, or raises ``HostAbsent`` until one
-            that has it is open.
+        runner: returns the plugin that runs the commands of an intent, or raises ``HostAbsent`` until there is one.
         is_wanted: says whether an intent is still to begin.
         project: returns the id of a directory's project in OpenCode; empty if unknown.
         listed: see ``Copies.make``.
@@ -45,14 +43,14 @@ class CopyActs:
         self,
         copies: Copies,
         hosts: Hosts,
-        variables: Callable[[str], Awaitable[Mapping[str, str]]],
+        runner: Callable[[str], Awaitable[Call]],
         is_wanted: Callable[[str], bool],
         project: Callable[[str], str],
         setup: Setup,
         listed: Sequence[str] = (),
     ) -> None:
         self._copies, self._hosts, self._setup, self._listed = copies, hosts, setup, listed
-        self._variables, self._is_wanted, self._project = variables, is_wanted, project
+        self._runner, self._is_wanted, self._project = runner, is_wanted, project
 
     @property
     def kinds(self) -> dict[str, EffectKind]:
@@ -67,8 +65,6 @@ class CopyActs:
         are commands, ``setup`` says what they did, and ``failed`` that one failed. The result is ``{}`` outside of a
         repository, unless ``always``, and ``absent`` if the intent waits for an OpenCode."""
         intent, directory = args["intent"], args["directory"]
-        note = self._copies.place(intent).with_suffix(".setup")
-        await asyncio.to_thread(end, note)
         before = args.get("continues") or {}
         old = before.get("copy") or {}
         if old and before["kept"] and await self._copies.is_whole(old["name"]):
@@ -76,9 +72,11 @@ class CopyActs:
         if not args.get("always") and not await self._copies.has_repository(directory):
             return {}
         try:
-            variables = await self._variables(intent) if self._setup.commands else {}
+            call = await self._runner(intent) if self._setup.commands else None
         except HostAbsent:
             return {"absent": True}
+        if call is not None:
+            await call("setup.stop", {"id": intent})  # of an attempt that was cut off
         made = await self._copies.make(
             intent,
             directory,
@@ -87,11 +85,9 @@ class CopyActs:
             name=old.get("name", ""),
             restore=before["intent"] if old and before["saved"] else "",
         )
-        if not self._setup.commands:
+        if call is None:
             return made._asdict()
-        runs, failed = await self._setup.run(
-            Path(made.root), made.top, variables, note, lambda: self._is_wanted(intent)
-        )
+        runs, failed = await self._setup.run(call, intent, made, lambda: self._is_wanted(intent))
         if failed:
             await self._copies.discard(intent, made.name)
             return {"failed": failed, "setup": runs}

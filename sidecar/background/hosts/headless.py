@@ -21,11 +21,12 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydantic import Field
 
 from bridge.opencode.link.protocol import CallError
+from sidecar.background.hosts.calling import CALL_SECONDS, call
 from sidecar.background.hosts.facts import read_facts
 from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.background.hosts.hung import Watch, started
@@ -58,7 +59,6 @@ READY_MEANS: Final = (
     "`hosted`: whether an OpenCode can run its work, or the sidecar start one; `stays`: if not, it may wait"
 )
 
-_CALL_SECONDS: Final = 20.0
 _SEE_SECONDS: Final = 5.0
 
 
@@ -231,7 +231,7 @@ class Headless:
             return next((link for link in mine if link.directory == directory), None)
 
         if near() is None:
-            await _call(found, "session.list", {"query": {"directory": directory, "limit": 1}})
+            await call(found, "session.list", {"query": {"directory": directory, "limit": 1}})
             await until(near, LINK_SECONDS)
         if (link := near()) is None:
             raise HostError(f"the plugin of the headless OpenCode did not connect to the sidecar for {directory}")
@@ -300,7 +300,7 @@ class Headless:
     async def _ask(self, asker: ShimConnection, server: Server, directory: str) -> None:
         """Have an OpenCode start a headless one, and wait until that one has opened a directory."""
         self._servers[server.id] = server  # now, because the answer may be lost
-        told = await _call(asker, "headless.start", {"id": server.id, "directory": directory})
+        told = await call(asker, "headless.start", {"id": server.id, "directory": directory})
         server = server._replace(pid=told["pid"], start=told["start"], space=asker.identity.pid_space)
         self._servers[server.id] = server
         await self._write()
@@ -308,7 +308,7 @@ class Headless:
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while asyncio.get_running_loop().time() < deadline:
             try:
-                failed = await asker.call("headless.opened", {"id": server.id}, timeout=_CALL_SECONDS)
+                failed = await asker.call("headless.opened", {"id": server.id}, timeout=CALL_SECONDS)
             except CallError as error:
                 if error.code == "timeout":
                     continue
@@ -407,10 +407,3 @@ async def _sees(link: ShimConnection, pid: int) -> str:
         return str(await link.call("headless.sees", {"pid": pid}, timeout=_SEE_SECONDS))
     except CallError:
         return ""
-
-
-async def _call(link: ShimConnection, method: str, args: dict[str, Any]) -> Any:
-    try:
-        return await link.call(method, args, timeout=_CALL_SECONDS)
-    except CallError as error:
-        raise HostError(f"{method}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from bridge.opencode.capture.state import CaptureState
@@ -35,6 +35,9 @@ class Part(NamedTuple):
     is_prompt: bool = False
     is_shown: bool = False
 
+
+Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""Calls a method of a plugin, and returns its result. Raises ``HostError``."""
 
 State = Literal["busy", "answered", "failed", "aborted", "stopped", "unanswered", "unprompted", "gone"]
 
@@ -180,12 +183,11 @@ class Host(Protocol):
     def waiting_for(self, link: Any, sessions: Collection[str]) -> list[str]:
         """Those of the sessions on which a process that has just linked may now be asked to act."""
 
-    async def variables(self, intent: str, parent: str | None, directory: str, environment: str) -> dict[str, str]:
-        """The variables that the commands of an intent get: those of the OpenCode, or session, that asked for it.
+    async def runner(self, intent: str, parent: str | None, directory: str, environment: str) -> Call:
+        """The plugin that runs the commands of an intent: that of the OpenCode in which the work runs.
 
         Raises:
-            HostAbsent: they are not known until an OpenCode that has them is open.
-            HostError: several OpenCodes could be meant.
+            HostAbsent: no OpenCode is open that could do the work.
         """
 
     def knows(self, session: str) -> bool:

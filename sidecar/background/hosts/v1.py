@@ -11,15 +11,16 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import lacks
-from sidecar.background.hosts.environments import read_environment
+from sidecar.background.hosts.calling import CALL_SECONDS, call
 from sidecar.background.hosts.headless import Headless
-from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, Status
+from sidecar.background.hosts.host import Call, Host, HostAbsent, HostError, Look, Part, Status
 from sidecar.background.hosts.plugins import check_plugins
 from sidecar.background.hosts.rights import Rights, Rule, for_originals, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
@@ -28,7 +29,6 @@ from sidecar.processes import still_runs
 if TYPE_CHECKING:
     from sidecar.link.links import ShimConnection
 
-CALL_SECONDS: Final = 20.0
 SETTLE_MS: Final = 30_000
 """A prompt younger than this many ms may not have started its turn yet."""
 
@@ -71,7 +71,7 @@ class V1Host(Host):
         link = link or self._hosting(session)
         if link is None:
             raise HostAbsent("the OpenCode that hosts this session is not connected")
-        found = await _call(link, "session.get", {"path": {"id": session}})
+        found = await call(link, "session.get", {"path": {"id": session}})
         about = found if isinstance(found, dict) else {}
         name = agent or self.about(session).get("agent") or about.get("agent")
         if not name:
@@ -90,7 +90,7 @@ class V1Host(Host):
         project: str = "",
     ) -> str:
         link = await self._phantoms(directory, intent)
-        listed = await _call(link, "session.list", {"query": {"directory": directory}})
+        listed = await call(link, "session.list", {"query": {"directory": directory}})
         for each in listed if isinstance(listed, list) else []:
             if isinstance(each, dict) and (each.get("metadata") or {}).get("intent") == intent:
                 return str(each["id"])
@@ -117,7 +117,7 @@ class V1Host(Host):
             asking = await self._phantoms(project, intent)
         if asking is not None and asking is not link:
             check_plugins(await _plugins(asking), await _plugins(link), project, directory)
-        return _made(await _call(link, "session.create", {"body": body, "query": {"directory": directory}}))
+        return _made(await call(link, "session.create", {"body": body, "query": {"directory": directory}}))
 
     @property
     def is_there(self) -> bool:
@@ -167,7 +167,7 @@ class V1Host(Host):
             body["model"] = {"providerID": provider, "modelID": name}
         if not reply:
             body["noReply"] = True
-        await _call(link, "session.promptAsync", {"path": {"id": session}, "body": body})
+        await call(link, "session.promptAsync", {"path": {"id": session}, "body": body})
         return True
 
     async def holds(self, session: str, key: str, *, directory: str) -> bool:
@@ -175,7 +175,7 @@ class V1Host(Host):
 
     async def _history(self, link: ShimConnection, session: str) -> list[dict[str, Any]]:
         """A session's newest messages, oldest first."""
-        found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
+        found = await call(link, "session.messages", {"path": {"id": session}, "query": {"limit": HISTORY}})
         return found if isinstance(found, list) else []
 
     async def abort(self, session: str, *, directory: str) -> None:
@@ -184,7 +184,7 @@ class V1Host(Host):
             # The headless OpenCode is running, but needs a moment to connect to a new sidecar, so wait for its link.
             link = await self._phantoms(directory, session)
         if link is not None:
-            await _call(link, "session.abort", {"path": {"id": session}})
+            await call(link, "session.abort", {"path": {"id": session}})
         elif await self._is_cut_off(session):
             raise HostError(_CUT_OFF)
 
@@ -197,10 +197,10 @@ class V1Host(Host):
 
     async def _look(self, session: str, *, directory: str) -> Look:
         link = await self._of(session, directory)
-        statuses = await _call(link, "session.status", {})
+        statuses = await call(link, "session.status", {})
         status = statuses.get(session) if isinstance(statuses, dict) else None
         try:
-            found = await _call(link, "session.messages", {"path": {"id": session}, "query": {"limit": LOOKED}})
+            found = await call(link, "session.messages", {"path": {"id": session}, "query": {"limit": LOOKED}})
         except HostError as error:
             if error.permanent:
                 return Look("gone")
@@ -232,7 +232,7 @@ class V1Host(Host):
 
     async def message_ids(self, session: str, *, directory: str) -> list[str] | None:
         try:
-            found = await _call(self._forking(session, directory), "session.messageIds", {"path": {"id": session}})
+            found = await call(self._forking(session, directory), "session.messageIds", {"path": {"id": session}})
         except HostError as error:
             if error.permanent:
                 return None
@@ -242,10 +242,10 @@ class V1Host(Host):
     async def fork(self, session: str, before: str | None, *, directory: str) -> str:
         body = {"messageID": before} if before is not None else {}
         link = self._forking(session, directory)
-        return _made(await _call(link, "session.fork", {"path": {"id": session}, "body": body}))
+        return _made(await call(link, "session.fork", {"path": {"id": session}, "body": body}))
 
     async def begin(self, session: str, title: str, *, directory: str) -> str:
-        return _made(await _call(self._forking(session, directory), "session.create", {"body": {"title": title}}))
+        return _made(await call(self._forking(session, directory), "session.create", {"body": {"title": title}}))
 
     def _forking(self, session: str, directory: str) -> ShimConnection:
         """The user's OpenCode that makes a fork in a directory: the one that hosts the session, or else the newest.
@@ -266,7 +266,7 @@ class V1Host(Host):
             if await self._is_cut_off(session):
                 raise HostError(_CUT_OFF)
             return "absent"
-        found = await _call(link, "session.status", {})
+        found = await call(link, "session.status", {})
         state = found.get(session) if isinstance(found, dict) else None
         return "busy" if isinstance(state, dict) and state.get("type") != "idle" else "idle"
 
@@ -274,7 +274,7 @@ class V1Host(Host):
         link = self._hosting(session)
         if link is None:
             return False
-        await _call(link, "tui.showToast", {"body": {"title": title, "message": text, "variant": "info"}})
+        await call(link, "tui.showToast", {"body": {"title": title, "message": text, "variant": "info"}})
         return True
 
     async def answer(self, session: str, request: str, kind: str, answer: Sequence[str]) -> str:
@@ -312,12 +312,8 @@ class V1Host(Host):
             raise HostError("the OpenCode that hosts this session is not connected")
         return ""
 
-    async def variables(self, intent: str, parent: str | None, directory: str, environment: str) -> dict[str, str]:
-        link = await self._headless.link(directory, environment)
-        if not (self._headless.identity_of(link) or "").startswith("env_"):
-            # The sidecar would run them outside of the sandbox, on files that the sandbox may write.
-            raise HostError("the commands of `[phantom] setup` do not run for work in a sandbox", permanent=True)
-        return read_environment(link.pid)
+    async def runner(self, intent: str, parent: str | None, directory: str, environment: str) -> Call:
+        return partial(call, await self._headless.link(directory, environment))
 
     def waiting_for(self, link: ShimConnection, sessions: Collection[str]) -> list[str]:
         return [each for each in sessions if each in self._state.sessions and self._would_host(each, link)]
@@ -419,7 +415,7 @@ def _quiet_ms(messages: list[dict[str, Any]], now: int) -> int:
 
 
 async def _rules_of(link: ShimConnection, agent: str, directory: str) -> tuple[Rule, ...]:
-    listed = await _call(link, "app.agents", {"query": {"directory": directory}})
+    listed = await call(link, "app.agents", {"query": {"directory": directory}})
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict) and each.get("name") == agent:
             return _rules(each.get("permission"))
@@ -428,7 +424,7 @@ async def _rules_of(link: ShimConnection, agent: str, directory: str) -> tuple[R
 
 async def _rules_of_all(link: ShimConnection, agent: str | None, directory: str) -> list[Rule]:
     """The rules of an agent, or of all if none is named."""
-    listed = await _call(link, "app.agents", {"query": {"directory": directory}})
+    listed = await call(link, "app.agents", {"query": {"directory": directory}})
     named = [each for each in listed if agent in (None, each.get("name"))] if isinstance(listed, list) else []
     return [rule for each in named for rule in _rules(each.get("permission"))]
 
@@ -448,18 +444,9 @@ def _original(top: str, directory: str, project: str) -> Callable[[str], str]:
 
 async def _plugins(link: ShimConnection) -> list[str]:
     """The plugins that an OpenCode has loaded for the directory of a link."""
-    listed = await _call(link, "plugin.list", {})
+    listed = await call(link, "plugin.list", {})
     return [each["name"] for each in (listed if isinstance(listed, list) else []) if not each.get("error")]
 
 
 def _rules(listed: Any) -> tuple[Rule, ...]:
     return tuple(Rule(each["permission"], each["pattern"], each["action"]) for each in listed or ())
-
-
-async def _call(link: ShimConnection, method: str, args: dict[str, Any]) -> Any:
-    try:
-        return await link.call(method, args, timeout=CALL_SECONDS)
-    except CallError as error:
-        if error.code == "unknown_method":
-            raise HostError("the plugin in the open OpenCode is of an older version; restart that OpenCode") from None
-        raise HostError(f"{method}: {error}", permanent=error.status in (400, 404)) from None

@@ -15,23 +15,26 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.state import CaptureState
 from sidecar.background.hosts import lacks
 from sidecar.background.hosts import v2_requests as requests
-from sidecar.background.hosts.host import Host, HostAbsent, HostError, Look, Part, State, Status
+from sidecar.background.hosts.calling import call
+from sidecar.background.hosts.host import Call, Host, HostAbsent, HostError, Look, Part, State, Status
 from sidecar.background.hosts.plugins import PluginMissing, check_plugins
 from sidecar.background.hosts.rights import Rights, Rule, for_originals, for_work
-from sidecar.background.hosts.snapshots import data_of, environment_of, remove_snapshots
 from sidecar.background.hosts.v2_ids import is_phantom, message_id, session_id
 from sidecar.background.hosts.v2_requests import as_list, path_of
 from sidecar.background.hosts.v2_turn import MARK, Turn, is_prompt, quiet_ms, turn_of
 from sidecar.background.hosts.v2_variables import Variables
 from sidecar.record.opencode2.http import ServiceClient, ServiceError
 from sidecar.record.opencode2.registration import Registration, UnsafeService, place_of, read_registration
+
+if TYPE_CHECKING:
+    from sidecar.link.links import ShimConnection
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_LOOKS: Final = 5
@@ -59,9 +62,12 @@ class V2Host(Host):
         state: CaptureState,
         now_ms: Callable[[], int],
         asked: Callable[[str], tuple[str, str] | None] = lambda _: None,
+        links: Callable[[], Iterable[ShimConnection]] = tuple,
     ) -> None:
-        """``asked`` says of a session at work which session asked for the work, and for which project."""
+        """``asked`` says of a session at work which session asked for the work, and for which project. ``links``
+        returns the open links."""
         self._registrations, self._state, self._now_ms, self._asked_by = registrations, state, now_ms, asked
+        self._links = links
         self.given = Variables()
         self._leaving = dict[str, tuple[ServiceClient, dict[str, Any]]]()
         """The directories that a service has forgotten but for its list, with their projects."""
@@ -227,8 +233,8 @@ class V2Host(Host):
             return
         client, project = self._leaving.pop(directory)
         await requests.change(client, "POST", "/api/worktree/refresh", {"projectID": project.get("id")})
-        data = data_of(await asyncio.to_thread(environment_of, client.pid))
-        await asyncio.to_thread(remove_snapshots, data, str(project.get("id")), str(project.get("directory")))
+        snapshots = {"project": str(project.get("id")), "directory": str(project.get("directory"))}
+        await call(self._link(client), "snapshots.remove", snapshots)
 
     async def _shells(self, client: ServiceClient, session: str, directory: str) -> dict[str, str]:
         """The shell commands that a session, and those below it, have running in a directory, by id."""
@@ -379,9 +385,18 @@ class V2Host(Host):
     async def _active(self, client: ServiceClient) -> dict[str, Any]:
         return mapping(mapping(await requests.get(client, requests.ACTIVE)).get("data"))
 
-    async def variables(self, intent: str, parent: str | None, directory: str, environment: str) -> dict[str, str]:
+    async def runner(self, intent: str, parent: str | None, directory: str, environment: str) -> Call:
         client, session = await self._client(parent or ""), session_id(intent)
-        return await self.given.of(client, session, parent or session, directory) or dict(os.environ)
+        link, variables = self._link(client), await self.given.of(client, session, parent or session, directory)
+        more = {"variables": variables} if variables else {}
+        return lambda method, args: call(link, method, args | more)
+
+    def _link(self, client: ServiceClient) -> ShimConnection:
+        """The link to the plugin of a service."""
+        found = (link for link in self._links() if link.is_open and link.identity.service and link.pid == client.pid)
+        if (link := next(found, None)) is None:
+            raise HostAbsent("the plugin of the OpenCode 2 service is not connected")
+        return link
 
     async def _client(self, session: str) -> ServiceClient:
         """The service that hosts a session. For a new session, it is the service of the parent, or else the only

@@ -1,14 +1,10 @@
-"""Copies that are made ready with the user's own commands, with the real git and the real shell."""
+"""Copies that are made ready with the user's own commands, with the real git. A shell of the test's stands for the
+plugin's, which has tests of its own: ``plugin-shim/test/copies.test.js``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,41 +13,33 @@ import pytest
 from sidecar.background.copies.copies import Copies
 from sidecar.background.copies.effects import CopyActs
 from sidecar.background.copies.setup import MAX_DONE, MAX_OUTPUT, Setup
-from sidecar.background.hosts.host import HostAbsent
+from sidecar.background.hosts.host import Call, HostAbsent
 from sidecar.background.hosts.hosts import Hosts
-from sidecar.processes import mark_of
 from tests.sidecar.background.projects import ID, repository, write
 
-UNTIL_KILLED = "mkfifo held; echo $$ > pid.log; echo > begun.log; read _ < held"
 
+class Plugin:
+    """Runs the commands as the plugin does, but for one that is ``held``, which never ends."""
 
-KILLED = """
-import asyncio, sys
-from pathlib import Path
-from sidecar.background.copies.copies import Copies
-from tests.sidecar.background.test_setup import isolate, ran
-asyncio.run(ran(isolate(Copies(Path(sys.argv[1])), sys.argv[3]), Path(sys.argv[2])))
-"""
-"""A sidecar in which these commands run."""
+    def __init__(self, *, is_there: bool = True) -> None:
+        self.is_there, self.wanted, self.calls = is_there, True, list[tuple[str, dict[str, Any]]]()
 
-
-@contextmanager
-def killable(script: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", script, *arguments]) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-class Asker:
-    def __init__(self, variables: dict[str, str] | None = None) -> None:
-        self.given, self.wanted = variables, True
-
-    async def variables(self, intent: str) -> Mapping[str, str]:
-        if self.given is None:
+    async def of(self, intent: str) -> Call:
+        if not self.is_there:
             raise HostAbsent("no OpenCode")
-        return self.given
+        return self.call
+
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        self.calls.append((method, args))
+        if method == "setup.stop":
+            return {"code": None, "output": "begun"} if len(self.calls) > 1 else None
+        if args["command"] == "held":
+            await asyncio.sleep(0)
+            return None
+        options: dict[str, Any] = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
+        process = await asyncio.create_subprocess_shell(args["command"], cwd=args["directory"], **options)
+        said, _ = await process.communicate()
+        return {"code": process.returncode, "output": said.decode()}
 
     def is_wanted(self, intent: str) -> bool:
         return self.wanted
@@ -62,12 +50,9 @@ def project(tmp_path: Path) -> Path:
     return repository(tmp_path / "project", {"a.txt": "one\n", "lock.txt": "old\n", ".gitignore": "*.log\nout/\n"})
 
 
-ENVIRONMENT = {"PATH": os.environ["PATH"], "WHOSE": "ada"}
-
-
-def isolate(copies: Copies, *commands: str, asker: Asker | None = None, seconds: float = 60.0) -> CopyActs:
-    asker = asker or Asker(ENVIRONMENT)
-    return CopyActs(copies, cast(Hosts, None), asker.variables, asker.is_wanted, lambda _: "", Setup(commands, seconds))
+def isolate(copies: Copies, *commands: str, plugin: Plugin | None = None, seconds: float = 60.0) -> CopyActs:
+    plugin = plugin or Plugin()
+    return CopyActs(copies, cast(Hosts, None), plugin.of, plugin.is_wanted, lambda _: "", Setup(commands, seconds))
 
 
 async def ran(acts: CopyActs, project: Path) -> dict[str, Any]:
@@ -78,25 +63,18 @@ async def collected(copies: Copies, made: dict[str, Any]) -> dict[str, Any]:
     return await copies.collect(ID, made["name"])
 
 
-def in_copy(copies: Copies, project: Path) -> Path:
-    return Path(f"{copies.place(ID)}/files{project}")
-
-
-async def appears(path: Path) -> str:
-    while not (path.exists() and path.read_text().strip()):
-        await asyncio.sleep(0.01)
-    return path.read_text()
-
-
-async def test_the_commands_run_in_the_copy_with_the_environment_of_the_one_that_asked(
+async def test_the_plugin_runs_the_commands_in_the_copy_after_it_has_stopped_those_of_an_earlier_attempt(
     copies: Copies, project: Path
 ) -> None:
-    tell = 'echo "$WHOSE $DURABLE_STREAM_PROJECT $PWD$OPENCODE_SERVER_PASSWORD"'
-    asker = Asker(ENVIRONMENT | {"GIT_DIR": "/elsewhere", "OPENCODE_SERVER_PASSWORD": "secret"})
-    made = await ran(isolate(copies, tell, "git status --short", asker=asker), project)
+    plugin = Plugin()
+    made = await ran(isolate(copies, "pwd", "git status --short", plugin=plugin), project)
     (told, status) = made["setup"]
-    assert (told["output"], told["code"]) == (f"ada {project} {made['root']}\n", 0)
+    assert (told["output"], told["code"]) == (f"{made['root']}\n", 0)
     assert (status["code"], status["output"]) == (0, "")
+    first, second, _ = plugin.calls
+    assert first == ("setup.stop", {"id": ID})
+    about = {"id": ID, "command": "pwd", "directory": made["root"], "project": str(project)}
+    assert second == ("setup.run", about)
 
 
 async def test_what_they_change_is_not_the_agents_change_and_keeps_no_copy(copies: Copies, project: Path) -> None:
@@ -138,51 +116,23 @@ async def test_only_the_end_of_long_output_is_kept(copies: Copies, project: Path
     assert len(done) == MAX_DONE + 1 and len(failed) == MAX_OUTPUT + 1
 
 
-async def test_a_command_that_takes_too_long_is_stopped_with_what_it_started(
-    copies: Copies, project: Path, tmp_path: Path
-) -> None:
-    pid = tmp_path / "pid"
-    found = await ran(isolate(copies, f"(echo $$ > {pid}; mkfifo held; read _ < held) & wait", seconds=1.0), project)
-    assert "setup_minutes" in found["failed"] and found["setup"][0]["code"] is None
-    assert not mark_of(int(pid.read_text())) and list(copies.place(ID).parent.glob("int_*")) == []
+async def test_a_command_that_takes_too_long_is_stopped(copies: Copies, project: Path) -> None:
+    found = await ran(isolate(copies, "true", "held", "touch never", seconds=0.0), project)
+    assert "setup_minutes" in found["failed"] and "held" in found["failed"]
+    assert [(run["code"], run["output"]) for run in found["setup"]] == [(0, ""), (None, "begun")]
+    assert list(copies.place(ID).parent.glob("int_*")) == []
 
 
 async def test_cancelled_work_stops_its_command(copies: Copies, project: Path) -> None:
-    asker = Asker(ENVIRONMENT)
-    running = asyncio.create_task(ran(isolate(copies, UNTIL_KILLED, asker=asker), project))
-    pid = int(await appears(in_copy(copies, project) / "pid.log"))
-    asker.wanted = False
-    found = await running
-    assert found["failed"] and not mark_of(pid) and not copies.place(ID).exists()
+    plugin = Plugin()
+    plugin.wanted = False
+    found = await ran(isolate(copies, "held", plugin=plugin), project)
+    assert found["failed"] and "setup_minutes" not in found["failed"] and not copies.place(ID).exists()
+    assert [method for method, _ in plugin.calls] == ["setup.stop", "setup.run", "setup.stop"]
 
 
-async def test_after_a_kill_of_the_sidecar_the_old_command_ends_and_all_begins_again(
-    copies: Copies, project: Path
-) -> None:
-    root = copies.place(ID)
-    note = root.with_suffix(".setup")
-    with killable(KILLED, str(root.parent), str(project), UNTIL_KILLED) as sidecar:
-        pid = int(await appears(in_copy(copies, project) / "pid.log"))
-        sidecar.kill()
-    assert mark_of(pid) and note.exists(), "the command outlives the sidecar"
-    made = await ran(isolate(copies, "echo again > some.log"), project)
-    assert (
-        not mark_of(pid)
-        and Path(made["root"], "some.log").read_text() == "again\n"
-        and not Path(made["root"], "pid.log").exists()
-    )
-    assert [run["code"] for run in made["setup"]] == [0] and not note.exists()
-
-
-async def test_a_note_that_was_cut_off_or_of_another_process_ends_nothing(copies: Copies, project: Path) -> None:
-    note = copies.place(ID).with_suffix(".setup")
-    for left in ("{", json.dumps({"pid": os.getpid(), "mark": "another"})):
-        write(note, left)
-        assert (await ran(isolate(copies, "true"), project))["root"] and not note.exists()
-
-
-async def test_without_the_environment_the_work_waits(copies: Copies, project: Path) -> None:
-    absent = Asker()
-    assert await ran(isolate(copies, "true", asker=absent), project) == {"absent": True}
+async def test_without_an_opencode_the_work_waits(copies: Copies, project: Path) -> None:
+    absent = Plugin(is_there=False)
+    assert await ran(isolate(copies, "true", plugin=absent), project) == {"absent": True}
     assert not copies.place(ID).exists()
-    assert (await ran(isolate(copies, asker=absent), project))["root"], "without commands nothing is asked"
+    assert (await ran(isolate(copies, plugin=absent), project))["root"], "without commands nothing is asked"

@@ -149,10 +149,6 @@ class FakeHeadless:
 
     def __init__(self, back: FakeLink | None, *, runs: bool = False) -> None:
         self.back, self.is_running = back, runs
-        self.identity: str | None = None
-
-    def identity_of(self, link: FakeLink) -> str | None:
-        return self.identity
 
     async def link(self, directory: str, environment: str) -> FakeLink | None:
         return self.back
@@ -218,16 +214,3 @@ def test_the_time_in_an_id_begins_again_at_its_end() -> None:
 def test_foreign_ids_are_left_to_opencode() -> None:
     assert message_id("session", [], "key") is None
     assert message_id(SESSION, ["imported"], "key") is None
-
-
-@pytest.mark.parametrize("identity", ["box_1", "cmd_1", None])
-async def test_commands_of_the_setup_do_not_run_outside_of_the_sandbox_of_the_work(identity: str | None) -> None:
-    link = FakeLink("headless", os.getpid())
-    own = FakeHeadless(link)
-    one = host(link, headless=own)
-    own.identity = "env_1"
-    assert await one.variables("int_1", None, "/project", "env_1")
-    own.identity = identity
-    with pytest.raises(HostError) as refused:
-        await one.variables("int_1", None, "/project", identity or "")
-    assert refused.value.permanent

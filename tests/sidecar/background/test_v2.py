@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -235,13 +236,40 @@ async def test_a_session_has_the_variables_of_the_one_that_asked_and_gets_them_o
     fake.variables[USER] = {"PATH": os.environ["PATH"], "ASKER": "terminal"}
     session = await create(host)
     assert fake.variables[session]["ASKER"] == "terminal"
-    assert (await host.variables("int_1", USER, PROJECT, ""))["ASKER"] == "terminal"
     fake.variables.clear()
     await look(host, session)
     assert not fake.variables, "the service has them"
     host.given.keep(session, {"ASKER": "command"})
     await host.given.tell(await host._client(session), session)
     assert fake.variables == {session: {"ASKER": "command"}}
+
+
+class Plugin:
+    """A link to the plugin of a service."""
+
+    is_open, identity = True, SimpleNamespace(service="/service.json")
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.given = pid, list[dict[str, Any]]()
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = 0.0) -> None:
+        self.given.append(args)
+
+
+async def test_the_plugin_of_the_service_runs_commands_with_the_variables_of_the_session_that_asked(
+    host: V2Host, fake: FakeReleased
+) -> None:
+    other, own = Plugin(os.getpid() + 1), Plugin(os.getpid())
+    links = [other, own]
+    host._links = lambda: cast(Any, links)
+    fake.variables[USER] = {"PATH": os.environ["PATH"], "ASKER": "terminal"}
+    call = await host.runner("int_1", USER, PROJECT, "")
+    await call("setup.run", {"command": "true"})
+    (given,) = own.given
+    assert given["variables"]["ASKER"] == "terminal" and given["command"] == "true" and not other.given
+    del links[1]
+    with pytest.raises(HostAbsent):
+        await host.runner("int_1", USER, PROJECT, "")
 
 
 async def look(host: V2Host, session: str) -> Look:
