@@ -115,7 +115,7 @@ class HostActs:
                 if args.get("rights"):
                     rights = Rights.of(args["rights"])
                 elif parent:  # an agent of ours asked for the work, such as the gardener
-                    rights = await self.hosts.of(parent).rights(parent, None)
+                    rights = await self.hosts.of(parent).rights(parent, None, work=args["intent"])
                 session = await self.hosts.new(parent).create(
                     args["intent"],
                     title=args["title"],

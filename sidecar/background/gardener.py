@@ -73,9 +73,15 @@ class GardenerAgent(OwnAgent[State]):
         "turn.ended",
     )
 
-    def __init__(self, config: GardenerConfig, root_of: Callable[[str], str] = lambda session: "") -> None:
-        """``root_of`` returns the root of the background work that a session belongs to, or belonged to."""
-        self._config, self._root_of = config, root_of
+    def __init__(
+        self,
+        config: GardenerConfig,
+        root_of: Callable[[str], str] = lambda session: "",
+        ran_as: Callable[[str], str] = lambda session: "",
+    ) -> None:
+        """``root_of`` returns the root of the background work that a session belongs to, or belonged to; ``ran_as``
+        the identity in which a session runs."""
+        self._config, self._root_of, self._ran_as = config, root_of, ran_as
         super().__init__(NAME, State)
 
     # --- deciding ---
@@ -118,6 +124,7 @@ class GardenerAgent(OwnAgent[State]):
             "directory": watched.directory,
             "parent": session,
             "agent": self._config.agent,
+            "environment": self._ran_as(session),
             "wall_ms": round(self._config.minutes * 60_000),
             "isolation": "shared",
             "root": ROOT,

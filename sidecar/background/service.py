@@ -126,7 +126,8 @@ class DurableStream:
         two = V2Host(registrations, state, identity.now_ms, self.works.asked, lambda: self.links())
         self.hosts = Hosts(one, two)
         self.copies = Copies(home.path / "copies")
-        self._gardener = (GardenerAgent(gardener, self.works.root),) if gardener.enabled else ()
+        watching = GardenerAgent(gardener, self.works.root, lambda session: self.hosts.of(session).ran_as(session))
+        self._gardener = (watching,) if gardener.enabled else ()
         self._said = Said(clean, home.read_token)
         self.people = People(
             home,
@@ -201,7 +202,7 @@ class DurableStream:
                 now = self._identity.now_ms()
                 await self.tell("host.hung", f"hung:{identity}:{now}", {"environment": identity})
             wanted = {each.environment for each in self.data.unfinished()}
-            idle = self.headless.idle(wanted) if not self.people.owes() and "" not in wanted else frozenset()
+            idle = self.headless.idle(wanted) if not self.people.owes() else frozenset()
             limits = dict.fromkeys(idle, IDLE_STOP_SECONDS) | dict.fromkeys(self.headless.left(), LEFT_STOP_SECONDS)
             idle_since = {name: idle_since.get(name, loop.time()) for name in limits}
             late = {name for name, since in idle_since.items() if loop.time() - since > limits[name]}
@@ -454,7 +455,9 @@ class DurableStream:
 
     async def _request_resume(self, args: ResumeArgs) -> dict[str, Any]:
         """Give work that waits for an OpenCode to the terminal that asks. It may then do what that terminal may do."""
-        check_waits(intent := self.find(args.intent))
+        intent = self.find(args.intent)
+        host = self.hosts.of(intent.session) if intent.session is not None else self.hosts.new(intent.parent)
+        check_waits(intent, host is self.hosts.one)
         identity = await self._of_terminal(args.terminal)
         payload = {"intent": intent.id, "environment": identity}
         await self._runtime.command(NAME, Command(f"resume:{self._identity.ulid()}", "intent.resume", payload))

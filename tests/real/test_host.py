@@ -33,10 +33,10 @@ async def both(
     async with sidecar_inside(home, Config(), client) as running:
         await asyncio.to_thread(client.sessions)  # loads the plugin; the headless one gets this one's environment
 
-        async def is_linked() -> bool:
-            return bool(running.server.links) and running.durable.headless.usual("") != ""
+        async def is_known() -> bool:
+            return any(running.durable.headless.identity_of(link) for link in running.server.links)
 
-        await until(is_linked)
+        await until(is_known)
         yield running, client
 
 
@@ -47,7 +47,7 @@ class TestV1Host(HostContract):
     def _host(self, both: tuple[Any, RealOpenCode], model: ModelServer) -> None:
         running, self.client = both
         self.directory, self.model = str(self.client.project), model
-        self.phantoms = set[str]()
+        self.phantoms, own = set[str](), running.durable.headless
         self.host = V1Host(
             lambda: running.server.links,
             running.ingest.delivers,
@@ -55,6 +55,7 @@ class TestV1Host(HostContract):
             running.durable.headless,
             self.phantoms.__contains__,
             running.durable._identity.now_ms,
+            lambda _: own.identity_of(next(link for link in running.server.links if not link.identity.headless)),
         )
 
     async def own(self) -> str:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -184,10 +184,11 @@ def test_work_of_a_sandbox_and_its_setup_run_there_and_in_no_other_when_it_ended
     apart = ["--unshare-pid", "--unshare-net", "sh", "-c", inside, "x"]
     with (
         subprocess.Popen([sys.executable, relay, sock, str(sandboxes.model.port)]) as outside,
+        ExitStack() as ends,
         sandboxes.asking("bubble", [str(bwrap), *narrow, *end, *apart], work, "copy"),
     ):
+        ends.callback(outside.kill)
         found = sandboxes.both("bubble", sandboxes.told("setup"))
-        outside.kill()
     wait_until(lambda: sandboxes.state("bubble") != "running", "work that waits", 60)
     go.touch()
     with sandboxes.asking("wider", [str(bwrap), "--bind", "/", "/", *end]):

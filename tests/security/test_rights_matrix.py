@@ -257,8 +257,8 @@ class Matrix(Host):
         self.real, self.world, self.is_copy, self.is_away, self._place = real, world, is_copy, False, place
         self.starts, self.state = real.starts, real._state
 
-    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
-        return await self.real.rights(session, agent, link)
+    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
+        return await self.real.rights(session, agent, link, work)
 
     async def create(self, intent: str, **about: Any) -> str:
         if self.is_away:

@@ -30,7 +30,7 @@ from sidecar.background.hosts.calling import CALL_SECONDS, call
 from sidecar.background.hosts.facts import read_facts
 from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.background.hosts.hung import Watch, started
-from sidecar.background.hosts.identity import digest, kernel_lines, stays
+from sidecar.background.hosts.identity import NOBODY, digest, kernel_lines, stays
 from sidecar.background.hosts.starter import Started, find_program, own_keys
 from sidecar.components import until
 from sidecar.home import Home
@@ -190,12 +190,10 @@ class Headless:
         known = self._known.get(boot)
         return known is not None and known.space != self._space
 
-    def usual(self, directory: str) -> str:
-        """The identity for work that nobody asked for: that of the OpenCode that is open in the directory, or else of
-        the newest one. Empty if none is open."""
-        askers = [link for link in self._open() if not link.identity.headless and self.identity_of(link)]
-        near = [link for link in askers if link.directory == directory] or askers
-        return self.identity_of(near[-1]) or "" if near else ""
+    def was(self, boot: str) -> str:
+        """The identity of a process that linked at some time."""
+        known = self._known.get(boot)
+        return known.identity if known is not None else NOBODY
 
     # --- processes ---
 
@@ -219,7 +217,6 @@ class Headless:
             HostError: it did not start, or did not link.
         """
         async with self._starting:
-            identity = identity or self.usual(directory) or await self.own()
             found = self._linked(identity) or await self._back(identity) or await self._start(identity, directory)
         return await self._at(found, directory)
 

@@ -68,9 +68,9 @@ class Host(Protocol):
     starts: str = "task"
     """OpenCode's own tool that starts an agent, as its rules name it."""
 
-    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
         """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
-        which a tool call of the session came.
+        which a tool call of the session came. If the session is not open, the OpenCode that does ``work`` is asked.
 
         Raises:
             HostError: the OpenCode that hosts the session cannot be asked, or does not know the agent.
@@ -199,11 +199,16 @@ class Host(Protocol):
         return ""
 
     async def identity_of(self, session: str | None, link: Any) -> str:
-        """The identity of the session that asks for work, on a ``link`` if there is one; empty if nobody asks.
+        """The identity of the session that asks for work, on a ``link`` if there is one. If nobody asks, that of the
+        sidecar, or ``NOBODY`` if that is in a sandbox.
 
         Raises:
             HostError: it is not known.
         """
+        return ""
+
+    def ran_as(self, session: str) -> str:
+        """The identity of the process that ran the last turn of a session, open or not; ``NOBODY`` if unknown."""
         return ""
 
     def about(self, session: str) -> dict[str, Any]:

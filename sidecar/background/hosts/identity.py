@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+NOBODY: Final = "nobody"
+"""The identity of work if nobody knows which process asked for it. None has it, so the work waits for a person."""
+
 SPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 FIRST_PIDS: Final = "pid:[4026531836]"
 """The kernel's own pid namespace. Its number never changes."""

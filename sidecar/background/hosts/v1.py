@@ -21,6 +21,7 @@ from sidecar.background.hosts import lacks
 from sidecar.background.hosts.calling import CALL_SECONDS, call
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import Call, Host, HostAbsent, HostError, Look, Part, Status
+from sidecar.background.hosts.identity import NOBODY
 from sidecar.background.hosts.plugins import check_plugins
 from sidecar.background.hosts.rights import Rights, Rule, for_originals, for_work
 from sidecar.background.hosts.v1_ids import message_id, part_ids
@@ -67,8 +68,10 @@ class V1Host(Host):
 
     # --- phantoms ---
 
-    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
         link = link or self._hosting(session)
+        if link is None and work:
+            link = await self._phantoms(self.about(session).get("directory", ""), work)
         if link is None:
             raise HostAbsent("the OpenCode that hosts this session is not connected")
         found = await call(link, "session.get", {"path": {"id": session}})
@@ -310,7 +313,12 @@ class V1Host(Host):
             return await self._headless.know(link)
         if session is not None:
             raise HostError("the OpenCode that hosts this session is not connected")
-        return ""
+        return await self._headless.own() or NOBODY
+
+    def ran_as(self, session: str) -> str:
+        known = self._state.sessions.get(session)
+        turn = (known.turn or known.last_turn) if known is not None else None
+        return self._headless.was(turn.boot) if turn is not None else NOBODY
 
     async def runner(self, intent: str, parent: str | None, directory: str, environment: str) -> Call:
         return partial(call, await self._headless.link(directory, environment))
@@ -322,7 +330,7 @@ class V1Host(Host):
         hosting = self._hosting(session)
         if hosting is None and self._is_phantom(session):
             # An OpenCode of the same identity may start a headless one that continues the session.
-            return self._environment(session) in ("", self._headless.identity_of(link))
+            return self._environment(session) == self._headless.identity_of(link)
         return hosting is link
 
     # --- who hosts what ---

@@ -86,7 +86,7 @@ class V2Host(Host):
 
     # --- phantoms ---
 
-    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
         client = await self._client(session)
         if (info := await requests.info(client, session)) is None:
             raise HostError("OpenCode 2 does not have this session", permanent=True)

@@ -49,15 +49,15 @@ def check_ended(state: State, intent: Intent) -> None:
         raise RequestError("still-running", f"{other.id} goes on with this work and has not ended yet")
 
 
-def check_waits(intent: Intent) -> None:
-    """Check that an intent waits for an OpenCode of version 1.
+def check_waits(intent: Intent, is_of_one: bool) -> None:
+    """Check that an intent waits for an OpenCode of version 1, in which its work is to be done (``is_of_one``).
 
     Raises:
         RequestError: it has ended (``has-ended``), or it does not wait (``still-running``).
     """
     if intent.state in ENDED:
         raise RequestError("has-ended", f"{intent.id} has already ended: {intent.state}")
-    if not intent.environment or not (intent.waits or (intent.state == "resuming" and not intent.prompting)):
+    if not is_of_one or not (intent.waits or (intent.state == "resuming" and not intent.prompting)):
         raise RequestError("still-running", f"{intent.id} waits for no OpenCode: {intent.state}")
 
 

@@ -95,7 +95,7 @@ class Intent:
     said: str = ""
     """A keyed digest of the prompt, if redaction replaced words in it (see ``said.py``)."""
     environment: str = ""
-    """The name of the environment in which OpenCode 1 must do the work; empty if any may do it."""
+    """The identity in which OpenCode 1 must do the work; empty for OpenCode 2."""
     waits: str = ""
     """``environment`` while no OpenCode with the intent's environment is known, so that the intent cannot start."""
     rights: dict[str, Any] = field(default_factory=dict)

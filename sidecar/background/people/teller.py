@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from sidecar.background.hosts.identity import NOBODY
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.people.consent import PERMISSION, always_text
 from sidecar.background.people.doubts import DECISIONS
@@ -144,7 +145,9 @@ def waits(intent: Intent, full: str, checkpoints: Iterable[Message]) -> list[dic
         return [{"for": "place", "id": full, "text": f"a free place ([phantom] {full})"}]
     found = [{"for": "answer", "id": c.id, "text": on_one_line(asks(c))} for c in checkpoints if c.id in intent.asks]
     if state_of(intent) == "waiting for OpenCode":
-        found.append({"for": "opencode", "id": "", "text": "an OpenCode that may do what the one that asked could"})
+        wanted = "you to say what it may do, because nobody knows which OpenCode asked for it"
+        wanted = wanted if intent.environment == NOBODY else "an OpenCode that may do what the one that asked could"
+        found.append({"for": "opencode", "id": "", "text": wanted})
     return found
 
 

@@ -28,7 +28,11 @@ class Garden:
     def __init__(self, **config: Any) -> None:
         self.roots: dict[str, str] = {}
         """The roots of background work, by its sessions."""
-        self.agent = GardenerAgent(GardenerConfig(enabled=True, **config), lambda session: self.roots.get(session, ""))
+        self.agent = GardenerAgent(
+            GardenerConfig(enabled=True, **config),
+            lambda session: self.roots.get(session, ""),
+            lambda session: f"env of {session}",
+        )
         self.returned = list[Output]()
         self._events = Clock().identity(1)
         self.now = 1_700_000_000_000
@@ -71,6 +75,7 @@ def test_an_excursion_gets_one_agent_until_the_session_was_well_again() -> None:
     ]
     (given,) = garden.started
     assert (given["parent"], given["directory"], given["root"], given["wake"]) == ("ses_1", "/d", ROOT, False)
+    assert given["environment"] == "env of ses_1", "it may do what the session's process may do"
     garden.turn("ses_1", good=0, bad=5)
     for _ in range(2):  # It is no better than 0.2 yet.
         garden.turn("ses_1", good=10, bad=0)

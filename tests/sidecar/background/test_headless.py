@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import headless as module
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import HostAbsent, HostError
+from sidecar.background.hosts.identity import NOBODY
+from sidecar.background.hosts.v1 import V1Host
 from sidecar.home import Home
 
 PROJECT = "/project"
@@ -190,3 +193,41 @@ async def test_a_link_that_breaks_during_the_start_fails_only_this_attempt(world
         await world.asks(asker)
     asker.call = answers  # type: ignore[method-assign]
     assert await world.asks(asker)
+
+
+def host(world: World, state: CaptureState) -> V1Host:
+    links: Any = lambda: world.links  # noqa: E731
+    return V1Host(links, lambda _: True, state, world.headless, lambda _: False, lambda: 0)
+
+
+@pytest.mark.parametrize("own", ["", "env_of the sidecar"])
+async def test_work_for_which_nobody_asks_runs_in_no_opencode_that_may_do_other_things_than_the_sidecar(
+    world: World, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    async def identity(_self: Headless) -> str:
+        return own
+
+    monkeypatch.setattr(Headless, "own", identity)
+    monkeypatch.setattr(module, "find_program", lambda _: None)
+    asker = OpenCode(world)
+    await world.headless.know(asker)  # type: ignore[arg-type]
+    nobody = await host(world, CaptureState()).identity_of(None, None)
+    with pytest.raises(HostAbsent):
+        await world.headless.link(PROJECT, nobody)
+    with pytest.raises(HostAbsent):
+        await world.headless.link(PROJECT, "")
+    assert nobody == (own or NOBODY)
+    assert "headless.start" not in [name for name, _ in asker.calls]
+
+
+async def test_a_session_ran_as_the_process_of_its_last_turn_also_when_that_is_closed(world: World) -> None:
+    asker, other, state = OpenCode(world), OpenCode(world, "other"), CaptureState()
+    identity = await world.headless.know(asker)  # type: ignore[arg-type]
+    await world.headless.know(other)  # type: ignore[arg-type]
+    for session, boot in (("ses_1", asker.boot_id), ("ses_2", "of a spool")):
+        turn = Turn("msg_1", "msg_2", "evt_1", 0, boot, "build", None)
+        state.sessions[session] = SessionState(session, "s", "s", None, True, "e", directory=PROJECT, last_turn=turn)
+    asker.is_open = False
+    one = host(world, state)
+    assert [one.ran_as(each) for each in ("ses_1", "ses_2", "ses_3")] == [identity, NOBODY, NOBODY]
+    assert host(World(world.home.path), state).ran_as("ses_1") == identity, "after a restart of the sidecar"

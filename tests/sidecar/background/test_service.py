@@ -59,7 +59,7 @@ class Host:
         self.works = True
         self.created: list[dict[str, Any]] = []
 
-    async def rights(self, session: str, agent: str | None, link: Any = None) -> Rights:
+    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
         if not self.works:
             raise HostError("no OpenCode", permanent=True)
         return RIGHTS._replace(agent=agent or RIGHTS.agent, rules=self.rules)

@@ -175,6 +175,18 @@ async def test_a_fork_is_made_in_the_project_by_an_opencode_of_the_user() -> Non
             assert [link for link in links if link.calls] == [wanted]
 
 
+async def test_of_a_closed_session_the_opencode_that_does_the_work_says_what_it_may_do() -> None:
+    class Knows(FakeLink):
+        async def call(self, method: str, args: dict[str, Any], timeout: float = 0.0) -> Any:
+            rules = [{"permission": "bash", "pattern": "*", "action": "deny"}]
+            return [{"name": "build", "permission": rules}] if method == "app.agents" else {"agent": "build"}
+
+    one = host(headless=FakeHeadless(Knows("headless", alive())))
+    with pytest.raises(HostAbsent):
+        await one.rights(SESSION, None)
+    assert (await one.rights(SESSION, None, work="int_1")).effect("bash", "ls") == "deny"
+
+
 async def test_a_plugin_that_is_older_than_the_sidecar_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(method: str, args: dict[str, Any], timeout: float = 0.0) -> Any:
         raise CallError("unknown_method", f"this shim has no method {method}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.background.hosts.identity import NOBODY
 from sidecar.cli.shared import state
 from sidecar.home import Home, SidecarInfo
 from sidecar.read.asked import checkpoint_id
@@ -39,8 +40,9 @@ def fails(name: str, ts: int = NOW, end: str = "intent.failed") -> list[StreamEv
     return intent(name, BEGINS, (end, {"ts": ts, "reason": "HTTP 401", "code": "error"}), title=name, **SHOP)
 
 
-def unhosted() -> list[StreamEvent]:
-    return intent("int_alone", ("intent.starting", {}), ("intent.unhosted", {"ts": NOW}), title="alone", **SHOP)
+def unhosted(name: str = "int_alone", **about: Any) -> list[StreamEvent]:
+    steps = ("intent.starting", {}), ("intent.unhosted", {"ts": NOW})
+    return intent(name, *steps, title="alone", **SHOP, **about)
 
 
 def channel(ts: int = NOW) -> list[StreamEvent]:
@@ -58,6 +60,7 @@ KINDS: dict[str, tuple[Callable[[], list[StreamEvent]], str, str]] = {
     "waits for a model": (model_asks, "asks", "durable-stream checkpoints chk_model --answer"),
     "failed": (lambda: fails("int_failed"), "notes", "durable-stream intents int_failed"),
     "waits for OpenCode": (unhosted, "notes", "durable-stream intents int_alone --resume"),
+    "of nobody": (lambda: unhosted("int_own", environment=NOBODY), "notes", "durable-stream intents int_own --resume"),
     "not sent": (channel, "notes", "durable-stream notify test"),
     "lost": (loses, "notes", "after the session's next turn"),
     "not compared": (list, "notes", "durable-stream doctor"),
