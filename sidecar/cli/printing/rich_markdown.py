@@ -26,6 +26,9 @@ Row = list[tuple[str, str]]
 MOST_COLOURED = 20_000
 """Maximum length of code that is coloured, in characters, because some of pygments' lexers are slow on long lines."""
 
+_PLAIN = ("text", "console")
+"""Kinds of code without a colour: to look for one in output takes long."""
+
 _THEME = Theme(
     {
         "markdown.code": "cyan",
@@ -55,7 +58,7 @@ class _Code(CodeBlock):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         code = str(self.text).rstrip().expandtabs(4)
         inner: Any = Text(code)
-        if len(code) <= MOST_COLOURED:
+        if len(code) <= MOST_COLOURED and self.lexer_name not in _PLAIN:
             inner = Syntax(code, self.lexer_name, theme="ansi_dark", word_wrap=True, background_color="default")
         yield Padding(inner, (0, 0, 0, 2))
 

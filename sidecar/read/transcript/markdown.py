@@ -28,10 +28,25 @@ _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 def markdown_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
     """The transcript, a line at a time."""
+    for lines in markdown_pieces(roots, reading):
+        yield from lines
+
+
+def markdown_pieces(roots: list[Session], reading: Reading, where: str | None = None) -> Iterator[list[str]]:
+    """The lines of the transcript, a piece at a time. ``where`` is shown in the place of the first directory."""
     for number, piece in enumerate(pieces(roots, reading)):
-        if number and piece.kind == "title":
-            yield from ("", "---", "")
-        yield from _told(piece, reading.full, 2)
+        between = ["", "---", ""] if number and piece.kind == "title" else []
+        if piece.kind == "title":
+            yield [*between, *_title(piece, piece.of.directory if where is None else where)]
+            where = where and ""
+        else:
+            yield list(_told(piece, reading.full, 2))
+
+
+def _title(piece: Piece, where: str) -> Iterator[str]:
+    yield f"# {escaped(piece.text)}"
+    yield ""
+    yield " · ".join(filter(None, (code(where), escaped(piece.facts), code(piece.of.id))))
 
 
 def escaped(text: str) -> str:
@@ -91,11 +106,7 @@ def _ticks(text: str, least: int) -> str:
 
 def _told(piece: Piece, full: bool, level: int) -> Iterator[str]:
     text, facts = piece.text, piece.facts
-    if piece.kind == "title":
-        yield f"# {escaped(text)}"
-        yield ""
-        yield " · ".join(filter(None, (code(piece.of.directory), escaped(facts), code(piece.of.id))))
-    elif piece.kind in ITEMS:
+    if piece.kind in ITEMS:
         if lines := list(_item(piece, full, level)):
             yield from ("", *lines)
     elif piece.kind == "waiting":

@@ -24,7 +24,6 @@ NO_OUTPUT = "(no output)"
 OUTPUT_LINES = 12
 """How many lines of an output, and of a child session's result, are shown by default."""
 DIFF_LINES = 40
-THOUGHT_LINES = 3
 
 _TODO = {"completed": "✓", "in_progress": "▸", "cancelled": "✗"}
 _FILE_TOOLS = frozenset({"read", "edit", "write", "multiedit", "patch", "apply_patch"})
