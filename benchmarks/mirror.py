@@ -18,8 +18,7 @@ from benchmarks.store import an_event
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import server_version
 from sidecar.config import NatsConfig
-from sidecar.mirror.server.life import State
-from sidecar.mirror.server.server import EmbeddedServer
+from sidecar.mirror.server.server import EmbeddedServer, State
 from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical

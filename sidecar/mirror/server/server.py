@@ -1,8 +1,7 @@
 """The embedded NATS server: starts it, probes it, restarts it with growing pauses, and ends it with the sidecar.
 
-The table in ``life.py`` defines its states; this module does the I/O. The server is
-a child process in the home's ``nats`` directory. Every start uses a new token, so
-the token of an earlier server is useless.
+The server is a child process in the home's ``nats`` directory. Every start uses a new token, so the token of an earlier
+server is useless.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.wire import ServerFacts
 from sidecar.config import NatsConfig
 from sidecar.mirror.server.executable import Executable, NoServer, find_executable
-from sidecar.mirror.server.life import WITH_PROCESS, Happening, State, after
 from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
 from sidecar.mirror.settings import FREE_PORT, embedded_options, server_config
 from streams.system.retry import Retry
@@ -29,6 +28,18 @@ log = logging.getLogger("sidecar.mirror")
 
 
 RESTART: Final = Retry(0.2, 60.0)
+
+
+class State(StrEnum):
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    UNWELL = "not answering"
+    """The server's process is running, but its last probe failed."""
+    ENDING = "being ended"
+    """The server no longer answers, so it is killed and restarted."""
+    WAITING = "waiting to be started again"
+    STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +88,12 @@ class EmbeddedServer:
     async def stop(self) -> None:
         """End the server for good. Idempotent; no process is left when this returns."""
         if self._keeping is not None:
-            self._went(Happening.STOP)
+            self._is(State.STOPPING)
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._keeping = None
         await self._end(self._timing.stop)
-        if self.state is State.STOPPING:
-            self._went(Happening.EXITED)
+        self._is(State.STOPPED)
 
     async def options(self) -> ConnectOptions:
         """The options for connecting to the server now.
@@ -115,13 +125,13 @@ class EmbeddedServer:
             "problem": self.problem,
         }
 
-    # --- the I/O around the table ---
+    # --- its life ---
 
     async def _keep(self) -> None:
         timing = self._timing
         loop = asyncio.get_running_loop()
-        self._went(Happening.START)
         while True:
+            self._is(State.STARTING)
             began = loop.time()
             try:
                 try:
@@ -131,15 +141,13 @@ class EmbeddedServer:
                     self._options = self._facts = None
             except (StartFailed, NoServer, NatsError, OSError) as error:
                 self._note(str(error))
-            if self.state in WITH_PROCESS:
-                await self._end(0 if self.state is State.ENDING else timing.stop)
-                self._went(Happening.EXITED)
+            await self._end(0 if self.state is State.ENDING else timing.stop)
+            self._is(State.WAITING)
             self._failures = 1 if loop.time() - began >= timing.settled else self._failures + 1
             pause = timing.restart.pause(self._failures)
             log.warning("restarting the NATS server in %.1f s: %s", pause, self.problem)
             await asyncio.sleep(pause)
             self.restarts += 1
-            self._went(Happening.PAUSE_OVER)
 
     async def _begin(self) -> None:
         loop = asyncio.get_running_loop()
@@ -159,14 +167,14 @@ class EmbeddedServer:
                 options = embedded_options(self._config, port=port, token=token, server_id=None)
                 facts = await self._first_answer(options)
         except TimeoutError:
-            self._went(Happening.GIVEN_UP)
+            self._is(State.ENDING)
             raise StartFailed(f"the server was not ready within {self._timing.start:g} s") from None
         # Remember the port for the next start, so that clients with a fixed port keep working.
         self._port = port
         self._facts = facts
         self._options = embedded_options(self._config, port=port, token=token, server_id=facts.id)
         self.problem = ""
-        self._went(Happening.READY)
+        self._is(State.RUNNING)
         log.info("NATS server %s is running on port %d, pid %d", facts.version, port, process.pid)
 
     async def _listening(self, process: ServerProcess) -> int:
@@ -211,13 +219,13 @@ class EmbeddedServer:
                     if exited.done():
                         continue
                     self._note(str(error))
-                    self._went(Happening.UNWELL)
+                    self._is(State.UNWELL)
                     if misses >= self._timing.misses:
-                        self._went(Happening.GIVEN_UP)
+                        self._is(State.ENDING)
                         raise StartFailed(f"the server did not answer {misses} probes in a row: {error}") from None
                 else:
                     misses, self.problem = 0, ""
-                    self._went(Happening.WELL)
+                    self._is(State.RUNNING)
         finally:
             exited.cancel()
 
@@ -241,6 +249,6 @@ class EmbeddedServer:
             log.warning("the NATS server: %s", problem)
         self.problem = problem
 
-    def _went(self, happening: Happening) -> None:
-        self.state = after(self.state, happening)
+    def _is(self, state: State) -> None:
+        self.state = state
         self._changed.set()

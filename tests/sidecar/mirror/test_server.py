@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.bus import JetStreamEventBus
@@ -31,9 +29,8 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition
 from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
-from sidecar.mirror.server.life import TABLE, WITH_PROCESS, Happening, State, after
 from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
-from sidecar.mirror.server.server import EmbeddedServer, Timing
+from sidecar.mirror.server.server import EmbeddedServer, State, Timing
 from sidecar.mirror.settings import FREE_PORT, server_config
 from streams.bus.contract import BusError, Delivery, Done, Outcome
 from streams.identity import seeded_identity
@@ -341,28 +338,6 @@ def test_the_note_about_an_orphan_is_not_read_through_a_link(
     assert clear_orphan(directory, 1) is None
 
     assert judged == [] and note.exists()
-
-
-def test_it_is_never_started_while_there_is_a_process() -> None:
-    into = {state for (state, _), next_state in TABLE.items() if next_state is State.STARTING}
-    assert into == {State.STOPPED, State.WAITING} and not into & WITH_PROCESS
-
-
-@given(st.lists(st.sampled_from(Happening), max_size=40))
-def test_stopping_ends_stopped_whatever_came_before(happenings: list[Happening]) -> None:
-    state = State.STOPPED
-    for happening in happenings:
-        if (state, happening) in TABLE:
-            state = after(state, happening)
-    state = after(state, Happening.STOP)
-    if state is State.STOPPING:
-        state = after(state, Happening.EXITED)
-    assert state is State.STOPPED
-
-
-def test_what_cannot_happen_is_an_error() -> None:
-    with pytest.raises(ValueError, match="server that is stopped"):
-        after(State.STOPPED, Happening.READY)
 
 
 KILLS = 4
