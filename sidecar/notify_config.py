@@ -89,12 +89,6 @@ class GardenerConfig(Section):
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The share of failed steps in a session's last turns at which an agent is started."""
 
-    calm: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The share below which the session counts as recovered. Until then, it gets no second agent."""
-
-    min_steps: Annotated[int, Field(ge=1, le=10_000)] = 10
-    """Minimum number of steps; with fewer, the share is ignored."""
-
     per_day: Annotated[int, Field(ge=1, le=1000)] = 4
     """Maximum number of agents started in 24 hours."""
 
@@ -103,12 +97,6 @@ class GardenerConfig(Section):
 
     agent: Annotated[str, Field(min_length=1, max_length=100)] = "plan"
     """The OpenCode agent to start; choose one that changes no files."""
-
-    @model_validator(mode="after")
-    def _calm_is_lower(self) -> Self:
-        if self.calm >= self.threshold:
-            raise ValueError("`calm` must be lower than `threshold`")
-        return self
 
 
 class MetricsConfig(Section):

@@ -4,7 +4,7 @@ Pure.
 At the end of each turn, the agent checks how many steps (tool calls and model calls) of the session's last turns
 failed. At ``threshold``, it records ``agent.correction`` and registers one intent, whose result reaches the session as
 a message. The gardener starts another agent for the same session only after the session's failure rate has fallen to
-``calm``. Steps of the gardener's own agents, and of agents that these start, never count.
+``CALM`` of that. Steps of the gardener's own agents, and of agents that these start, never count.
 
 Off by default: ``[gardener] enabled = true``.
 """
@@ -26,6 +26,13 @@ NAME: Final = "gardener"
 
 TURNS: Final = 5
 """How many of a session's last turns count."""
+
+MIN_STEPS: Final = 10
+"""With fewer steps in these turns, the share of failed ones is ignored."""
+
+CALM: Final = 0.4
+"""A session has recovered when its share of failed steps is at most this part of ``threshold``. Until then, it gets no
+second agent."""
 
 KEPT: Final = 200
 """How many sessions the gardener remembers."""
@@ -111,9 +118,10 @@ class GardenerAgent(OwnAgent[State]):
         if not total:
             return []
         rate = failed / total
-        seen = Output("gardener.turn", {"session": session, "turns": turns, "calm": rate <= self._config.calm})
+        is_calm = rate <= CALM * self._config.threshold
+        seen = Output("gardener.turn", {"session": session, "turns": turns, "calm": is_calm})
         today = [ts for ts in self.data.corrected if ts > event.ts - DAY_MS]
-        is_ill = rate >= self._config.threshold and total >= self._config.min_steps
+        is_ill = rate >= self._config.threshold and total >= MIN_STEPS
         if not is_ill or watched.is_corrected or len(today) >= self._config.per_day:
             return [seen]
         intent = f"int_{sha256(event.id.encode()).hexdigest()[:12]}"

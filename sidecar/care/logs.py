@@ -14,22 +14,25 @@ import sys
 from contextlib import ExitStack, suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sidecar.home import Home
 from sidecar.private_files import open_unfollowed
 
-if TYPE_CHECKING:
-    from sidecar.config import LogConfig
+MAX_BYTES: Final = 1024 * 1024
+"""Size at which the file is renamed to ``sidecar.log.1`` and a new one is started."""
+
+OLDER_FILES: Final = 2
+"""How many older files (``sidecar.log.1`` and so on) are kept."""
 
 
-def log_to(home: Home, stack: ExitStack, config: LogConfig) -> None:
+def log_to(home: Home, stack: ExitStack) -> None:
     """Log to the home's ``sidecar.log`` until ``stack`` is closed. The caller holds the home's lock.
 
     Raises:
         OSError: the file cannot be written, or is a symbolic link.
     """
-    _attach(RotatedLog(home.log_path, maxBytes=config.max_bytes, backupCount=config.older_files), stack)
+    _attach(RotatedLog(home.log_path, maxBytes=MAX_BYTES, backupCount=OLDER_FILES), stack)
 
 
 def note_failure(home: Home, error: Exception) -> None:

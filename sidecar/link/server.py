@@ -99,7 +99,6 @@ class LinkServer:
         port: int = 0,
         home: Path | None = None,
         window: int = DEFAULT_WINDOW,
-        max_frame_bytes: int = MAX_FRAME_BYTES,
         max_connections: int = 256,
         handshake_seconds: float = 5.0,
     ) -> None:
@@ -107,8 +106,7 @@ class LinkServer:
         self.port, self._home = port, home
         self._handler = handler
         self._token, self._nonce, self._boot, self._version = token, nonce, boot, version
-        self._window, self._max_frame_bytes = window, max_frame_bytes
-        self._max_connections, self._handshake_seconds = max_connections, handshake_seconds
+        self._window, self._max_connections, self._handshake_seconds = window, max_connections, handshake_seconds
         self._servers: list[Server] = []
         self._unproved: dict[ServerConnection, None] = {}  # a dict, because it keeps the order of arrival
         self._flood_told = -math.inf
@@ -148,7 +146,7 @@ class LinkServer:
             close_timeout=CLOSE_SECONDS,
             ping_interval=PING_SECONDS,
             ping_timeout=PING_SECONDS,
-            max_size=min(MAX_UNPROVED_BYTES, self._max_frame_bytes),
+            max_size=MAX_UNPROVED_BYTES,
             max_queue=4,
             write_limit=256 * 1024,
             logger=logger,
@@ -262,7 +260,7 @@ class LinkServer:
                 await socket.close(_TRY_LATER)
                 return
             self._wires.add(wire)
-            _allow(socket, self._max_frame_bytes)
+            _allow(socket, MAX_FRAME_BYTES)
             if identified.shim is None:
                 self.counters.controls_opened += 1
                 local.PEER.set(local.pid_of(socket.transport.get_extra_info("socket")))

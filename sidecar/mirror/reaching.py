@@ -50,4 +50,4 @@ async def _embedded(home: Home, config: NatsConfig, nonce: Callable[[], str]) ->
         raise NatsUnavailable(str(error)) from None
     except HomeError as error:
         raise NatsRefused(f"{error.path}: {error.problem}", error.hint) from None
-    return embedded_options(config, port=int(answer["port"]), token=str(answer["token"]), server_id=answer["server_id"])
+    return embedded_options(port=int(answer["port"]), token=str(answer["token"]), server_id=answer["server_id"])

@@ -79,19 +79,9 @@ def external_options(config: NatsConfig) -> ConnectOptions:
         tls_hostname=config.tls_hostname,
         tls_handshake_first=config.tls_handshake_first,
         inbox_prefix=config.inbox_prefix,
-        connect_seconds=config.connect_timeout_seconds,
-        ping_seconds=config.ping_interval_seconds,
-        request_seconds=config.request_timeout_seconds,
     )
 
 
-def embedded_options(config: NatsConfig, *, port: int, token: str, server_id: str | None) -> ConnectOptions:
+def embedded_options(*, port: int, token: str, server_id: str | None) -> ConnectOptions:
     """Connection settings for the embedded server; ``server_id`` is ``None`` until the server has reported it."""
-    return ConnectOptions(
-        servers=(f"nats://127.0.0.1:{port}",),
-        token=token,
-        server_id=server_id,
-        connect_seconds=config.connect_timeout_seconds,
-        ping_seconds=config.ping_interval_seconds,
-        request_seconds=config.request_timeout_seconds,
-    )
+    return ConnectOptions(servers=(f"nats://127.0.0.1:{port}",), token=token, server_id=server_id)

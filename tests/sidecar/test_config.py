@@ -102,9 +102,9 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_a_missing_file_gives_the_defaults(tmp_path: Path) -> None:
     config = load_config(tmp_path / "config.toml")
     assert config == load_config(None)
-    assert (config.store.segment_bytes, config.link.max_frame_bytes) == (64 * MIB, 16 * MIB)
-    assert (config.link.port, config.link.window, config.link.max_connections) == (0, 512, 256)
-    assert (config.link.handshake_seconds, config.link.idle_exit_seconds, config.link.hold_seconds) == (5, 600, 2)
+    assert config.store.segment_bytes == 64 * MIB
+    assert (config.link.port, config.link.window) == (0, 512)
+    assert (config.link.idle_exit_seconds, config.link.hold_seconds) == (600, 2)
     assert (config.redact.enabled, config.redact.patterns, config.redact.keys) == (True, {}, ())
     assert config.capture.exclude == ()
 
@@ -157,9 +157,7 @@ def test_lists_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ('[nats]\ntls_hostname = "h"\nservers = ["nats://h"]', "`tls_hostname` is set but has no effect without TLS"),
         ('[nats]\ncredentials = "ada.creds"', "must be absolute"),
         ("[nats.pull]\nbatch_size = 0", "nats.pull.batch_size"),
-        ("[log]\nmax_bytes = 10", "log.max_bytes"),
-        ("[log]\nolder_files = 0", "log.older_files"),
-        ("[log]\nlevel = 'DEBUG'", "log.level"),
+        ("[metrics]\nlevel = 'DEBUG'", "metrics.level"),
     ],
 )
 def test_a_mistake_names_the_file_and_the_place_without_a_secret(tmp_path: Path, text: str, said: str) -> None:

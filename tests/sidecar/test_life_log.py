@@ -15,8 +15,8 @@ from websockets.sync.client import connect
 
 from bridge.opencode.link.frames import HookItem, ShimIdentity
 from bridge.opencode.link.protocol import proof
+from sidecar.care import logs
 from sidecar.care.logs import log_to, note_failure
-from sidecar.config import LogConfig
 from sidecar.home import Home
 from sidecar.link.client import LinkClosed, ShimClient
 from streams.identity import system_identity
@@ -32,11 +32,15 @@ def files(home: Home) -> list[str]:
 
 
 class TestRotation:
-    def test_it_is_bounded_in_size_and_number_and_closed_to_others(self, home: Home) -> None:
+    def test_it_is_bounded_in_size_and_number_and_closed_to_others(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "MAX_BYTES", 4096)
+        monkeypatch.setattr(logs, "OLDER_FILES", 3)
         previous = os.umask(0)
         try:
             with ExitStack() as stack:
-                log_to(home, stack, LogConfig(max_bytes=4096, older_files=3))
+                log_to(home, stack)
                 for n in range(1000):
                     logging.getLogger("sidecar.link").warning("line %d of many", n)
         finally:
@@ -59,7 +63,7 @@ class TestRotation:
         home.log_path.symlink_to(outside)
         note_failure(home, OSError("x"))
         with ExitStack() as stack, pytest.raises(OSError, match="symbolic links"):
-            log_to(home, stack, LogConfig())
+            log_to(home, stack)
         assert outside.read_text() == ""
 
 

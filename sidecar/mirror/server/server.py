@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +51,7 @@ class Timing:
 
     start: float = 60.0
     probe: float = 5.0
+    answer: float = 5.0
     misses: int = 3
     stop: float = 10.0
     restart: Retry = RESTART
@@ -164,7 +165,7 @@ class EmbeddedServer:
         try:
             async with asyncio.timeout(self._timing.start):
                 port = await self._listening(process)
-                options = embedded_options(self._config, port=port, token=token, server_id=None)
+                options = embedded_options(port=port, token=token, server_id=None)
                 facts = await self._first_answer(options)
         except TimeoutError:
             self._is(State.ENDING)
@@ -172,7 +173,7 @@ class EmbeddedServer:
         # Remember the port for the next start, so that clients with a fixed port keep working.
         self._port = port
         self._facts = facts
-        self._options = embedded_options(self._config, port=port, token=token, server_id=facts.id)
+        self._options = embedded_options(port=port, token=token, server_id=facts.id)
         self.problem = ""
         self._is(State.RUNNING)
         log.info("NATS server %s is running on port %d, pid %d", facts.version, port, process.pid)
@@ -231,7 +232,8 @@ class EmbeddedServer:
 
     async def _probe(self, options: ConnectOptions) -> ServerFacts:
         """Check that a new connection, the token and JetStream all work."""
-        session = await JetStream.connect(options)
+        patience = self._timing.answer
+        session = await JetStream.connect(replace(options, connect_seconds=patience, request_seconds=patience))
         try:
             await session.api("INFO")
             return session.server

@@ -101,7 +101,7 @@ def test_a_day_has_its_limit() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["turn", "child", "boot"]), st.integers(0, 9), st.integers(0, 30))))
 def test_it_never_counts_its_own(moves: list[tuple[str, int, int]]) -> None:
-    garden = Garden(per_day=1000, min_steps=1)
+    garden = Garden(per_day=1000)
     garden.created("ses_user")
     garden.turn("ses_user", good=0, bad=20)
     assert [register["root"] for register in garden.started] == [ROOT]

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ async def test_a_configured_port_that_is_taken_is_told_and_waited_for(directory:
 
 
 async def test_one_that_hangs_is_killed_and_started_again_unless_it_goes_on(directory: Path) -> None:
-    async with embedded(directory, connect_timeout_seconds=0.3, request_timeout_seconds=0.3) as server:
+    async with embedded(directory, replace(QUICK, answer=0.3)) as server:
         session = await running(server)
         pid = server.status()["pid"]
         os.kill(pid, signal.SIGSTOP)
@@ -344,7 +345,7 @@ KILLS = 4
 
 
 async def test_nothing_confirmed_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
-    config = NatsConfig(mode="embedded", executable=program(NEWEST), connect_timeout_seconds=2)
+    config = NatsConfig(mode="embedded", executable=program(NEWEST))
     timing = Timing(probe=0.3, restart=Retry(0.05, 0.2))
     server = EmbeddedServer(tmp_path, config, seeded_identity(3).nonce, timing)
     server.start()
