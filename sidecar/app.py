@@ -263,7 +263,6 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         state,
         ingest,
         redact.clean,
-        lambda: services.registrations,
         is_installed,
         scripts_may=config.link.scripts_may,
     )

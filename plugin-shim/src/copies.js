@@ -35,6 +35,8 @@ export class Copies {
   #spawn;
   /** @type {Map<string, {stop: () => void, ended: Promise<Ended>}>} */
   #runs = new Map();
+  /** The variables of the commands of `variables.ask`; null until one has begun. @type {Map<string, object | null>} */
+  #asked = new Map();
 
   /** @param {NodeJS.ProcessEnv} env @param {typeof spawn} [spawnChild] */
   constructor(env, spawnChild = spawn) {
@@ -64,6 +66,17 @@ export class Copies {
       run?.stop();
       return { data: await run?.ended };
     },
+    /** Gives a command that does nothing. When it has begun, `variables.told` gives its variables, once. */
+    "variables.ask": async () => {
+      const command = `: durable-stream reads these variables: ${randomBytes(16).toString("hex")}; sleep 20; :`;
+      this.#asked.set(command, null);
+      return { data: command };
+    },
+    "variables.told": async (_, { command }) => {
+      const data = this.#asked.get(command);
+      this.#asked.delete(command);
+      return { data };
+    },
     /** Remove what OpenCode 2 keeps of a directory that is gone, and that nobody can use any more. */
     "snapshots.remove": async (_, { project, directory }) => {
       if (!project || path.basename(project) !== project || project.startsWith(".") || fs.existsSync(directory)) return {};
@@ -73,6 +86,15 @@ export class Copies {
       return {};
     },
   };
+
+  /** Hear that OpenCode 2 begins a command. @param {any} event */
+  begins(event) {
+    try {
+      if (this.#asked.has(event.command)) this.#asked.set(event.command, { ...event.env });
+    } catch {
+      // A getter threw an error, so this is another form of event, and the sidecar is told nothing.
+    }
+  }
 
   /** End all commands: without its link to the sidecar, nobody waits for them, and the next sidecar begins anew. */
   lost() {

@@ -89,6 +89,10 @@ export class Feed {
     return this.#parts.tools;
   }
 
+  get copies() {
+    return this.#parts.copies;
+  }
+
   /**
    * Listen to one instance's events, from this tick on.
    *

@@ -71,7 +71,7 @@ export function newInstance(options, env, client, describe, more = () => ({}), m
   const mark = new Mark(home, `${bootId()}-${instance}-${process.pid}.lost`);
   const capture = new Capture({ spool, mark, memoryLimit: options.memoryLimit ?? 32 * MIB, counters, link });
   link.start(capture);
-  return { home, counters, tools, link, capture, record: openRecording(env.DURABLE_STREAM_RECORD, counters) };
+  return { home, counters, tools, link, capture, copies, record: openRecording(env.DURABLE_STREAM_RECORD, counters) };
 }
 
 /**

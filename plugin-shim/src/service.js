@@ -30,6 +30,7 @@ export function makeSetup(options) {
       // Listen first: everything that is announced from here on is recorded.
       const stop = feed.listen(ctx, scopeOf(options.file ?? "", env));
       const undo = await offer(ctx, feed, home);
+      await hear(ctx, feed);
       return async () => {
         undo();
         stop();
@@ -74,6 +75,20 @@ async function offer(ctx, feed, home) {
   } catch {
     // This version of OpenCode 2 has another plugin API. `doctor` shows on which versions the tools were tested.
     return () => {};
+  }
+}
+
+/**
+ * Hear of each command that begins. OpenCode ends this with the instance.
+ *
+ * @param {any} ctx
+ * @param {import("./feed.js").Feed} feed
+ */
+async function hear(ctx, feed) {
+  try {
+    await within(ctx.shell.hook("create.before", (/** @type {any} */ event) => feed.copies.begins(event)), OFFER_MS);
+  } catch {
+    // This version has another plugin API. Background work then has the service's own variables.
   }
 }
 

@@ -124,3 +124,16 @@ test("the snapshots of a directory are removed when it is gone, and nothing else
   await call("snapshots.remove", { project: "project", directory });
   assert.ok(!fs.existsSync(kept) && fs.existsSync(path.dirname(kept)));
 });
+
+test("the variables of a command that the sidecar may begin are told once, and those of no other", async (t) => {
+  const { copies, call } = bench(t);
+  const [command, other] = [await call("variables.ask", {}), await call("variables.ask", {})];
+  const env = { ASKER: "terminal" };
+  copies.begins({ command, env });
+  copies.begins({ command: "ls", env });
+  copies.begins({ get command() { throw new Error("another form of event"); } });
+  env.ASKER = "later";
+  const told = () => Promise.all([command, other, "ls"].map((each) => call("variables.told", { command: each })));
+  assert.deepEqual(await told(), [{ ASKER: "terminal" }, null, undefined]);
+  assert.deepEqual(await told(), [undefined, undefined, undefined]);
+});

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -104,7 +104,6 @@ class DurableStream:
         state: CaptureState,
         ingest: Any,
         clean: Callable[[Any], Any],
-        registrations: Callable[[], Iterable[Path]] = tuple,
         has_plugin: Callable[[Path], bool] = lambda _directory: True,
         *,
         scripts_may: Collection[Deed] = (),
@@ -123,7 +122,7 @@ class DurableStream:
             identity.now_ms,
             self._environment,
         )
-        two = V2Host(registrations, state, identity.now_ms, self.works.asked, lambda: self.links())
+        two = V2Host(lambda: self.links(), state, identity.now_ms, self.works.asked)
         self.hosts = Hosts(one, two)
         self.copies = Copies(home.path / "copies")
         watching = GardenerAgent(gardener, self.works.root, lambda session: self.hosts.of(session).ran_as(session))
@@ -135,7 +134,7 @@ class DurableStream:
             identity,
             self.hosts,
             self._said,
-            lambda: [link.pid for link in self.links() if not self.headless.is_elsewhere(link.boot_id)],
+            lambda: [link.here for link in self.links()],
             scripts_may,
             self.works.asker,
         )

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -306,9 +307,10 @@ def opencode(version: int, path: Path, *, is_copy: bool) -> Iterator[Matrix]:
         yield Matrix(one, world, is_copy=is_copy)
     else:
         world = World2(path)
-        two = V2Host(lambda: [path], state, lambda: 0)
+        link = SimpleNamespace(is_open=True, identity=SimpleNamespace(service=str(path)))
+        two = V2Host(lambda: [link], state, lambda: 0)  # type: ignore[list-item]
         two._client = Client(Service(world)).of  # type: ignore[method-assign]
-        two.given = NoVariables()
+        two.given = NoVariables(two._link)
         yield Matrix(two, world, is_copy=is_copy, place="service")
 
 

@@ -35,6 +35,7 @@ from sidecar.background.hosts.starter import Started, find_program, own_keys
 from sidecar.components import until
 from sidecar.home import Home
 from sidecar.link.local import PEER
+from sidecar.processes import space_of
 from sidecar.registry import Args
 from streams.system.files import write_durably
 from streams.system.threads import in_thread
@@ -74,10 +75,9 @@ class Server(NamedTuple):
 
 
 class Process(NamedTuple):
-    """An OpenCode that linked: its identity, its pid namespace and its program."""
+    """An OpenCode that linked: its identity and its program."""
 
     identity: str
-    space: str
     program: str
 
 
@@ -106,7 +106,7 @@ class Headless:
         self._file = home.path / "headless.json"
         self._servers, self._known = _read(self._file)
         self._starting, self._naming = asyncio.Lock(), asyncio.Lock()
-        self._space = _own_space()
+        self._space = space_of("pid")
         self._watch = Watch(self._space, self._servers)
         self._writing = asyncio.Lock()
         self.killed = 0
@@ -123,7 +123,7 @@ class Headless:
                 start = await _sees(link, link.pid)
                 self._servers[own] = Server(own, name, link.pid, start, link.identity.pid_space)
             if link.boot_id not in self._known:
-                self._known[link.boot_id] = Process(name, link.identity.pid_space, link.identity.program)
+                self._known[link.boot_id] = Process(name, link.identity.program)
                 while len(self._known) > KEPT:
                     del self._known[next(iter(self._known))]
                 await self._write()
@@ -184,11 +184,6 @@ class Headless:
             return True
         mine = identity == await self.own() and find_program(self._program(identity)) is not None
         return mine and await asyncio.to_thread(self._has_plugin, Path(directory))
-
-    def is_elsewhere(self, boot: str) -> bool:
-        """Whether a process is known to be in another pid namespace than the sidecar."""
-        known = self._known.get(boot)
-        return known is not None and known.space != self._space
 
     def was(self, boot: str) -> str:
         """The identity of a process that linked at some time."""
@@ -385,13 +380,6 @@ def _read(file: Path) -> tuple[dict[str, Server], dict[str, Process]]:
 
 def _named(kind: str, *keys: str) -> str:
     return f"{kind}_{sha256(':'.join(keys).encode()).hexdigest()[:24]}"
-
-
-def _own_space() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""  # the system has no namespaces
 
 
 async def _see_each_other(one: ShimConnection, other: ShimConnection) -> bool:

@@ -51,30 +51,26 @@ asked, or nobody continues the turn."""
 
 
 class V2Host(Host):
-    """``Host`` on OpenCode 2. ``registrations`` returns the registration files of the services whose plugins are
-    linked."""
+    """``Host`` on OpenCode 2. ``links`` returns the open links."""
 
     lacks, starts = lacks.TWO, "subagent"
 
     def __init__(
         self,
-        registrations: Callable[[], Iterable[Path]],
+        links: Callable[[], Iterable[ShimConnection]],
         state: CaptureState,
         now_ms: Callable[[], int],
         asked: Callable[[str], tuple[str, str] | None] = lambda _: None,
-        links: Callable[[], Iterable[ShimConnection]] = tuple,
     ) -> None:
-        """``asked`` says of a session at work which session asked for the work, and for which project. ``links``
-        returns the open links."""
-        self._registrations, self._state, self._now_ms, self._asked_by = registrations, state, now_ms, asked
-        self._links = links
-        self.given = Variables()
+        """``asked`` says of a session at work which session asked for the work, and for which project."""
+        self._links, self._state, self._now_ms, self._asked_by = links, state, now_ms, asked
+        self.given = Variables(self._link)
         self._leaving = dict[str, tuple[ServiceClient, dict[str, Any]]]()
         """The directories that a service has forgotten but for its list, with their projects."""
 
     @property
     def is_there(self) -> bool:
-        return any(True for _ in self._registrations())
+        return bool(self._linked())
 
     def hosts(self, session: str) -> bool:
         known = self._state.sessions.get(session)
@@ -393,10 +389,12 @@ class V2Host(Host):
 
     def _link(self, client: ServiceClient) -> ShimConnection:
         """The link to the plugin of a service."""
-        found = (link for link in self._links() if link.is_open and link.identity.service and link.pid == client.pid)
-        if (link := next(found, None)) is None:
+        if (link := next((each for each in self._linked() if each.pid == client.pid), None)) is None:
             raise HostAbsent("the plugin of the OpenCode 2 service is not connected")
         return link
+
+    def _linked(self) -> list[ShimConnection]:
+        return [link for link in self._links() if link.is_open and link.identity.service]
 
     async def _client(self, session: str) -> ServiceClient:
         """The service that hosts a session. For a new session, it is the service of the parent, or else the only
@@ -411,7 +409,7 @@ class V2Host(Host):
     async def _registration(self, session: str) -> Registration:
         known = self._state.sessions.get(session)
         wanted = known.host if known is not None else ""
-        for path in self._registrations():
+        for path in [Path(link.identity.service) for link in self._linked()]:
             if wanted and place_of(path) != wanted:
                 continue
             try:

@@ -100,11 +100,6 @@ class Services:
         self._announced.setdefault(place_of(path), _Announced(path))
         return place_of(path)
 
-    @property
-    def registrations(self) -> list[Path]:
-        """The registration files that linked plugins announce."""
-        return [known.path for known in self._announced.values() if known.links]
-
     def status(self) -> list[dict[str, Any]]:
         """Everything that ``status`` and ``doctor`` show about each service."""
         return [

@@ -156,9 +156,6 @@ class FakeHeadless:
     async def runs(self, identity: str) -> bool:
         return self.is_running
 
-    def is_elsewhere(self, boot: str) -> bool:
-        return False
-
 
 async def test_a_fork_is_made_in_the_project_by_an_opencode_of_the_user() -> None:
     near, elsewhere, own = FakeLink("near", NOBODY), FakeLink("x", NOBODY, "/other"), FakeLink("hosting", alive())

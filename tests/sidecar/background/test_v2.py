@@ -209,14 +209,31 @@ def fake() -> FakeReleased:
     return FakeReleased()
 
 
+class Plugin:
+    """A link to the plugin of a service, which sees the commands that begin."""
+
+    def __init__(self, fake: FakeReleased, path: Path) -> None:
+        self.pid, self.is_open, self.identity = os.getpid(), True, SimpleNamespace(service=str(path))
+        self.fake, self.given = fake, list[dict[str, Any]]()
+
+    async def call(self, method: str, args: dict[str, Any], timeout: float = 0.0) -> Any:
+        self.given.append(args)
+        return "a command" if method == "variables.ask" else self.fake.begun.pop(args["command"], None)
+
+
 @pytest.fixture
-def host(fake: FakeReleased, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[V2Host]:
+def plugin(fake: FakeReleased, tmp_path: Path) -> Plugin:
+    return Plugin(fake, tmp_path / "service.json")
+
+
+@pytest.fixture
+def host(plugin: Plugin, fake: FakeReleased, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[V2Host]:
     monkeypatch.setattr(v2, "SETTLE_SECONDS", 0.0)
     state, path = CaptureState(), tmp_path / "service.json"
     state.sessions[USER] = SessionState(USER, "s", "s", None, True, "e", directory=PROJECT, host=place_of(path))
     fake.add(USER, PROJECT)
     with registered(fake, path):
-        yield V2Host(lambda: [path], state, lambda: 0)
+        yield V2Host(lambda: [cast(Any, plugin)], state, lambda: 0)
 
 
 async def create(host: V2Host, directory: str = PROJECT, parent: str | None = USER) -> str:
@@ -244,30 +261,14 @@ async def test_a_session_has_the_variables_of_the_one_that_asked_and_gets_them_o
     assert fake.variables == {session: {"ASKER": "command"}}
 
 
-class Plugin:
-    """A link to the plugin of a service."""
-
-    is_open, identity = True, SimpleNamespace(service="/service.json")
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self.given = pid, list[dict[str, Any]]()
-
-    async def call(self, method: str, args: dict[str, Any], timeout: float = 0.0) -> None:
-        self.given.append(args)
-
-
 async def test_the_plugin_of_the_service_runs_commands_with_the_variables_of_the_session_that_asked(
-    host: V2Host, fake: FakeReleased
+    host: V2Host, fake: FakeReleased, plugin: Plugin
 ) -> None:
-    other, own = Plugin(os.getpid() + 1), Plugin(os.getpid())
-    links = [other, own]
-    host._links = lambda: cast(Any, links)
-    fake.variables[USER] = {"PATH": os.environ["PATH"], "ASKER": "terminal"}
+    fake.variables[USER] = {"ASKER": "terminal"}
     call = await host.runner("int_1", USER, PROJECT, "")
     await call("setup.run", {"command": "true"})
-    (given,) = own.given
-    assert given["variables"]["ASKER"] == "terminal" and given["command"] == "true" and not other.given
-    del links[1]
+    assert plugin.given[-1] == {"command": "true", "variables": {"ASKER": "terminal"}}
+    plugin.pid += 1  # another process than the one that the registration names
     with pytest.raises(HostAbsent):
         await host.runner("int_1", USER, PROJECT, "")
 
