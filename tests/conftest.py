@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,17 @@ def pytest_configure(config: pytest.Config) -> None:
     world = {"HOME": str(place), "XDG_CONFIG_HOME": str(place)}
     command = [sys.executable, "-m", "sidecar.cli"]
     install(Target.everywhere(world), shim=shim_path(), command=command, home=place / "home", cwd=place, environ=world)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage among the tests: all of them stay, and to look at them each time is a third of the work."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 LONG = ("tests/real/",)
