@@ -1,9 +1,8 @@
-"""Background work in the real terminal: ``/background``, the card, toasts. Each test has a home of its own."""
+"""Background work in the real terminal: ``/background``, the card, toasts, and what the phone hears of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,6 @@ from tests.sidecar.background.receiver import Receiver
 pytestmark = pytest.mark.real_opencode
 
 
-@pytest.fixture
-def durable(tmp_path: Path) -> Iterator[DurableStream]:
-    with DurableStream(tmp_path / "home") as stream:
-        yield stream
-
-
 def open_list(screen: Terminal) -> None:
     screen.press(b"/background")
     screen.wait_until(
@@ -45,7 +38,7 @@ def open_list(screen: Terminal) -> None:
     screen.press(ENTER)
 
 
-def test_long_turns_ring_the_list_cancels_and_answers_and_the_card_shows_what_runs_and_asks(
+def test_long_turns_ring_the_list_cancels_and_answers_the_card_shows_what_runs_and_asks_and_the_phone_hears_the_rest(
     opencode_binary: Path, model: ModelServer, durable: DurableStream
 ) -> None:
     with Receiver() as phone, RealOpenCode(opencode_binary, model.port, serve=False) as client:
@@ -90,49 +83,60 @@ def test_long_turns_ring_the_list_cancels_and_answers_and_the_card_shows_what_ru
 
             assert_typing_answers(screen, durable, client.project.name)
 
+            (durable.home / "config.toml").write_text(
+                f"[notify]\nurls = [{json.dumps(phone.url)}]\nmin_seconds = 0\nescalate_after_seconds = 0.5\n"
+            )
+            durable.stop()
+            durable.wait_linked()
+            screen.press(b"/new")
+            screen.wait_for("New session")
+            screen.press(ENTER)
+            screen.wait_for(READY)
+            assert_the_phone_hears_what_no_window_shows(screen, client, durable, model, phone)
 
-def test_the_phone_hears_what_no_window_shows_and_a_result_waits_for_a_closed_terminal(
-    opencode_binary: Path, model: ModelServer, durable: DurableStream
+
+def assert_the_phone_hears_what_no_window_shows(
+    screen: Terminal, client: RealOpenCode, durable: DurableStream, model: ModelServer, phone: Receiver
 ) -> None:
-    durable.home.mkdir(mode=0o700)
-    with Receiver() as phone, RealOpenCode(opencode_binary, model.port, serve=False) as client:
-        notify = f"[notify]\nurls = [{json.dumps(phone.url)}]\nmin_seconds = 0\nescalate_after_seconds = 0.5\n"
-        (durable.home / "config.toml").write_text(notify)
-        durable.cli("agents")
-        durable.in_project(client, "install")
+    """The phone rings for the work of a new session, and a result waits for a closed terminal."""
+    before = len(phone.taken)
 
-        def spawned(screen: Terminal, name: str) -> dict[str, Any]:
-            say(screen, spawn(f"HOLD:{name} SAY:forty two", name), f"HOLD:{name}")
-            model.wait_held(name)
-            screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
-            return next(each for each in durable.lines("intents") if each["title"] == name)
+    def spawned(name: str) -> dict[str, Any]:
+        say(screen, spawn(f"HOLD:{name} SAY:forty two", name), f"HOLD:{name}")
+        model.wait_held(name)
+        screen.wait_until(lambda lines: not any("esc interrupt" in line for line in lines), "the end of the turn")
+        return next(each for each in durable.lines("intents") if each["title"] == name)
 
-        with window(client, columns=80) as screen:
-            screen.wait_for(READY)
-            looked = spawned(screen, "looked")
-            screen.press(rings.FRONT)
-            rings.wait_focus(durable, "front")
-            model.release("looked")
-            wait_until(lambda: [each["state"] for each in _alerts(durable, looked)] == ["seen"], "a look at it")
-            hidden = spawned(screen, "hidden")
-            screen.press(rings.AWAY)
-            rings.wait_focus(durable, "away")
-            model.release("hidden")
-            wait_until(lambda: phone.taken, "the phone, although the screen shows the session")
-            away, closed = spawned(screen, "left"), spawned(screen, "closed")
-        with window(client, columns=80) as screen:
-            screen.wait_for(READY)
-            model.release("left")
-            wait_until(lambda: len(phone.taken) == 2, "the phone")
-        assert hidden["id"] in phone.taken[0]["message"]
-        assert phone.taken[1]["message"] == f"left in {client.project.name} finished: forty two ({away['id']})"
-        model.release("closed")
-        wait_until(lambda: [i["state"] for i in intents(durable)] == ["completed"] * 4, "its end without a terminal")
-        with window(client, "--session", closed["parent"]) as screen:
-            screen.wait_for("background-agent")
-        woken = [m for m in of_session(durable, closed["parent"]) if m["event"]["type"] == "agent.input"]
-        for work in (looked, hidden, away, closed):
-            assert json.dumps(woken).count(work["id"]) == 1, "the parent is woken once"
+    looked = spawned("looked")
+    screen.press(rings.FRONT)
+    rings.wait_focus(durable, "front")
+    model.release("looked")
+    wait_until(lambda: [each["state"] for each in _alerts(durable, looked)] == ["seen"], "a look at it")
+    hidden = spawned("hidden")
+    screen.press(rings.AWAY)
+    rings.wait_focus(durable, "away")
+    model.release("hidden")
+    wait_until(lambda: len(phone.taken) == before + 1, "the phone, although the screen shows the session")
+    away, closed = spawned("left"), spawned("closed")
+    screen.close()
+    with window(client, columns=80) as screen:
+        screen.wait_for(READY)
+        model.release("left")
+        wait_until(lambda: len(phone.taken) == before + 2, "the phone")
+    hears = [each["message"] for each in phone.taken[before:]]
+    assert hidden["id"] in hears[0]
+    assert hears[1] == f"left in {client.project.name} finished: forty two ({away['id']})"
+    model.release("closed")
+    works = [looked["id"], hidden["id"], away["id"], closed["id"]]
+
+    def states() -> list[str]:
+        return [each["state"] for each in intents(durable) if each["id"] in works]
+
+    wait_until(lambda: states() == ["completed"] * 4, "its end without a terminal")
+    with window(client, "--session", closed["parent"]) as screen:
+        screen.wait_for("background-agent")
+    woken = [m for m in of_session(durable, closed["parent"]) if m["event"]["type"] == "agent.input"]
+    assert [json.dumps(woken).count(work) for work in works] == [1] * 4, "the parent is woken once"
 
 
 def say(screen: Terminal, text: str, part: str) -> None:
