@@ -376,7 +376,7 @@ def test_work_is_over_when_its_commands_have_reported_and_its_directory_is_forgo
     assert subprocess.run(reload, cwd=client.project, env=client.environment(), check=False).returncode == 0
 
 
-JOBS = size("JOBS", 12)
+JOBS = size("JOBS", 4)
 
 
 def assert_nothing_is_left_of_many_jobs(client: RealOpenCode2, durable: DurableStream) -> None:
