@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -69,8 +70,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[file_of(item)])
 
 
-def file_of(item: pytest.Item) -> str:
+def file_of(item: pytest.Item | pytest.TestReport) -> str:
     return item.nodeid.partition("::")[0]
+
+
+MOST_S = 60.0
+"""How long a file may take in a whole run. The run has eight minutes, and two processors run few files at once."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the files that take longer than they may."""
+    took = defaultdict[str, float](float)
+    for report in [each for kind in terminalreporter.stats.values() for each in kind]:
+        if isinstance(report, pytest.TestReport):
+            took[file_of(report)] += report.duration
+    for name, seconds in sorted(took.items(), key=lambda each: -each[1]):
+        if seconds > MOST_S:
+            terminalreporter.write_line(f"{name} took {seconds:.0f} s, and may take {MOST_S:.0f}: share what it starts")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -38,7 +38,7 @@ SUICIDAL = """(plugin) => async (given) => {
 
 @pytest.fixture(scope="module")
 def opencode(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
-    plugins = {PLUGIN: durable.plugin()}
+    plugins = {PLUGIN: durable.plugin(around=SUICIDAL)}
     with RealOpenCode(opencode_binary, model.port, plugins=plugins) as client:
         yield client
         durable.end_with(client)
@@ -143,6 +143,23 @@ def test_opencode_and_a_hung_sidecar_killed_in_a_tool(durable: DurableStream, op
     durable.assert_whole()
 
 
+def test_opencode_killed_after_five_hooks_when_it_is_linked_and_before(
+    durable: DurableStream, opencode: RealOpenCode
+) -> None:
+    durable.wait_linked()
+    for _ in range(2):
+        with pytest.raises((OSError, http.client.HTTPException)):
+            for _ in range(6):
+                opencode.create_session("counted")
+        opencode.kill9()  # it is dead; this takes note of it
+        durable.stop()  # so the next one has no link yet
+        opencode.start()
+    told = sorted(session["id"] for session in opencode.sessions() if session["title"] == "counted")
+    assert len(told) == 10
+    wait_until(lambda: counted(durable) == told, "all of them in the log")
+    durable.assert_whole()
+
+
 def test_opencode_killed_in_a_tool(durable: DurableStream, opencode: RealOpenCode) -> None:
     session = opencode.create_session()
     opencode.prompt(session, bash("echo before"))
@@ -154,28 +171,6 @@ def test_opencode_killed_in_a_tool(durable: DurableStream, opencode: RealOpenCod
     (stream,) = (one for one in durable.lines("streams") if one["stream_id"] == session)
     assert stream["status"] == "idle"
     durable.assert_whole()
-
-
-def test_opencode_killed_after_five_hooks_before_it_is_linked_and_when_it_is(
-    opencode_binary: Path, model: ModelServer, tmp_path: Path
-) -> None:
-    with DurableStream(tmp_path / "home") as durable:
-        plugins = {PLUGIN: durable.plugin(around=SUICIDAL)}
-        with RealOpenCode(opencode_binary, model.port, plugins=plugins) as client:
-            for kills in (1, 2):
-                if kills == 2:
-                    client.create_session()
-                    durable.wait_linked()
-                with pytest.raises((OSError, http.client.HTTPException)):
-                    for _ in range(6):
-                        client.create_session("counted")
-                client.kill9()  # it is dead; this takes note of it
-                client.start()
-                told = sorted(session["id"] for session in client.sessions() if session["title"] == "counted")
-                assert len(told) == 5 * kills
-                wait_until(lambda told=told: counted(durable) == told, "all of them in the log")  # type: ignore[misc]
-                durable.assert_whole()
-            durable.end_with(client)
 
 
 def counted(durable: DurableStream) -> list[str]:
