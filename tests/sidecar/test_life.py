@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from bridge.opencode.link.frames import ShimIdentity
+from sidecar.care.logs import MAX_BYTES
 from sidecar.home import Home, SidecarInfo
 from sidecar.link.client import ShimClient
 from streams.identity import system_identity
@@ -49,8 +50,7 @@ def identity(pid: int = 7) -> ShimIdentity:
 class TestOneWinner:
     def test_of_many_that_start_at_once_one_serves_and_none_stays_beside_it(self, home: Home, tmp_path: Path) -> None:
         with (tmp_path / "printed").open("w+") as printed:
-            home.config_path.write_text("[log]\nmax_bytes = 4096\nolder_files = 1\n")
-            home.log_path.write_text("x" * 4090 + "\n")  # it is to be rotated, by the winner alone
+            home.log_path.write_text("x" * (MAX_BYTES - 6) + "\n")  # it is to be rotated, by the winner alone
             processes = [start(home, "--idle-exit", output=printed) for _ in range(5)]
             winner = running(home)
             losers = [process for process in processes if process.pid != winner.pid]
