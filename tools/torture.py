@@ -70,10 +70,17 @@ PLAN = (
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
     Part(
         "background-kills",
-        "kill -9 in every step of background work, on OpenCode",
+        "kill -9 of three processes while many agents work in background, on both OpenCodes",
+        (f"{TORTURE}/test_background_crowds.py", "-m", "torture or not torture"),
+        15,  # 1,200 results that a parent gets
+        {"CROWD": 40, "CROWD_KILLS": 9},
+    ),
+    Part(
+        "background-steps",
+        "kill -9 in every step of one agent's life, on OpenCode",
         (f"{TORTURE}/test_background_kills.py", "-m", "torture or not torture"),
-        15,  # 1,050 results that a parent gets
-        {"BACKGROUND_KILLS": 10, "ASKING_KILLS": 10},
+        15,  # 30 kills of each process: one in every step
+        {"BACKGROUND_KILLS": 2, "ASKING_KILLS": 2},
     ),
     Part(
         "service-kills",
@@ -244,7 +251,7 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
 SUMMED = (
     "inputs", "kills", "events", "resent", "hangs", "lost", "doubled", "connections_closed",
     "torn", "early", "lives", "appends", "reads", "moves", "full", "reopened", "seconds",
-    "effects", "in_doubt", "dead",
+    "effects", "in_doubt", "dead", "seen",
 )  # fmt: skip
 
 

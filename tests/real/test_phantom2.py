@@ -384,9 +384,13 @@ def assert_nothing_is_left_of_many_jobs(client: RealOpenCode2, durable: DurableS
     before, parent = sessions(client), client.new_session()
     write = f"CALL:write {json.dumps({'path': 'made.txt', 'content': 'x'})} THEN: SAY:short"
     client.prompt(parent, " ".join(spawns(write, isolation="copy") for _ in range(JOBS)) + " THEN: SAY:started")
-    wait_until(lambda: sum(i["state"] == "completed" for i in intents(durable, parent)) == JOBS, "the end of all jobs")
+
+    def done() -> bool:
+        return [i["state"] for i in intents(durable, parent)] == ["completed"] * JOBS
+
+    wait_until(done, "the end of all jobs", 15.0 * JOBS)
     results = [f'<background-agent id="{each["id"]}"' for each in intents(durable, parent)]
-    wait_until(lambda: all(each in str(told(client, parent)) for each in results), "each result in the parent")
+    wait_until(lambda: all(each in str(told(client, parent)) for each in results), "each result", 15.0 * JOBS)
     assert [str(told(client, parent)).count(each) for each in results] == [1] * JOBS
     assert sessions(client) - before == {parent, *(str(i["session"]) for i in intents(durable, parent))}
     projects = client.api("GET", "/api/project")

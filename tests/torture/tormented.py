@@ -42,7 +42,7 @@ class Tormented:
     def __init__(self, durable: DurableStream, client: RealOpenCode) -> None:
         self.durable, self.client = durable, client
         self.lost = self.doubled = self.kills = self.late = self.lives = 0
-        self.step = 0
+        self.step = self.position = 0
 
     def life(self, victim: str, mark: str) -> None:
         """One life, with a kill at ``step``, judged."""
@@ -76,15 +76,19 @@ class Tormented:
         reader, steps, deadline = LogReader(self.durable.home / "store"), 0, time.monotonic() + HANG_LIMIT_S
         while time.monotonic() < deadline:
             async for record in reader.read_all(after=after):
-                after = record.position
+                after = self.position = record.position
                 steps += record.event.stream_id.startswith("agent/")
                 if steps > self.step:
                     return True
-                if record.event.type == self.last:
+                if self.is_last(record.event.type):
                     self.late += 1
                     return False
             await asyncio.sleep(_POLL_S)
         raise TimeoutError(f"step {self.step} was not reached")
+
+    def is_last(self, type_: str) -> bool:
+        """Whether the life ends with this record."""
+        return type_ == self.last
 
     def kill(self, victim: str) -> None:
         """``kill -9``; an OpenCode is started again, the others are started by those that need them."""
