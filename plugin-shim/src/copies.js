@@ -77,7 +77,7 @@ export class Copies {
       this.#asked.delete(command);
       return { data };
     },
-    /** Remove what OpenCode 2 keeps of a directory that is gone, and that nobody can use any more. */
+    /** Remove what OpenCode keeps of a directory that is gone, and that nobody can use any more. */
     "snapshots.remove": async (_, { project, directory }) => {
       if (!project || path.basename(project) !== project || project.startsWith(".") || fs.existsSync(directory)) return {};
       const data = this.#env.XDG_DATA_HOME || path.join(this.#env.HOME || os.homedir(), ".local", "share");

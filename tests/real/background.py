@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,13 @@ def window(client: RealOpenCode, *arguments: str, columns: int = COLUMNS) -> Ter
     """OpenCode's terminal in the project."""
     environment = client.environment() | {"PWD": str(client.project)}
     return Terminal([str(client.binary), *arguments], client.project, environment, columns=columns)
+
+
+def snapshots_elsewhere(client: RealOpenCode) -> list[Path]:
+    """The snapshots that OpenCode keeps of other directories than the project."""
+    own = sha1(str(client.project).encode(), usedforsecurity=False).hexdigest()
+    kept = Path(client.environment()["XDG_DATA_HOME"], "opencode", "snapshot")
+    return [each for each in kept.glob("*/*") if each.name != own]
 
 
 def only(durable: DurableStream, kind: str, *, background: bool = True) -> dict[str, Any]:

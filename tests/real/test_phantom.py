@@ -22,6 +22,7 @@ from tests.real.background import (
     one,
     only,
     planted,
+    snapshots_elsewhere,
     spawn,
     spawns,
     with_plugin,
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.real_opencode
 @pytest.fixture(scope="module")
 def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) -> Iterator[RealOpenCode]:
     setup = """[phantom]\nsetup = ['echo "$DURABLE_STREAM_PROJECT $XDG_DATA_HOME"; echo yes > .ready']\n"""
-    with with_plugin(opencode_binary, model, durable, setup) as opencode:
+    with with_plugin(opencode_binary, model, durable, setup, config={"snapshot": True}) as opencode:
         yield opencode
 
 
@@ -77,6 +78,7 @@ def test_it_edits_a_copy_and_a_person_takes_over_the_changes(
     wait_until(lambda: "+two" in json.dumps(client.messages(parent)), "the diff in the parent's message")
     assert "sleep 600" in json.dumps(client.messages(parent)[-2:]), "what it left running was stopped, and is told"
     assert not Path("/proc", pid.read_text().strip(), "cwd").exists()
+    assert snapshots_elsewhere(client) == []
     made = client.project / "made.txt"
     assert not made.exists() and not list((durable.home / "copies").glob("int_*"))
     assert "made.txt" in durable.cli("intents", done["id"])

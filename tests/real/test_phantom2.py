@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.real.background import (
     intents,
     one,
     only,
+    snapshots_elsewhere,
     spawn,
     spawns,
     two_with_plugin,
@@ -397,9 +397,7 @@ def assert_nothing_is_left_of_many_jobs(client: RealOpenCode2, durable: DurableS
     listed = [client.api("GET", f"/api/worktree?projectID={each['id']}") for each in projects]
     assert [each["directory"] for found in listed for each in found] == [str(client.project)]
     assert not any(each["sandboxes"] for each in projects)
-    snapshots = Path(client.environment()["XDG_DATA_HOME"], "opencode", "snapshot")
-    names = {each.name for each in snapshots.glob("*/*")}
-    assert names <= {sha1(str(client.project).encode(), usedforsecurity=False).hexdigest()}
+    assert snapshots_elsewhere(client) == []
 
 
 @pytest.mark.parametrize("isolation", ["copy", "shared"])

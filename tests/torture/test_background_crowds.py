@@ -36,12 +36,24 @@ KILLS = size("CROWD_KILLS", 1)
 
 CONTINUED = "The server restarted"
 """How the message begins with which OpenCode 2 continues a turn."""
+GIVES_UP_S = 20.0
+"""When a person opens another terminal: one tries for a while only to start the service again."""
 SETTINGS = "[phantom]\nmax_running = 8\n"
 RECORDS_OF_ONE = 20
 """About how many records the agents write for one of them."""
 
 _SCRIPT = re.compile(r"(ask for|work of) (crowd \d+(?:\.\d+)*)")
 _RESULT = re.compile(r"result of (crowd \d+(?:\.\d+)*)")
+
+
+def _started(request: ModelRequest) -> Iterator[str]:
+    """The agents whose calls returned, as far as the model knows."""
+    titles = dict[str, str]()
+    for message in request.messages:
+        for call in message.get("tool_calls") or ():
+            titles[call["id"]] = json.loads(call["function"]["arguments"])["title"]
+        if message.get("role") == "tool" and "int_" in json.dumps(message):
+            yield titles[message["tool_call_id"]]
 
 
 class Crowd(Tormented):
@@ -97,7 +109,7 @@ class Crowd(Tormented):
             return Step(calls=[(self.shell, {"command": f"echo {mark} >> {self.marks}", "description": "mark"})])
         if not is_first and (CONTINUED not in request.user_text or request.since_user()):
             return Step(say="heard")
-        known = {intent["title"] for intent in self._intents(mark)}
+        known = set(_started(request))
         names = {f"{mark}.{at}": ("copy", "shared")[at % 2] for at in range(CROWD)}
         asks = [{"prompt": f"work of {name}", "title": name, "isolation": how} for name, how in names.items()]
         calls = [("agent_spawn", each) for each in asks if each["title"] not in known]
@@ -167,7 +179,11 @@ class Crowd2(Crowd):
         killed = self.screen.process.pid if victim == "terminal" else self.service()
         os.kill(killed, signal.SIGKILL)
         self.kills += 1
-        wait_until(lambda: self._is_back(killed), f"{victim} after a kill")
+        try:
+            wait_until(lambda: self._is_back(killed), f"{victim} after a kill", GIVES_UP_S)
+        except TimeoutError:
+            self.screen.close()
+            wait_until(lambda: self._is_back(killed), f"{victim} after a kill and another terminal")
 
     def _is_back(self, killed: int) -> bool:
         if self.screen.process.poll() is not None:

@@ -78,9 +78,10 @@ class Tormented:
             async for record in reader.read_all(after=after):
                 after = self.position = record.position
                 steps += record.event.stream_id.startswith("agent/")
+                is_last = self.is_last(record.event.type)
                 if steps > self.step:
                     return True
-                if self.is_last(record.event.type):
+                if is_last:
                     self.late += 1
                     return False
             await asyncio.sleep(_POLL_S)

@@ -122,6 +122,10 @@ class V1Host(Host):
             check_plugins(await _plugins(asking), await _plugins(link), project, directory)
         return _made(await call(link, "session.create", {"body": body, "query": {"directory": directory}}))
 
+    async def forget(self, directory: str) -> None:
+        for link in [each for each in self._acting() if each.directory == directory]:
+            await call(link, "snapshots.remove", {"project": link.project, "directory": link.worktree})
+
     @property
     def is_there(self) -> bool:
         return any(link.is_open and link.directory for link in self._links())

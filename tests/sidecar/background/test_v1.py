@@ -26,6 +26,7 @@ class FakeLink:
     def __init__(self, boot: str, pid: int, directory: str = "/project", *, late: bool = False) -> None:
         self.boot_id, self.pid, self.directory, self.late = boot, pid, directory, late
         self.instance, self.is_open, self.identity = boot, True, SimpleNamespace(service=None, headless="")
+        self.project, self.worktree = "id", directory
         self.history: list[dict[str, Any]] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
@@ -223,3 +224,9 @@ def test_the_time_in_an_id_begins_again_at_its_end() -> None:
 def test_foreign_ids_are_left_to_opencode() -> None:
     assert message_id("session", [], "key") is None
     assert message_id(SESSION, ["imported"], "key") is None
+
+
+async def test_the_opencode_that_worked_in_a_directory_that_is_gone_removes_its_snapshots() -> None:
+    gone, other = FakeLink("gone", NOBODY, "/gone"), FakeLink("other", NOBODY)
+    await host(gone, other).forget("/gone")
+    assert (gone.calls, other.calls) == ([("snapshots.remove", {"project": "id", "directory": "/gone"})], [])
