@@ -33,10 +33,17 @@ def client(opencode_binary: Path, model: ModelServer, durable: DurableStream) ->
     own = {"OPENCODE_EXPERIMENTAL_BACKGROUND_SUBAGENTS": "true"}
     with (
         RefusingProxy(model.port) as proxy,
-        with_plugin(opencode_binary, model, durable, BUDGETS, environment=proxy.environment | own) as opencode,
+        with_plugin(opencode_binary, model, durable, environment=proxy.environment | own) as opencode,
     ):
         opencode.sessions()  # loads the plugin
         yield opencode
+
+
+def settings(durable: DurableStream, text: str) -> None:
+    """The next sidecar has these, and is there."""
+    (durable.home / "config.toml").write_text(text)
+    durable.stop()
+    durable.wait_linked()
 
 
 def ended(durable: DurableStream, parent: str, *codes: str) -> None:
@@ -48,6 +55,25 @@ def outcomes(durable: DurableStream, *sessions: str) -> list[str]:
     """How the turns of these sessions ended."""
     events = [record["event"] for record in durable.lines("query", "--type", "turn.ended")]
     return [e["payload"]["outcome"] for e in events if e["payload"]["session"] in sessions]
+
+
+def test_stop_ends_a_headless_opencode_that_has_no_work(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
+    settings(durable, BUDGETS)
+    parent = client.create_session("parent")
+    client.prompt(parent, spawn("HOLD:work SAY:forty two"))
+    model.wait_held("work")
+    headless = durable.status()["headless"]
+    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}] and is_alive(headless)
+    durable.wait_running()  # the headless OpenCode started another
+    model.release("work")
+    done = one(durable, "completed", parent)["id"]
+    mine = lambda: [each["state"] for each in durable.lines("notices") if each["about"] == done]  # noqa: E731
+    wait_until(lambda: mine() == ["seen"], "the result to arrive")
+    assert durable.status()["headless"] == headless
+    durable.cli("stop")
+    wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
 
 
 def test_the_next_sidecar_knows_the_headless_one_by_its_proxy(client: RealOpenCode, durable: DurableStream) -> None:
@@ -212,21 +238,3 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     assert durable.cli("read", session).count("long ") >= 5000 * 2, "the prompt and the answer"
     durable.cli("spawn", "SAY:second", *here, "--parent", parent, "--model", "foo/bar", "--model", "mock/mock-1")
     wait_until(lambda: intents(durable, parent)[-1]["state"] == "completed", "the other model's answer")
-
-
-def test_stop_ends_a_headless_opencode_that_has_no_work(
-    client: RealOpenCode, durable: DurableStream, model: ModelServer
-) -> None:
-    parent = client.create_session("parent")
-    client.prompt(parent, spawn("HOLD:work SAY:forty two"))
-    model.wait_held("work")
-    headless = durable.status()["headless"]
-    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}] and is_alive(headless)
-    durable.wait_running()  # the headless OpenCode started another
-    model.release("work")
-    done = one(durable, "completed", parent)["id"]
-    mine = lambda: [each["state"] for each in durable.lines("notices") if each["about"] == done]  # noqa: E731
-    wait_until(lambda: mine() == ["seen"], "the result to arrive")
-    assert durable.status()["headless"] == headless
-    durable.cli("stop")
-    wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
