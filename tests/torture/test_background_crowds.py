@@ -179,6 +179,9 @@ class Crowd2(Crowd):
         killed = self.screen.process.pid if victim == "terminal" else self.service()
         os.kill(killed, signal.SIGKILL)
         self.kills += 1
+        for child in (self.screen.process, self.client.process):
+            if child.pid == killed:
+                child.wait()  # a terminal takes a service that nobody waited for, a zombie, for one that runs
         try:
             wait_until(lambda: self._is_back(killed), f"{victim} after a kill", GIVES_UP_S)
         except TimeoutError:
