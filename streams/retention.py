@@ -40,8 +40,9 @@ class StreamSize(NamedTuple):
 
 
 class Tally:
-    def __init__(self) -> None:
-        self._sizes: dict[str, StreamSize] = {}
+    def __init__(self, sizes: Iterable[StreamSize] = ()) -> None:
+        """``sizes``: what was counted before."""
+        self._sizes = {size.stream_id: size for size in sizes}
 
     def add(self, stream_id: str, offset: int, ts: int, size: int) -> None:
         s = self._sizes.get(stream_id) or StreamSize(stream_id, offset, offset, 0, 0, ts, ts)

@@ -228,11 +228,15 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Finish what was submitted, then end the thread. Idempotent."""
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """``close``, blocking."""
         with self._wake:
             if self._stop is None:
                 self._stop = StoreClosed("the store is closed", "open it again to write")
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        self._thread.join()
 
     def _take(self) -> list[Pending]:
         group: list[Pending] = []

@@ -43,8 +43,6 @@ LOOKED_AT = {
     ("sidecar/background/hosts/starter.py", "S603"): "starts the OpenCode that the user runs: a list, no shell",
     ("sidecar/background/copies/store.py", "S603"): "runs git in a repository of ours: a list, no shell",
     ("sidecar/background/copies/store.py", "S607"): "finds git on the PATH without its relative entries",
-    ("streams/stores/sqlite/keys.py", "S608"): "the text holds question marks and constants only; values are bound",
-    ("streams/stores/sqlite/lookups.py", "S608"): "the text holds tables, columns and question marks; values are bound",
     ("streams/stores/sqlite/rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",
 }

@@ -176,7 +176,7 @@ def change(store: Path, at: bytes | int, by: int, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "by"), [(b"CREATE INDEX lookups_by_type", 3), (b"lookups_by_typelookups", 3), (b"CREATE TABLE records", 30)]
+    ("at", "by"), [(b"CREATE INDEX records_by_type", 3), (b"records_by_typerecords", 3), (b"CREATE TABLE records", 30)]
 )
 def test_a_damaged_schema_is_a_fault_in_plain_letters(
     damaged_home: Path, sound: dict[Backend, Path], at: bytes, by: int

@@ -24,7 +24,6 @@ from streams.log.migrate import Migration, discard_kept
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.jsonl.segments import list_segments
-from streams.stores.sqlite import keys as sqlite_keys
 from streams.stores.sqlite import removed as sqlite_removed
 from tests.streams.builders import event
 
@@ -118,13 +117,13 @@ async def play(
 
 @contextmanager
 def _small_steps() -> Iterator[None]:
-    """Write keys often, and remove in several transactions."""
-    before = sqlite_keys.FOLDED, sqlite_removed.CHUNK
-    sqlite_keys.FOLDED, sqlite_removed.CHUNK = 25, 6
+    """Remove in several transactions."""
+    before = sqlite_removed.CHUNK
+    sqlite_removed.CHUNK = 6
     try:
         yield
     finally:
-        sqlite_keys.FOLDED, sqlite_removed.CHUNK = before
+        sqlite_removed.CHUNK = before
 
 
 async def _play(store: Path, start: Backend, told: Told, length: int, removed: Callable[[], None]) -> None:

@@ -240,8 +240,6 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_the_stores_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So that keys are remembered, written and looked up in every sequence.
-    monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 7)
     # Making a log syncs it; nothing here need survive.
     monkeypatch.setattr("os.fsync", lambda fd: None)
     run_state_machine_as_test(

@@ -1,7 +1,6 @@
 """Replay gives the same state to the byte, from a snapshot and from the beginning, in every process.
 
-The tests replay the recordings in ``tests/recordings`` and the stores in ``golden/``: one of each released format,
-which each later version must open, read, verify, write and move.
+The tests replay the recordings in ``tests/recordings``.
 """
 
 from __future__ import annotations
@@ -14,45 +13,15 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from bridge.opencode.capture.state import STATE_VERSION, CaptureState
-from sidecar.care.snapshots import SNAPSHOT, restore
+from bridge.opencode.capture.state import CaptureState
 from streams import hashing
 from streams.log.log import Log
 from streams.log.migrate import Migration
 from streams.rows import MemoryRows
-from streams.stores.directory import FORMATS, Backend, read_manifest
+from streams.stores.directory import Backend
 from tests.bridge.opencode.playing import RECORDINGS, dumped, names, play
 from tests.streams.builders import IDENTITY, event
-from tests.streams.golden import FOLDER, described, expected, opened
-from tests.streams.golden import names as golden_names
-from tests.streams.opened import collect, faults
-
-
-@pytest.mark.parametrize("name", golden_names())
-async def test_a_store_of_any_released_format_opens_and_goes_on(tmp_path: Path, name: str) -> None:
-    wanted = expected(name)
-    log, reader, backend = await opened(name, tmp_path / "store")
-    try:
-        for one in (log, reader):
-            found = await described(one, backend)
-            if found["capture"]["version"] != wanted["capture"]["version"]:
-                # A fold that changed says so by its version; then older snapshots are worth nothing.
-                found["capture"] = wanted["capture"]
-                assert await log.snapshot(SNAPSHOT, STATE_VERSION) is None
-            assert found == wanted
-        assert await log.cursor("mirror") > 0
-        assert await log.snapshot("older", STATE_VERSION) is None, "in another form it counts as none"
-        assert dumped((await restore(log)).state) == await _folded(log), "from the snapshot as from the beginning"
-        last = (await collect(log.read_all()))[-1]
-        assert (await log.append([last.event], on_known="keep_first"))[0].duplicate
-        assert (await log.append([event("new")]))[0].position == wanted["records"]
-        other: Backend = "sqlite" if backend == "jsonl" else "jsonl"
-        await Migration(log, other).run()
-        assert (await collect(log.read_all(after=-1)))[-2] == last
-    finally:
-        await reader.close()
-        await log.close()
-    assert await faults(tmp_path / "store") == []
+from tests.streams.opened import faults
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
@@ -75,12 +44,6 @@ async def test_a_log_of_a_library_that_wrote_exponents_otherwise_is_sound(
         assert await faults(tmp_path) == []
     finally:
         await log.close()
-
-
-def test_every_format_has_its_store() -> None:
-    manifests = {name: read_manifest(FOLDER / name) for name in golden_names()}
-    kept = {(manifest.backend, FORMATS[manifest.backend]) for manifest in manifests.values() if manifest is not None}
-    assert kept >= set(FORMATS.items()), "a new format needs a store that is kept: python -m tests.streams.golden"
 
 
 async def _folded(log: Log) -> bytes:
@@ -115,7 +78,7 @@ import sys
 from hashlib import sha256
 from bridge.opencode.capture.state import CaptureState
 from streams.lineage import Lineage, Session
-from tests.streams.golden import state_hash
+from streams.hashing import canonical
 from streams.store import Record
 from tests.bridge.opencode.playing import dumped, play
 
@@ -124,7 +87,7 @@ for name in sys.argv[1:]:
     for position, event in enumerate(play(name).log.events.values()):
         state.apply(event)
         lineage.apply(Record(event, 0, position, ""))
-    print(name, sha256(dumped(state)).hexdigest(), state_hash(lineage))
+    print(name, sha256(dumped(state)).hexdigest(), sha256(canonical(lineage.state())).hexdigest())
 """
 
 

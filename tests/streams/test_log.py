@@ -36,10 +36,6 @@ class TestLogOnJsonl(StoreContract, RetentionContract):
 class TestLogOnSqlite(TestLogOnJsonl):
     backend: Backend = "sqlite"
 
-    @pytest.fixture(autouse=True)
-    def _keys_written_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 2)
-
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 class TestDirectory:

@@ -29,11 +29,6 @@ STATEMENTS = {
         """UPDATE records SET event = CAST(replace(event, '"n":"k', '"n":"q') AS BLOB) WHERE position = 10""",
     ),
     "column changed": ("UPDATE records SET actor = 'nobody' WHERE position = 10",),
-    # Its event would be recorded twice, because only the table of keys knows it.
-    "key lost": (
-        "INSERT OR IGNORE INTO keys SELECT key, position FROM records WHERE position <> 10",
-        "UPDATE keys_through SET position = (SELECT max(position) FROM records)",
-    ),
 }
 
 

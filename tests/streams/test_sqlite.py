@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,11 @@ from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.query import Filter
-from streams.stores.sqlite import lookups
 from streams.stores.sqlite.files import STEPS
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.search import SearchIndex, remove_search
 from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event
-from tests.streams.golden import FOLDER
 from tests.streams.opened import collect, faults
 from tests.streams.sqlite_logs import change, written
 
@@ -60,11 +56,7 @@ async def test_a_newer_schema_and_a_foreign_database_are_refused(tmp_path: Path)
         await collect(SqliteReader(tmp_path).read_all())
 
 
-@pytest.mark.parametrize("folded", [1, 7, 60, 1000])
-async def test_a_query_finds_the_same_in_the_lookups_and_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folded: int
-) -> None:
-    monkeypatch.setattr(lookups, "FOLDED", folded)
+async def test_a_query_finds_the_same_from_either_end(tmp_path: Path) -> None:
     log = await Log.open(tmp_path, seeded_identity(1), backend="sqlite")
     wanted = [
         Filter(types=("a.one",)),
@@ -102,39 +94,6 @@ async def test_a_query_finds_the_same_in_the_lookups_and_beside_them(
     await reader.close()
     await log.close()
     assert await faults(tmp_path) == []
-
-
-async def test_a_log_of_the_first_schema_is_read_as_it_is(tmp_path: Path) -> None:
-    shutil.copytree(FOLDER / "sqlite-2", tmp_path / "store")
-    reader = SqliteReader(tmp_path / "store")
-    records = await collect(reader.read_all())
-    types = {record.event.type for record in records}
-    assert await collect(reader.query(Filter(types=tuple(types)))) == records
-    assert await collect(reader.query(Filter(types=("*.*", "lifecycle.*")))) != []
-    found = await reader.find_event(records[-1].event.id)
-    assert found is not None and found.event.id == records[-1].event.id
-    ids = [identifier for some in [ids async for ids in reader.event_ids()] for identifier in some]
-    assert sorted(ids) == sorted(record.event.id for record in records)
-    assert await collect(reader.query(Filter(since_ms=records[-1].event.ts)))
-    await reader.close()
-
-
-async def test_filling_the_lookups_of_an_older_log_leaves_no_long_wal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await written(tmp_path)
-    lengths = []
-    for moved in (1000, 1):
-        with closing(sqlite3.connect(tmp_path / "log.db")) as connection:
-            connection.execute("DELETE FROM lookups")
-            connection.commit()
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        monkeypatch.setattr(lookups, "MOVED", moved)
-        monkeypatch.setattr(lookups, "_FOLD", lookups._FOLD.replace(f"LIMIT {lookups.FOLDED}", "LIMIT 1"))
-        store = await SqliteStore.open(tmp_path)
-        lengths.append((tmp_path / "log.db-wal").stat().st_size)
-        await store.close()
-    assert lengths[1] < lengths[0] / 4
 
 
 async def test_a_reader_cannot_write(tmp_path: Path) -> None:

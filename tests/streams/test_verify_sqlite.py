@@ -81,12 +81,10 @@ async def test_where_the_index_is_damaged_too_the_rest_is_one_finding(tmp_path: 
     assert (first.kind, first.position) == ("corrupt", summary.records) and "cannot read any further" in first.reason
 
 
-@pytest.mark.parametrize(("index", "is_pruned"), [("lookups_by_causation", False), ("lookups", False), ("keys", True)])
-async def test_a_damaged_index_is_told_and_built_anew(
-    tmp_path: Path, index: str, is_pruned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("streams.stores.sqlite.keys.FOLDED", 10)
-    monkeypatch.setattr("streams.stores.sqlite.lookups.FOLDED", 10)
+@pytest.mark.parametrize(
+    ("index", "is_pruned"), [("records_by_causation", False), ("records_by_type", False), ("records_by_key", True)]
+)
+async def test_a_damaged_index_is_told_and_built_anew(tmp_path: Path, index: str, is_pruned: bool) -> None:
     await write(tmp_path)
     pruned: list[Record] = []
     if is_pruned:

@@ -40,7 +40,6 @@ from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend, is_being_written
-from streams.stores.sqlite import keys as sqlite_keys
 from tests.streams.builders import event
 from tests.streams.opened import collect, faults
 from tests.streams.sizes import size
@@ -222,7 +221,6 @@ class Writer:
 
 
 def _work(store: Path, mode: Mode, run: int, told: Connection) -> None:
-    sqlite_keys.FOLDED = 50  # so that a kill may come while keys are written
     asyncio.run(Writer(store, mode, run, told).run())
 
 

@@ -160,6 +160,26 @@ class JsonlReader:
         if records:
             yield records
 
+    async def checked_lines(self, wanted: Filter, after: int) -> AsyncIterator[CheckedLine]:
+        """Yield the lines above position ``after``. Lines that certainly do not match ``wanted`` may be left out.
+
+        Raises:
+            CorruptLog: a line is damaged or missing.
+        """
+        needle = _needle(wanted)
+        async for located in self._located_lines(after):
+            _check_line(located)
+            if needle is None or needle in located.line:
+                yield CheckedLine(located.expected, located.line)
+
+    async def checked_lines_back(self, wanted: Filter, after: int) -> AsyncIterator[CheckedLine]:
+        """Yield the same lines, the last one first."""
+        needle = _needle(wanted)
+        async for located in self._lines_back(after):
+            _check_line(located)
+            if needle is None or needle in located.line:
+                yield CheckedLine(located.expected, located.line)
+
     async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
         async for located in self._located_lines(after):
             if needle is None or needle in located.line:
@@ -323,6 +343,13 @@ def _file_of(segment: Segment) -> tuple[int, int]:
     except FileNotFoundError:
         return (0, 0)
     return (found.st_dev, found.st_ino)
+
+
+class CheckedLine(NamedTuple):
+    """The position and the text of a line whose checksum is right."""
+
+    position: int
+    text: bytes
 
 
 class _LocatedLine(NamedTuple):

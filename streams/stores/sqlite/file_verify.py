@@ -1,6 +1,6 @@
 """Verify the file of a sqlite log as a whole, apart from its records.
 
-The checks cover opening, pages and indexes, and the keys and lookups tables. Each check gives one sentence per fault,
+The checks cover opening, pages and indexes. Each check gives one sentence per fault,
 and none for a sound file. Damage never raises an exception: an unreadable file is reported in a sentence, too. Another
 check finds a lost head file. All checks block, and ``connection`` must have been opened with ``damaged`` (see
 ``connect_to_read``). ``verify.py`` verifies the records themselves.
@@ -18,7 +18,6 @@ from typing import Final
 from streams.errors import BadStore, StoreUnavailable
 from streams.findings import Finding
 from streams.store import NOTHING
-from streams.stores.sqlite import keys, lookups
 from streams.stores.sqlite.files import (
     LOG_FILE,
     STEPS,
@@ -57,9 +56,9 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
 
 
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """Faults that SQLite finds in pages and indexes, and faults of the keys and lookups tables.
+    """Faults that SQLite finds in pages and indexes.
 
-    ``quick``: only what SQLite checks in about a second, without these tables.
+    ``quick``: only what SQLite checks in about a second.
     """
     look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
     end = Timer(_QUICK_S, connection.interrupt)  # SQLite calls no progress handler while it looks at the pages
@@ -79,9 +78,6 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
             end.join()
     found = [f"SQLite reports: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
     found += _looked_at(path, "the schema", lambda: _schema_faults(connection))
-    if not quick:
-        found += _looked_at(path, "the keys table", lambda: keys.faults(connection))
-        found += _looked_at(path, "the lookups table", lambda: lookups.faults(connection))
     return found
 
 

@@ -20,7 +20,6 @@ from typing import ClassVar, Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.directory import is_being_written, read_manifest
-from streams.stores.sqlite import lookups
 from streams.stores.sqlite.at_rest import ReadConnection, at_rest
 from streams.system.files import check_file, open_or_create, refuse_link, sync_directory
 
@@ -37,7 +36,9 @@ BUSY_MS: Final = 5000
 """How long to wait for SQLite's brief locks."""
 
 SCHEMA: Final = """
-    CREATE TABLE streams (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+    CREATE TABLE streams (
+        id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, next_offset INTEGER NOT NULL, hash BLOB NOT NULL
+    ) STRICT;
     CREATE TABLE records (
         position INTEGER PRIMARY KEY,
         stream INTEGER NOT NULL REFERENCES streams (id),
@@ -55,15 +56,14 @@ SCHEMA: Final = """
         batch_count INTEGER NOT NULL,
         event BLOB NOT NULL
     ) STRICT;
+    CREATE UNIQUE INDEX records_by_key ON records (key);
     CREATE UNIQUE INDEX records_by_stream ON records (stream, offset);
     CREATE INDEX records_by_event_id ON records (event_id);
     CREATE INDEX records_by_type ON records (type);
     CREATE INDEX records_by_ts ON records (ts);
-    CREATE INDEX records_by_correlation ON records (correlation_id) WHERE correlation_id IS NOT NULL;
     CREATE INDEX records_by_causation ON records (causation_id) WHERE causation_id IS NOT NULL;
-    CREATE TABLE keys (key BLOB PRIMARY KEY, position INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE keys_through (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL) STRICT;
-    INSERT INTO keys_through VALUES (1, -1);
+    CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), position INTEGER NOT NULL, hash BLOB NOT NULL) STRICT;
+    INSERT INTO head VALUES (1, -1, x'');
     CREATE TABLE removed (
         key BLOB PRIMARY KEY, body BLOB NOT NULL, position INTEGER NOT NULL, offset INTEGER NOT NULL, hash BLOB NOT NULL
     ) STRICT, WITHOUT ROWID;
@@ -83,10 +83,8 @@ SCHEMA: Final = """
     INSERT INTO removals VALUES (1, 0);
     """
 
-STEPS: Final[tuple[str, ...]] = (SCHEMA, lookups.SCHEMA)
-"""Numbered schema steps, which only go forward. A released step never changes. ``PRAGMA user_version`` counts the
-completed steps.
-"""
+STEPS: Final[tuple[str, ...]] = (SCHEMA,)
+"""Numbered schema steps, which only go forward. ``PRAGMA user_version`` counts the completed steps."""
 
 SEARCH_STEPS: Final[tuple[str, ...]] = (
     """

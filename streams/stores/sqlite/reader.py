@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from threading import Lock
@@ -24,12 +23,10 @@ from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize
 from streams.store import MAX_BATCH, NOTHING, Record
 from streams.stores.keys import key_digest
-from streams.stores.sqlite import lookups
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
-from streams.stores.sqlite.keys import find_key
 from streams.stores.sqlite.removed import head_of, load
-from streams.stores.sqlite.rows import COLUMNS, SELECT, bindable, conditions, record_of, trigrams
+from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
 from streams.stores.stored import Stored
 
 _FETCH = 256
@@ -40,16 +37,14 @@ _FIRST_FETCH = 8
 _LEAST_REACH = 1024
 
 _IDS = (
-    "SELECT event_id FROM lookups WHERE event_id > ? AND position <= ? AND instr(event_id, ?) ORDER BY event_id LIMIT ?"
+    "SELECT event_id FROM records WHERE event_id > ? AND position <= ? AND instr(event_id, ?) ORDER BY event_id LIMIT ?"
 )
-_NEWER_IDS = "SELECT event_id FROM records WHERE position > ? AND instr(event_id, ?) ORDER BY event_id"
-
-TAILS: Final = (
-    # CROSS JOIN makes SQLite go stream by stream. The order that SQLite would choose visits every record.
-    "SELECT name, offset, hash FROM streams CROSS JOIN records ON records.stream = streams.id AND offset ="
-    " (SELECT max(offset) FROM records AS all_of_it WHERE all_of_it.stream = streams.id)"
+_TYPES: Final = (
+    "WITH RECURSIVE types (name) AS (SELECT min(type) FROM records UNION ALL"
+    " SELECT (SELECT min(type) FROM records WHERE type > name) FROM types WHERE name IS NOT NULL)"
+    " SELECT name FROM types WHERE name IS NOT NULL"
 )
-"""The last record of every stream."""
+"""Selects the existing types, with one index step for each type."""
 
 Answer = TypeVar("Answer")
 
@@ -78,7 +73,7 @@ class SqliteReader:
         return self._with_log(head_of, NOTHING)
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        async for record in self._stream(stream_id, from_offset, await self._head_now()):
+        async for record in self._stream(stream_id, from_offset, await self.head_now()):
             yield record
 
     async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
@@ -99,31 +94,37 @@ class SqliteReader:
         async for record in self._query(wanted, after, back=True):
             yield record
 
+    async def part_of(self, stream_id: str, from_offset: int, until: int) -> AsyncIterator[Record]:
+        """Yield the records of ``read`` up to position ``until``."""
+        async for record in self._stream(stream_id, from_offset, until):
+            yield record
+
+    async def between(self, wanted: Filter, after: int, until: int, *, back: bool = False) -> AsyncIterator[Record]:
+        """Yield the records of ``query`` above position ``after``, up to ``until``; ``back``: the newest first."""
+        async for record in self._query(wanted, after, back=back, until=until):
+            yield record
+
     async def find(self, idempotency_key: str) -> Record | None:
         digest = key_digest(idempotency_key)
-        row = await self._ask(lambda connection: find_key(connection, SELECT, digest), None)
+        row = await self._row("key", digest)
         return record_of(row, str(self._path)) if row is not None else None
 
     async def find_event(self, event_id: str) -> Record | None:
         if not bindable(event_id):
             return None
-        row = await self._ask(lambda connection: lookups.find_event(connection, SELECT, event_id), None)
+        row = await self._row("event_id", event_id)
         return record_of(row, str(self._path)) if row is not None else None
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
         if not bindable(part):
             return
-        last, covered = "", await self._ask(lookups.through, NOTHING)
-        while covered > NOTHING:
-            rows = await self._fetch(_IDS, [last, covered, part, _FETCH_IDS])
+        last, head = "", await self.head_now()
+        while rows := await self._fetch(_IDS, [last, head, part, _FETCH_IDS]):
             yield [identifier for (identifier,) in rows]
-            if len(rows) < _FETCH_IDS:
-                break
             last = rows[-1][0]
-        yield [identifier for (identifier,) in await self._fetch(_NEWER_IDS, [covered, part])]
 
     async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        head = await self._head_now()
+        head = await self.head_now()
         records: list[Stored] = []
         while after < head:
             # A batch has at most ``MAX_BATCH`` records, so each fetch contains at least one whole batch.
@@ -160,12 +161,12 @@ class SqliteReader:
     async def removed(self) -> dict[str, StreamRemoval]:
         return (await self.removal()).gone()
 
-    async def sizes(self) -> list[StreamSize]:
-        """See ``StreamStore.sizes``. Reads the whole table, but not the events."""
+    async def sizes(self, *, until: int = _ABOVE_ALL) -> list[StreamSize]:
+        """See ``StreamStore.sizes``; up to position ``until``. Reads the whole table, but not the events."""
         rows = await self._fetch(
             "SELECT name, min(offset), max(offset) + 1, count(*), sum(length(event)), min(ts), max(ts)"
-            " FROM records JOIN streams ON streams.id = records.stream GROUP BY name ORDER BY name",
-            [],
+            " FROM records JOIN streams ON streams.id = records.stream WHERE position <= ? GROUP BY name ORDER BY name",
+            [until],
         )
         return [StreamSize(*row) for row in rows]
 
@@ -196,9 +197,12 @@ class SqliteReader:
 
     # --- queries, from either end ---
 
-    async def _query(self, wanted: Filter, after: int, *, back: bool) -> AsyncIterator[Record]:
+    async def _query(
+        self, wanted: Filter, after: int, *, back: bool, until: int | None = None
+    ) -> AsyncIterator[Record]:
+        head = await self.head_now() if until is None else until
         if wanted.streams:
-            async for record in self._of_streams(wanted, back=back):
+            async for record in self._of_streams(wanted, head, back=back):
                 if record.position > after:
                     yield record
                 elif back:
@@ -211,8 +215,8 @@ class SqliteReader:
         is_checked = bool(wanted.times) or wanted.text is not None or wanted.trace_id is not None
         grams = trigrams(wanted.text) if wanted.text is not None and bindable(wanted.text) else None
         if grams is not None:
-            indexed = await asyncio.to_thread(self._indexed)
-        parts = [self._matching(where, values, max(begin, indexed), back=back)]
+            indexed = min(await asyncio.to_thread(self._indexed), head)
+        parts = [self._matching(where, values, max(begin, indexed), back=back, until=head)]
         if grams is not None and indexed > begin:
             parts.insert(1 if back else 0, self._found(grams, begin, indexed, back=back))
         for part in parts:
@@ -222,7 +226,8 @@ class SqliteReader:
 
     # --- fetching ---
 
-    async def _head_now(self) -> int:
+    async def head_now(self) -> int:
+        """``head``, read on a thread."""
         return await asyncio.to_thread(lambda: self.head)
 
     async def _stream(
@@ -242,9 +247,8 @@ class SqliteReader:
                 return
             most = min(most * 4, _FETCH)
 
-    async def _of_streams(self, wanted: Filter, *, back: bool) -> AsyncIterator[Record]:
+    async def _of_streams(self, wanted: Filter, head: int, *, back: bool) -> AsyncIterator[Record]:
         """Yield matching records of ``wanted.streams``, merged by position, because the index orders them by offset."""
-        head = await self._head_now()
         names = dict.fromkeys(wanted.streams)
         reads = [self._stream(name, 0, head, back=back) for name in names]
         sign = -1 if back else 1
@@ -269,7 +273,7 @@ class SqliteReader:
         if not any(name.endswith(".*") for name in wanted.types):
             return wanted
         nothing: list[str] = []
-        types = await self._ask(lookups.types, nothing)
+        types = await self._ask(lambda connection: [name for (name,) in connection.execute(_TYPES)], nothing)
         found = [name for name in types if any(type_matches(name, each) for each in wanted.types)]
         return replace(wanted, types=found or ["none"])
 
@@ -277,7 +281,7 @@ class SqliteReader:
         if wanted.since_ms is None or wanted.times:
             return NOTHING
         since_ms = wanted.since_ms
-        return await self._ask(lambda connection: lookups.before(connection, since_ms), NOTHING)
+        return await self._ask(lambda connection: _before(connection, since_ms), NOTHING)
 
     async def _matching(
         self, where: str, values: list[Any], after: int, *, back: bool = False, until: int | None = None
@@ -288,14 +292,14 @@ class SqliteReader:
         With a condition, this method reads one range of positions at a time, and the range grows while few records
         match: SQLite may have to sort the whole range, regardless of the limit.
         """
-        low, high = max(after, _BELOW_ALL), await self._head_now() if until is None else until
-        reach, wanted = _LEAST_REACH, lookups.Rows(COLUMNS, where, values, _FETCH)
-        nothing: list[tuple[Any, ...]] = []
+        low, high = max(after, _BELOW_ALL), await self.head_now() if until is None else until
+        reach, order = _LEAST_REACH, " DESC" if back else ""
+        condition = f" AND {where}" if where else ""
+        query = f"{SELECT} WHERE position > ? AND position <= ?{condition} ORDER BY position{order} LIMIT ?"
         while low < high:
             begin = max(high - reach, low) if back and where else low
             end = min(low + reach, high) if where and not back else high
-            between = partial(lookups.rows_between, wanted=wanted, begin=begin, end=end, back=back)
-            rows, begin, end = await self._ask(between, (nothing, begin, end))
+            rows = await self._fetch(query, [begin, end, *values, _FETCH])
             previous = end + 1 if back else begin
             for row in rows:
                 previous = self._following(previous, row[0], back=back)
@@ -330,6 +334,10 @@ class SqliteReader:
             for row in await self._fetch(query, positions):
                 yield record_of(row, str(self._path))
             low, high = (low, positions[-1] - 1) if back else (positions[-1], high)
+
+    async def _row(self, column: str, value: str | bytes) -> tuple[Any, ...] | None:
+        rows = await self._fetch(f"{SELECT} WHERE {column} = ? ORDER BY position LIMIT 1", [value])
+        return rows[0] if rows else None
 
     async def _ask(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
         return await asyncio.to_thread(self._with_log, ask, without)
@@ -416,14 +424,24 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 
 def _tails(connection: sqlite3.Connection, among: Collection[str] | None) -> dict[str, tuple[int, bytes]]:
+    query = "SELECT name, next_offset, hash FROM streams"
     if among is None:
-        rows = connection.execute(TAILS).fetchall()
+        rows = connection.execute(query).fetchall()
     else:
-        rows = [row for name in among for row in connection.execute(f"{TAILS} WHERE name = ?", [name])]
-    kept = {name: (offset + 1, hash_) for name, offset, hash_ in rows}
-    pruned = {
-        name: (base.offset, base.hash)
-        for name, base in load(connection).bases.items()
-        if among is None or name in among
-    }
-    return pruned | kept
+        rows = [row for name in among for row in connection.execute(f"{query} WHERE name = ?", [name])]
+    return {name: (offset, hash_) for name, offset, hash_ in rows}
+
+
+def _before(connection: sqlite3.Connection, since_ms: int) -> int:
+    """A position with no record from ``since_ms`` on at or below it."""
+    query = "SELECT position FROM records WHERE ts >= ? ORDER BY ts LIMIT 1"
+    first = connection.execute(query, [since_ms]).fetchone()
+    last = head_of(connection)
+    if first is None:
+        return last
+    # The first record of that time may not be the first in the log. SQLite by itself goes through the log from its
+    # beginning, also if only a few records are of that time.
+    query = "SELECT min(position) FROM records WHERE ts >= ?"
+    if last - first[0] < first[0]:
+        query = "SELECT min(position) FROM records INDEXED BY records_by_ts WHERE ts >= ?"
+    return int(connection.execute(query, [since_ms]).fetchone()[0]) - 1

@@ -18,8 +18,6 @@ import orjson
 from streams.hashing import digest_form_of, is_digest, payload_digest
 from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
 from streams.stores.keys import key_digest
-from streams.stores.sqlite.keys import forget_keys
-from streams.stores.sqlite.lookups import forget_lookups
 
 CHUNK: Final = 256
 """Maximum number of records removed or forgotten in one transaction, so that appends never wait long."""
@@ -29,11 +27,8 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024
 least one record.
 """
 
-HEAD: Final = (
-    "WITH kept (last) AS (SELECT coalesce(max(position), -1) FROM records)"
-    " SELECT max(last, coalesce((SELECT max(end) - 1 FROM removed_ranges WHERE first <= last + 1), -1)) FROM kept"
-)
-"""The log's last position: the position of its last record, or of the last pruned record that follows without a gap."""
+HEAD: Final = "SELECT position, hash FROM head"
+"""The log's last position and the hash of its record, which may have been pruned."""
 
 SINGLES: Final = "single"
 """The value in ``pending`` that stands for the work of forgetting the records in ``singles``."""
@@ -59,8 +54,11 @@ def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ..
 
 
 def head_of(connection: sqlite3.Connection) -> int:
-    found: int = connection.execute(HEAD).fetchone()[0]
-    return found
+    row = connection.execute(HEAD).fetchone()
+    if row is None:
+        raise DamagedRow("head", "its row is missing")
+    position: int = _as_written("head", row, int, bytes)[0]
+    return position
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -174,8 +172,6 @@ def prune_chunk(connection: sqlite3.Connection, stream_id: str, offset: int, at_
         entries = [_entry_of(row) for row in rows]
         connection.executemany(_INSERT_ENTRY, entries)
         connection.executemany("DELETE FROM records WHERE position = ?", [(row[0],) for row in rows])
-        forget_keys(connection, [entry.key for entry in entries])
-        forget_lookups(connection, [entry.position for entry in entries])
         last = entries[-1]
         connection.execute(
             "INSERT OR REPLACE INTO bases VALUES (?, ?, ?, ?)", [stream_id, last.offset + 1, last.hash, at_ms]

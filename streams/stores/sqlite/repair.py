@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from streams.errors import StoreLocked, StreamError
-from streams.stores.sqlite import keys, lookups
 from streams.stores.sqlite.files import (
     LOG_FILE,
     SEARCH_FILE,
@@ -18,10 +17,7 @@ from streams.stores.sqlite.files import (
     translated,
 )
 
-_TABLES: Final = (
-    "SELECT name FROM main.sqlite_schema"
-    " WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name NOT IN ('keys', 'keys_through', 'lookups')"
-)
+_TABLES: Final = "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 
 _EMPTY: Final = 'DELETE FROM main."{}"'
 _COPY: Final = 'INSERT INTO main."{}" SELECT * FROM damaged."{}" NOT INDEXED ORDER BY 1'
@@ -49,8 +45,6 @@ def copy_rows(store: Path, target: Path) -> None:
             for (name,) in connection.execute(_TABLES).fetchall():
                 connection.execute(_EMPTY.format(name))  # delete the schema's initial rows
                 connection.execute(_COPY.format(name, name))
-            keys.rebuild(connection)
-            lookups.rebuild(connection)
             connection.execute("COMMIT")
             connection.execute("DETACH damaged")
     finally:

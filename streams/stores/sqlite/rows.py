@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 from zlib import crc32
@@ -23,13 +24,11 @@ INSERT: Final = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
 COLUMNS: Final = "records.position, records.offset, records.hash, records.crc, records.event"
 SELECT: Final = f"SELECT {COLUMNS} FROM records"  # noqa: S608 - a constant
 
+_LOOKED_UP: Final = 500
+"""How many keys one query looks up."""
+
 MAX_TRIGRAMS: Final = 24
 """Maximum number of a text's trigrams to ask the index for; whole texts are compared afterwards anyway."""
-
-
-POSITION: Final = 0
-KEY: Final = 9
-"""The indexes of the columns for position and key in a row."""
 
 
 def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -> Row:
@@ -93,23 +92,13 @@ def record_of(row: Sequence[Any], file: str) -> Record:
 
 def conditions(wanted: Filter) -> tuple[str, list[Any]]:
     """A ``WHERE`` clause and its parameters for all conditions of ``wanted`` but its text, trace and ``times``; ``""``
-    if there are none.
-
-    In the clause, ``{of}`` stands for the table of a field that ``lookups`` has: see ``lookups.rows_between``.
+    if there are none. Types must be whole, without ``.*``.
     """
     parts: list[str] = []
     values: list[Any] = []
     if wanted.types:
-        either = []
-        for name in wanted.types:
-            if name.endswith(".*"):
-                # Types are ASCII, and "/" follows ".", so every type that begins with "agent." sorts before "agent/".
-                either.append("({of}.type >= ? AND {of}.type < ?)")
-                values += [name[:-1], name[:-2] + "/"]
-            else:
-                either.append("{of}.type = ?")
-                values.append(name)
-        parts.append(f"({' OR '.join(either)})")
+        parts.append(f"records.type IN ({', '.join('?' * len(wanted.types))})")
+        values += wanted.types
     if wanted.streams:
         marks = ", ".join("?" * len(wanted.streams))
         parts.append(f"records.stream IN (SELECT id FROM streams WHERE name IN ({marks}))")  # noqa: S608 - marks only
@@ -118,20 +107,33 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
         parts.append(f"records.actor IN ({', '.join('?' * len(wanted.actors))})")
         values += wanted.actors
     # No index of correlation ids: whoever asks for one names its stream.
-    fields = (("records.correlation_id", wanted.correlation_id), ("{of}.causation_id", wanted.causation_id))
-    for column, value in fields:
+    for column, value in (("correlation_id", wanted.correlation_id), ("causation_id", wanted.causation_id)):
         if value is not None:
-            parts.append(f"{column} = ?")
+            parts.append(f"records.{column} = ?")
             values.append(value)
     if wanted.times:
         return " AND ".join(parts), values  # the reader compares the times
+    # The plus keeps SQLite from using the index of times, which is not in the order of positions.
     if wanted.since_ms is not None:
-        parts.append("records.ts >= ?")
+        parts.append("+records.ts >= ?")
         values.append(wanted.since_ms)
     if wanted.until_ms is not None:
-        parts.append("records.ts < ?")
+        parts.append("+records.ts < ?")
         values.append(wanted.until_ms)
     return " AND ".join(parts), values
+
+
+def positions_of(connection: sqlite3.Connection, digests: Sequence[bytes]) -> dict[bytes, int]:
+    """Where the records with these keys are. Keys that are not stored are left out.
+
+    Nearly always no key is stored, and one query for many is cheaper than one query for each.
+    """
+    found: dict[bytes, int] = {}
+    for begin in range(0, len(digests), _LOOKED_UP):
+        asked = digests[begin : begin + _LOOKED_UP]
+        marks = ", ".join("?" * len(asked))
+        found.update(connection.execute(f"SELECT key, position FROM records WHERE key IN ({marks})", asked))  # noqa: S608 - marks only
+    return found
 
 
 def trigrams(text: str) -> str | None:

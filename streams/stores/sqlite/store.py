@@ -2,8 +2,7 @@
 
 A commit is one transaction with ``synchronous=FULL`` in WAL mode, so it is durable once SQLite has committed it. Then
 the store writes the head file (see ``head.py``). Only the writing connection checkpoints, between two commits, once the
-WAL holds ``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows, and the keys of the last records
-(``keys.py``).
+WAL holds ``CHECKPOINT_PAGES``. Opening a log of any size reads a few rows.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from streams.errors import BadStore, CorruptLog, StoreUnavailable, StreamError
-from streams.hashing import GENESIS
+from streams.hashing import GENESIS, chain
 from streams.retention import Removal, Removed
 from streams.store import Record
 from streams.stores.commit import GroupCommit, GroupedStore, Pending, WouldStall
+from streams.stores.head import Head
 from streams.stores.keys import key_digest
 from streams.stores.plan import (
     Known,
@@ -29,14 +29,12 @@ from streams.stores.plan import (
     as_record,
     plan,
 )
-from streams.stores.sqlite import lookups
 from streams.stores.sqlite.files import BUSY_MS, STEPS, connect_to_write, translated
 from streams.stores.sqlite.head import HeadFile, make_head_file
-from streams.stores.sqlite.keys import Keys, find_known
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
-from streams.stores.sqlite.removed import HEAD, base_of, find, load
-from streams.stores.sqlite.rows import INSERT, KEY, POSITION, SELECT, Row, record_of, row_of, stored_row
+from streams.stores.sqlite.removed import HEAD, find, head_of, load
+from streams.stores.sqlite.rows import INSERT, SELECT, Row, positions_of, record_of, row_of, stored_row
 from streams.stores.stored import Stored
 from streams.system.threads import InTurn
 
@@ -82,12 +80,9 @@ class SqliteStore(GroupedStore, SqliteReader):
         with suppress(OSError, StoreUnavailable, BadStore):
             self._remover.resume(lambda work: work())
         self._stream_ids: dict[str, int] = {}
-        with translated(self._path, "opening"):
-            self._keys = Keys(self._writing)
-            lookups.fill(self._writing)
-        self._newer = 0
-        """How many records ``lookups`` lacks."""
         self._fresh: dict[bytes, Placed] = {}
+        self._touched: set[str] = set()
+        """The streams that the current commit writes to."""
         self._digests: dict[str, bytes] = {}
         self._stored: dict[bytes, int] = {}
         """For the current commit: ``_digests`` has the digests of its keys, and ``_stored`` maps the digests of keys
@@ -112,8 +107,24 @@ class SqliteStore(GroupedStore, SqliteReader):
 
     def _stored_head(self) -> int:
         with translated(self._path, "opening"):
-            found = self._writing.execute(HEAD).fetchone()[0]
-        return int(found)
+            return head_of(self._writing)
+
+    def last_record(self) -> Head:
+        """The last record, also if it was pruned."""
+        with translated(self._path, "reading"):
+            position, hash_ = self._writing.execute(HEAD).fetchone()
+        return Head(position, hash_.hex())
+
+    @property
+    def has_removed(self) -> bool:
+        """True if records were pruned, so that a key may be known without its record."""
+        return self._has_entries
+
+    def abandon_opening(self) -> None:
+        """Release the files of a store that nothing was appended to. Blocks."""
+        self._commits.end()
+        self._head_file.close()
+        self._writing.close()
 
     def _load_removal(self) -> Removal:
         with translated(self._path, "opening"):
@@ -132,11 +143,10 @@ class SqliteStore(GroupedStore, SqliteReader):
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
         digests = [key_digest(key) for key in idempotency_keys]
-        places = [(digest, self._keys.recent(digest)) for digest in digests]
-        nothing: list[tuple[Any, ...] | None] = [None] * len(places)
+        nothing: list[tuple[Any, ...] | None] = [None] * len(digests)
         rows = await asyncio.to_thread(
             self._with_log,
-            lambda connection: [find_known(connection, SELECT, *place) for place in places],
+            lambda connection: [connection.execute(f"{SELECT} WHERE key = ?", [each]).fetchone() for each in digests],
             nothing,
         )
         return [record_of(row, str(self._path)) if row is not None else None for row in rows]
@@ -149,12 +159,8 @@ class SqliteStore(GroupedStore, SqliteReader):
     def tail(self, stream_id: str) -> tuple[int, bytes]:
         tail = self._tails.get(stream_id)
         if tail is None:
-            row = self._writing.execute(
-                "SELECT offset, hash FROM records WHERE stream = (SELECT id FROM streams WHERE name = ?)"
-                " ORDER BY offset DESC LIMIT 1",
-                [stream_id],
-            ).fetchone()
-            tail = (row[0] + 1, row[1]) if row is not None else base_of(self._writing, stream_id) or (0, GENESIS)
+            query = "SELECT next_offset, hash FROM streams WHERE name = ?"
+            tail = self._writing.execute(query, [stream_id]).fetchone() or (0, GENESIS)
             self._tails[stream_id] = tail
         return tail
 
@@ -164,10 +170,8 @@ class SqliteStore(GroupedStore, SqliteReader):
         if fresh is not None:
             return fresh
         if digest in self._stored:
-            where = [self._stored[digest], digest]
-            row = self._writing.execute(f"{SELECT} WHERE position = ? AND key = ?", where).fetchone()
-            if row is not None:  # no row: the record was pruned
-                return record_of(row, str(self._path))
+            row = self._writing.execute(f"{SELECT} WHERE position = ?", [self._stored[digest]]).fetchone()
+            return record_of(row, str(self._path))
         return find(self._writing, digest) if self._has_entries else None
 
     # --- writing ---
@@ -178,7 +182,8 @@ class SqliteStore(GroupedStore, SqliteReader):
                 self._tidy()
             self._begin()
             decided, rows = self._decide(group)
-            self._writing.executemany(INSERT, rows)
+            if rows:
+                self._write(rows, {name: self._tails[name] for name in self._touched}, self._next - 1, self._last_hash)
             begun = time.perf_counter()
             self._writing.execute("COMMIT")
             seconds = time.perf_counter() - begun
@@ -213,7 +218,8 @@ class SqliteStore(GroupedStore, SqliteReader):
         rows: list[Row] = []
         keys = [each.event.idempotency_key for pending in group for each in pending.request.batch]
         self._digests = {key: key_digest(key) for key in keys}
-        self._stored = self._keys.positions(list(self._digests.values()))
+        self._stored = positions_of(self._writing, list(self._digests.values()))
+        self._touched.clear()
         for pending in group:
             try:
                 plan_ = plan(pending.request, self)
@@ -226,6 +232,7 @@ class SqliteStore(GroupedStore, SqliteReader):
                 digest = self._digests[event.idempotency_key]
                 rows.append(row_of(placed, self._stream_id(event.stream_id), digest, index, count))
                 self._tails[event.stream_id] = (placed.offset + 1, placed.hash)
+                self._touched.add(event.stream_id)
                 self._fresh[digest] = placed
             if plan_.new:
                 self._last_hash = plan_.new[-1].hash
@@ -263,6 +270,21 @@ class SqliteStore(GroupedStore, SqliteReader):
     # --- migrating a log from or to another backend ---
 
     def _copy(self, records: Sequence[Stored]) -> None:
+        self.move(records, prove=False)
+
+    def move_between_commits(self, records: Sequence[Stored]) -> None:
+        """``move``, while no removal is changing the file. Raises ``StoreClosed``, too."""
+        self._commits.exclusively(lambda: self.move(records))
+
+    def move(self, records: Sequence[Stored], *, prove: bool = True) -> None:
+        """Write whole batches that follow the last record, in one transaction. Blocks; nobody may append meanwhile.
+
+        ``prove``: first check that each record continues its stream's hash chain.
+
+        Raises:
+            ValueError: a record does not follow, or does not continue its stream; nothing was written.
+            OSError, StreamError: the file cannot be written; nothing was written.
+        """
         with translated(self._path, "writing"):
             if self._is_tidying_due():
                 self._tidy()
@@ -270,14 +292,21 @@ class SqliteStore(GroupedStore, SqliteReader):
             self._writing.execute("BEGIN IMMEDIATE")
             try:
                 rows: list[Row] = []
+                tails: dict[str, tuple[int, bytes]] = {}
                 following = self._next
                 for record in records:
                     if record.position != following:
                         raise ValueError(f"record {record.position} does not follow record {following - 1}")
                     following += 1
                     event = record.parse()
-                    rows.append(stored_row(record, event, self._stream_id(event.stream_id)))
-                self._writing.executemany(INSERT, rows)
+                    name = event.stream_id
+                    offset, previous = tails.get(name) or self.tail(name)
+                    if prove and (record.offset != offset or chain(previous, record.digest_form()) != record.hash):
+                        raise ValueError(f"record {record.position} does not continue its stream")
+                    tails[name] = (offset + 1, record.hash)
+                    rows.append(stored_row(record, event, self._stream_id(name)))
+                if rows:
+                    self._write(rows, tails, following - 1, records[-1].hash)
                 self._writing.execute("COMMIT")
             except BaseException:
                 self._stream_ids.clear()
@@ -287,7 +316,7 @@ class SqliteStore(GroupedStore, SqliteReader):
                 self._head_file.write(records[-1].position, records[-1].hash)
             self._next = following
             self._head = self._next - 1
-            self._tails.clear()
+            self._tails.update(tails)
             self._note(rows)
 
     def _stream_id(self, name: str) -> int:
@@ -295,34 +324,36 @@ class SqliteStore(GroupedStore, SqliteReader):
         if found is None:
             row = self._writing.execute("SELECT id FROM streams WHERE name = ?", [name]).fetchone()
             if row is None:
-                row = self._writing.execute("INSERT INTO streams (name) VALUES (?) RETURNING id", [name]).fetchone()
+                row = self._writing.execute(
+                    "INSERT INTO streams (name, next_offset, hash) VALUES (?, 0, ?) RETURNING id", [name, GENESIS]
+                ).fetchone()
             found = self._stream_ids[name] = int(row[0])
         return found
 
+    def _write(self, rows: Sequence[Row], tails: Mapping[str, tuple[int, bytes]], position: int, hash_: bytes) -> None:
+        """Within a transaction, insert the rows, and update where their streams and the log end."""
+        self._writing.executemany(INSERT, rows)
+        self._writing.executemany(
+            "UPDATE streams SET next_offset = ?, hash = ? WHERE id = ?",
+            [(*tail, self._stream_id(name)) for name, tail in tails.items()],
+        )
+        self._writing.execute("UPDATE head SET position = ?, hash = ?", [position, hash_])
+
     def _note(self, rows: Sequence[Row]) -> None:
         self._fresh.clear()
-        self._keys.remember((row[KEY], row[POSITION]) for row in rows)
-        self._newer += len(rows)
         self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + len(rows) * PAGES_OF_A_ROW
 
     def _is_tidying_due(self) -> bool:
-        return self._wal_pages > CHECKPOINT_PAGES or self._newer >= lookups.FOLDED or self._keys.are_many
+        return self._wal_pages > CHECKPOINT_PAGES
 
     def _tidy(self) -> None:
-        """Between two commits, write what was collected for ``keys`` and ``lookups``, and move the WAL into the
-        database file.
+        """Between two commits, move the WAL into the database file.
 
         SQLite's automatic checkpoint hides a failed sync, and then trusts the next one, which may wrongly succeed.
         """
         self._wait_at_most(BUSY_MS)
-        if self._keys.are_many:
-            self._keys.fold()
-        if self._newer >= lookups.FOLDED:
-            lookups.fold(self._writing)
-            self._newer = 0
-        if self._wal_pages > CHECKPOINT_PAGES:
-            self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            self._wal_pages = 0
+        self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self._wal_pages = 0
 
     def _abandon(self) -> None:
         """After a failed write, roll back what was not committed. If the rollback fails, too, SQLite drops the
