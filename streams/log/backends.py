@@ -9,6 +9,8 @@ from pathlib import Path
 from streams.errors import StoreUnavailable
 from streams.stores.directory import Backend, create
 from streams.stores.disk import Disk
+from streams.stores.journal.store import SEGMENT_BYTES as JOURNAL_SEGMENT_BYTES
+from streams.stores.journal.store import JournalStore
 from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
 from streams.stores.space import mib_to_open
 from streams.stores.sqlite.search import SearchIndex
@@ -16,7 +18,7 @@ from streams.stores.sqlite.store import SqliteStore
 
 __all__ = ["DiskStore", "SearchIndex", "open_backend", "unavailable"]
 
-DiskStore = JsonlStore | SqliteStore
+DiskStore = JsonlStore | SqliteStore | JournalStore
 
 
 async def open_backend(
@@ -28,8 +30,14 @@ async def open_backend(
         create(store)
         return JsonlStore(store, disk or Disk(), segment_bytes)
 
+    def journal() -> JournalStore:
+        create(store)
+        return JournalStore(store, disk or Disk(), min(segment_bytes, JOURNAL_SEGMENT_BYTES))
+
     try:
-        return await (SqliteStore.open(store) if backend == "sqlite" else asyncio.to_thread(jsonl))
+        if backend == "sqlite":
+            return await SqliteStore.open(store)
+        return await asyncio.to_thread(journal if backend == "journal" else jsonl)
     except OSError as error:
         raise unavailable(store, error) from error
 

@@ -35,6 +35,7 @@ from streams.stores.directory import (
 )
 from streams.stores.disk import Disk
 from streams.stores.hints import HintAhead, Hints
+from streams.stores.journal.store import JournalStore
 from streams.stores.jsonl.store import SEGMENT_BYTES, JsonlStore
 from streams.stores.live import LiveTail
 from streams.stores.sqlite.kept import KeptRows
@@ -143,7 +144,7 @@ class Log(AnyBackend):
     @property
     def torn(self) -> Path | None:
         """Where opening put the incomplete tail of a jsonl log; ``None`` if there was none."""
-        return self._backend.torn if isinstance(self._backend, JsonlStore) else None
+        return self._backend.torn if isinstance(self._backend, JsonlStore | JournalStore) else None
 
     @property
     def head_lost(self) -> bool:
@@ -154,7 +155,7 @@ class Log(AnyBackend):
     def head_warning(self) -> str | None:
         if not self.head_lost:
             return None
-        file = self.store / ("head" if self.backend == "jsonl" else "sqlite-head")
+        file = self.store / ("sqlite-head" if self.backend == "sqlite" else "head")
         return (
             f"missing: {file}: it was missing or damaged and has now been renewed; until then, a loss of records at "
             "the very end of the log would have gone unnoticed"
@@ -270,7 +271,7 @@ class Log(AnyBackend):
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
         async with self._to_sqlite_turn:  # hold the lock, so that concurrent removals migrate the log only once
-            if self.backend == "sqlite":
+            if self.backend in ("sqlite", "journal"):
                 return None
             moved_from = self.backend
             self._refuse_moving()
@@ -297,15 +298,16 @@ class Log(AnyBackend):
             task.exception()  # mark the exception as retrieved; otherwise asyncio logs it if no caller is waiting
 
     @asynccontextmanager
-    async def _removing(self) -> AsyncIterator[SqliteStore]:
+    async def _removing(self) -> AsyncIterator[SqliteStore | JournalStore]:
         self._refuse_moving()
         self._removals += 1
         self._still.clear()
         try:
             async with self._to_sqlite_turn:
-                await discard_old(self.store)  # the old store would still contain what is removed here
+                if self.backend != "journal":
+                    await discard_old(self.store)  # the old store would still contain what is removed here
             self.reread_manifest()
-            if not isinstance(self._backend, SqliteStore):
+            if not isinstance(self._backend, SqliteStore | JournalStore):
                 raise StoreUnavailable(
                     f"the log in {self.store} migrated to {self.backend} in the meantime", "try again"
                 )

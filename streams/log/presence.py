@@ -57,6 +57,9 @@ def _refuse_missing(store: Path, manifest: Manifest | None, alone: bool) -> None
         lost = left_alone(store)
         if lost is not None:
             raise MissingLog(str(store), lost.reason, lost.hint)
+    elif manifest.backend == "journal":
+        if not holds_log(store / LOG_FILE, alone=alone):
+            raise _gone(store, manifest, alone, f"{LOG_FILE} is missing or empty")
     elif manifest.backend == "jsonl":
         # If the head file or a segment is left, the log was here, and reading the log reports what is missing.
         if not (store / "head").exists() and not list_segments(store / "log"):

@@ -19,11 +19,12 @@ from streams.retention import StreamRemoval, StreamSize
 from streams.store import NOTHING, Record, Snapshot
 from streams.stores.directory import is_being_written, read_manifest
 from streams.stores.hints import Hints
+from streams.stores.journal.reading import JournalReader, TwoPlaces
 from streams.stores.jsonl.reader import JsonlReader
 from streams.stores.sqlite.kept import ReadRows, read_rows
 from streams.stores.sqlite.reader import SqliteReader
 
-DiskReader = JsonlReader | SqliteReader
+DiskReader = JsonlReader | SqliteReader | TwoPlaces
 Result = TypeVar("Result")
 
 
@@ -112,6 +113,7 @@ class LogReader(AnyBackend):
         self.damage: CorruptLog | None = None
         self._sqlite: SqliteReader | None = None
         self._jsonl = JsonlReader(store)
+        self._journal: JournalReader | None = None
 
     def _end(self, error: Exception) -> None:
         if not self._to_damage or not isinstance(error, CorruptLog):
@@ -120,13 +122,16 @@ class LogReader(AnyBackend):
 
     def _now(self) -> DiskReader:
         # Check a sqlite store's files only until its database is open, because a check on every read is slow.
-        look = located if self._sqlite is None else read_manifest
+        look = located if self._sqlite is None and self._journal is None else read_manifest
         manifest = look(self.store)
         if manifest is None or manifest.backend == "jsonl":
             if self._sqlite is not None:
                 # The old store may be deleted at any time, and open files would keep its disk space in use.
                 self._sqlite.let_go()
             return self._jsonl
+        if manifest.backend == "journal":
+            self._journal = self._journal or JournalReader(self.store)
+            return self._journal
         if self._sqlite is None:
             self._sqlite = SqliteReader(self.store)
         return self._sqlite
@@ -149,7 +154,7 @@ class LogReader(AnyBackend):
     @property
     def is_indexed(self) -> bool:
         """True if finding one stream, or one event, does not read the whole log."""
-        return isinstance(self._now(), SqliteReader)
+        return not isinstance(self._now(), JsonlReader)
 
     async def newest(
         self, wanted: Filter, count: int, *, after: int = NOTHING, fits: Callable[[Record], bool] = every_record
@@ -246,5 +251,6 @@ class LogReader(AnyBackend):
         )
 
     async def close(self) -> None:
-        if self._sqlite is not None:
-            await self._sqlite.close()
+        for reader in (self._sqlite, self._journal):
+            if reader is not None:
+                await reader.close()

@@ -21,9 +21,9 @@ from streams.identity import Identity
 from streams.system import locks
 from streams.system.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 
-Backend = Literal["jsonl", "sqlite"]
+Backend = Literal["jsonl", "sqlite", "journal"]
 
-FORMATS: Final[dict[Backend, int]] = {"jsonl": 1, "sqlite": 2}
+FORMATS: Final[dict[Backend, int]] = {"jsonl": 1, "sqlite": 2, "journal": 3}
 """Each backend's manifest format, so that a version that knows only jsonl does not open a sqlite store."""
 
 NEWEST: Final = max(FORMATS.values())

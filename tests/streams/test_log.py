@@ -16,6 +16,7 @@ from streams.log.repair_plan import decide
 from streams.log.verify import Verification
 from streams.store import Snapshot, StreamStore
 from streams.stores.directory import Backend, read_manifest
+from streams.stores.journal import mover
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
 from tests.streams.retention_contract import RetentionContract
@@ -35,6 +36,22 @@ class TestLogOnJsonl(StoreContract, RetentionContract):
 
 class TestLogOnSqlite(TestLogOnJsonl):
     backend: Backend = "sqlite"
+
+
+class TestLogOnJournal(TestLogOnJsonl):
+    backend: Backend = "journal"
+
+
+class TestLogOnJournalThatMovesAtOnce(TestLogOnJournal):
+    @pytest.fixture(autouse=True)
+    def _no_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mover, "PAUSE_SECONDS", 0.0)
+
+
+class TestLogOnJournalThatNeverMoves(TestLogOnJournal):
+    @pytest.fixture(autouse=True)
+    def _long_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mover, "PAUSE_SECONDS", 1e6)
 
 
 @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])

@@ -1,0 +1,216 @@
+"""Read a log that is in two places: in the database up to the database's head, and above it in the journal.
+
+A record leaves the journal only after the database has it. So whoever asks for one record asks the journal first, and
+whoever reads in order and misses a line in the journal finds it in the database by now, and reads on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from streams.errors import CorruptLog
+from streams.query import Filter
+from streams.retention import Removal, StreamRemoval, StreamSize, Tally
+from streams.store import NOTHING, Record
+from streams.stores.journal.writer import JOURNAL
+from streams.stores.jsonl.lines import event_of, parse_keys, parse_record
+from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.sqlite.reader import SqliteReader
+
+Line = TypeVar("Line")
+
+
+class Moved(Exception):
+    """The journal no longer has the lines that were asked for. ``why`` is what it would mean if they had not moved."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__()
+        self.why = why
+
+
+class Journal:
+    """The lines of the journal, from the first one above the database's head."""
+
+    def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+        """Yield the lines above position ``after`` up to ``head``, in order. Lines that certainly do not match
+        ``wanted`` may be left out. Raises ``Moved``."""
+        raise NotImplementedError
+
+    def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+        """Yield the same lines, the last one first. Raises ``Moved``."""
+        raise NotImplementedError
+
+
+class TwoPlaces:
+    """``StreamReader`` over a database and a journal."""
+
+    _database: SqliteReader
+    _journal: Journal
+
+    @property
+    def head(self) -> int:
+        raise NotImplementedError
+
+    async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
+        def stored(_: int, until: int) -> AsyncIterator[Record]:
+            return self._database.part_of(stream_id, from_offset, until)
+
+        async for record in self._forward(Filter(streams=(stream_id,)), NOTHING, stored):
+            if record.offset >= from_offset:
+                yield record
+
+    async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
+        async for record in self._query(Filter(), after):
+            yield record
+
+    async def query(self, wanted: Filter) -> AsyncIterator[Record]:
+        async for record in self._query(wanted, NOTHING):
+            yield record
+
+    async def back(self, wanted: Filter, after: int = NOTHING) -> AsyncIterator[Record]:
+        """Yield the records of ``query`` with a position above ``after``, newest first. Reads little more than what the
+        caller takes.
+        """
+        upper, moved = await self._head_now(), NOTHING
+        while (moved := await self._database.head_now()) < upper:
+            try:
+                async for line in self._journal.lines_back(wanted, max(moved, after), upper):
+                    record = parse_record(line)
+                    upper = record.position - 1
+                    if wanted.matches(record.event):
+                        yield record
+                break
+            except Moved as error:
+                if await self._database.head_now() == moved:
+                    raise error.why from None
+        async for record in self._database.between(wanted, after, min(upper, moved), back=True):
+            yield record
+
+    async def find(self, idempotency_key: str) -> Record | None:
+        found = await self._in_journal(lambda record: record.event.idempotency_key == idempotency_key)
+        return found or await self._database.find(idempotency_key)
+
+    async def find_event(self, event_id: str) -> Record | None:
+        """The record with the given event id, or ``None``."""
+        found = await self._in_journal(lambda record: record.event.id == event_id)
+        return found or await self._database.find_event(event_id)
+
+    async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
+        """Yield the ids that contain ``part``, many at a time. Some may come twice."""
+        async for some in self._database.event_ids(part):
+            yield some
+        async for record in self._query(Filter(), await self._database.head_now()):
+            if part in record.event.id:
+                yield [record.event.id]
+
+    async def removal(self) -> Removal:
+        return await self._database.removal()
+
+    async def removed(self) -> dict[str, StreamRemoval]:
+        return await self._database.removed()
+
+    async def sizes(self) -> list[StreamSize]:
+        """See ``StreamStore.sizes``. Reads the whole table, but not the events."""
+        head = await self._head_now()
+        while True:
+            moved = min(await self._database.head_now(), head)
+            tally = Tally(await self._database.sizes(until=moved))
+            try:
+                async for line in self._journal.lines(Filter(), moved, head):
+                    keys = parse_keys(line)
+                    tally.add(keys.event.stream_id, keys.offset, keys.event.ts, len(event_of(line)))
+                return tally.sizes()
+            except Moved as error:
+                if await self._database.head_now() == moved:
+                    raise error.why from None
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def _head_now(self) -> int:
+        return await asyncio.to_thread(lambda: self.head)
+
+    async def _query(self, wanted: Filter, after: int) -> AsyncIterator[Record]:
+        def stored(begin: int, until: int) -> AsyncIterator[Record]:
+            return self._database.between(wanted, begin, until)
+
+        async for record in self._forward(wanted, after, stored):
+            yield record
+
+    async def _forward(
+        self, wanted: Filter, after: int, stored: Callable[[int, int], AsyncIterator[Record]]
+    ) -> AsyncIterator[Record]:
+        """Yield the matching records above ``after``. ``stored`` yields those of the database."""
+        head = await self._head_now()
+        while after < head:
+            moved = min(await self._database.head_now(), head)
+            if after < moved:
+                async for record in stored(after, moved):
+                    if record.position > after:
+                        yield record
+                after = moved
+                continue
+            try:
+                async for line in self._journal.lines(wanted, after, head):
+                    record = parse_record(line)
+                    after = record.position
+                    if wanted.matches(record.event):
+                        yield record
+                return
+            except Moved as error:
+                if await self._database.head_now() <= after:
+                    raise error.why from None
+
+    async def _in_journal(self, is_wanted: Callable[[Record], bool]) -> Record | None:
+        try:
+            async for line in self._journal.lines(Filter(), await self._database.head_now(), await self._head_now()):
+                if is_wanted(record := parse_record(line)):
+                    return record
+        except Moved:
+            return None  # whatever was there is in the database now
+        return None
+
+
+class FileJournal(JsonlReader, Journal):
+    """The journal as its files show it to any process."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__(store)
+        self._log = store / JOURNAL
+
+    async def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+        try:
+            async for line in self.checked_lines(wanted, after):
+                if line.position > head:
+                    return
+                yield line.text
+        except (CorruptLog, FileNotFoundError) as error:
+            raise Moved(error) from None
+
+    async def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+        try:
+            async for line in self.checked_lines_back(wanted, after):
+                if line.position <= head:
+                    yield line.text
+        except (CorruptLog, FileNotFoundError) as error:
+            raise Moved(error) from None
+
+
+class JournalReader(TwoPlaces):
+    """Reads the log in ``store`` while another process may be writing it; a directory without a log reads as empty."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._database = SqliteReader(store)
+        self._files = self._journal = FileJournal(store)
+
+    @property
+    def head(self) -> int:
+        """See ``StreamReader.head``. Read from disk at each call."""
+        return max(self._files.head, self._database.head)
+
+
+__all__ = ["FileJournal", "Journal", "JournalReader", "Moved", "TwoPlaces"]
