@@ -348,7 +348,8 @@ class Log(AnyBackend):
     # --- migrating to another backend (see streams/log/migrate.py) ---
 
     @property
-    def source(self) -> DiskStore:
+    def source(self) -> JsonlStore | SqliteStore:
+        assert not isinstance(self._backend, JournalStore), "a log in a journal and a database does not migrate"
         return self._backend
 
     @asynccontextmanager

@@ -112,7 +112,7 @@ def holds_files(store: Path, backend: Backend) -> bool:
     Raises:
         ForeignStore: a file is a symbolic link.
     """
-    if backend == "sqlite":
+    if backend != "jsonl":
         return (store / LOG_FILE).exists() and (store / LOG_FILE).stat().st_size > 0
     return read_head(store / "head") is not None or bool(list_segments(store / "log"))
 

@@ -10,6 +10,7 @@ from streams.findings import Finding, Kind, Summary
 from streams.log.beside import lost_findings, manifest_finding
 from streams.log.presence import holds_files, with_records
 from streams.stores.directory import MANIFEST, Backend, is_being_written, read_manifest, refuse_links
+from streams.stores.journal.verify import JournalVerification
 from streams.stores.jsonl.verify import JsonlVerification
 from streams.stores.sqlite.verify import SqliteVerification
 
@@ -40,11 +41,13 @@ class Verification:
         quick: bool = False,
     ) -> None:
         refuse_links(store)
-        self._of_backend: JsonlVerification | SqliteVerification
+        self._of_backend: JsonlVerification | SqliteVerification | JournalVerification
         self._store, self._alone, self._may_move = store, alone, backend is None and not alone
         self._backend = backend or _backend_of(store)
         if self._backend == "sqlite":
             self._of_backend = SqliteVerification(store, None, alone, quick)
+        elif self._backend == "journal":
+            self._of_backend = JournalVerification(store, None, alone, quick)
         else:
             self._of_backend = JsonlVerification(store, None, alone, quick)
 

@@ -23,6 +23,7 @@ from streams.log.log import Log
 from streams.log.migrate import Migration, discard_kept
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
+from streams.stores.journal import mover
 from streams.stores.jsonl.segments import list_segments
 from streams.stores.sqlite import removed as sqlite_removed
 from tests.streams.builders import event
@@ -70,9 +71,9 @@ def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
             found.append(Remove("forget", {stream: counts[stream] for stream in ("ses_a", "ses_1")}))
         elif number and number % (length // 4) == 0:
             to = other if at < 0.4 or at > 0.7 else start
-            found.append("to jsonl" if to == "jsonl" else "to sqlite")
+            found.append("reopen" if start == "journal" else "to jsonl" if to == "jsonl" else "to sqlite")
         elif number and number % (length // 8) == 0:
-            found.append("tear" if at < 0.5 else "discard" if at > 0.8 else "reopen")
+            found.append("tear" if at < 0.5 else "discard" if at > 0.8 and start != "journal" else "reopen")
         elif number % 9 == 8:
             found.append("hint")
         else:
@@ -117,13 +118,13 @@ async def play(
 
 @contextmanager
 def _small_steps() -> Iterator[None]:
-    """Remove in several transactions."""
-    before = sqlite_removed.CHUNK
-    sqlite_removed.CHUNK = 6
+    """Remove, and move records to the database, in several transactions; move without waiting for a pause."""
+    before = sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES
+    sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES = 6, 0.0, 2000
     try:
         yield
     finally:
-        sqlite_removed.CHUNK = before
+        sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES = before
 
 
 async def _play(store: Path, start: Backend, told: Told, length: int, removed: Callable[[], None]) -> None:
@@ -168,8 +169,8 @@ async def _discard(log: Log) -> None:
 
 
 def tear(store: Path) -> None:
-    """Append half a line to a jsonl log's last segment."""
-    segments = list_segments(store / "log")
+    """Append half a line to a log's last segment."""
+    segments = list_segments(store / "log") or list_segments(store / "journal")
     if segments:
         fd = os.open(segments[-1].path, os.O_WRONLY | os.O_APPEND)
         os.write(fd, b'{"crc":"00000000","event":{"half')

@@ -107,7 +107,7 @@ def killed_at(calls: Sequence[Call], chunk: int) -> list[int]:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("start", ["jsonl", "sqlite"])
+@pytest.mark.parametrize("start", get_args(Backend))
 async def test_killed_at_any_change_nothing_acknowledged_is_lost(start: Backend, chunk: int) -> None:
     moments = Counter(killed_at((await asyncio.to_thread(traced, start))[1], chunk))
     torn, wrong = await judge(start, moments, lambda call: ("nothing", False), seeded(f"kills {start}"))
@@ -115,7 +115,7 @@ async def test_killed_at_any_change_nothing_acknowledged_is_lost(start: Backend,
     assert wrong == [], "\n".join(wrong[:20])
 
 
-@pytest.mark.parametrize("start", ["jsonl", "sqlite"])
+@pytest.mark.parametrize("start", get_args(Backend))
 async def test_after_a_power_loss_what_was_acknowledged_is_there(start: Backend) -> None:
     _, calls, _, _ = await asyncio.to_thread(traced, start)
     random = seeded(f"images {start}")

@@ -26,6 +26,7 @@ from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import NOTHING, Record, RetentionStore, Snapshot
 from streams.stores.directory import Backend
+from streams.stores.journal import mover
 from tests.memory import MemoryStore
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
@@ -33,7 +34,7 @@ from tests.streams.opened import faults
 from tests.streams.sizes import is_set, size
 
 HANG_S = 60.0
-STARTS: dict[str, Backend] = {"jsonl": "jsonl", "sqlite": "sqlite", "moving": "jsonl"}
+STARTS: dict[str, Backend] = {"jsonl": "jsonl", "sqlite": "sqlite", "moving": "jsonl", "journal": "journal"}
 
 names = st.sampled_from(["ses_a", "ses_b", "agent/x", "never"])
 keys = st.sampled_from(["a", "b", "c", "d", 'quote"d', "ü"])
@@ -240,6 +241,8 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_the_stores_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Records move between any two operations.
+    monkeypatch.setattr(mover, "PAUSE_SECONDS", 0.002)
     # Making a log syncs it; nothing here need survive.
     monkeypatch.setattr("os.fsync", lambda fd: None)
     run_state_machine_as_test(

@@ -44,7 +44,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class _ScanPlace:
+class ScanPlace:
     segment: Segment
     line: int = 0
     is_last: bool = False
@@ -77,10 +77,13 @@ class JsonlVerification:
     """First position and count of the batch being read; (0, 0) between batches."""
     _batch_line: int = 0
     _batch_size: int = 0
+    _folder: str = "log"
+    _begun: int = NOTHING
+    """The lines up to this position are somebody else's to verify."""
 
     def size(self) -> int:
         total = 0
-        for segment in list_segments(self.store / "log"):
+        for segment in list_segments(self.store / self._folder):
             with suppress(FileNotFoundError):  # the log has migrated in the meantime
                 total += segment.path.stat().st_size
         return total
@@ -94,7 +97,11 @@ class JsonlVerification:
         """
         writing = not self.alone and is_being_written(self.store)
         head = read_head(self.store / "head")
-        segments = list_segments(self.store / "log")
+        async for finding in self.verify(head, list_segments(self.store / self._folder), writing):
+            yield finding
+
+    async def verify(self, head: Head | None, segments: list[Segment], writing: bool) -> AsyncIterator[Finding]:
+        """``run``, with the head file and the segments as they were before anything was read."""
         self.summary.segments = len(segments)
         if head is None and segments:
             self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
@@ -104,7 +111,7 @@ class JsonlVerification:
             # Records before these segments count as lost, so accept any first offset, and check chains from here on.
             self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
-            place = _ScanPlace(segment, is_last=number == len(segments) - 1)
+            place = ScanPlace(segment, is_last=number == len(segments) - 1)
             async for data, whole in self._lines(place):
                 place.line += 1
                 torn = self._take(place, data, whole, head, limit)
@@ -119,7 +126,7 @@ class JsonlVerification:
 
     # --- one line ---
 
-    def _take(self, place: _ScanPlace, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
+    def _take(self, place: ScanPlace, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
         expected = self._next_expected()
         if limit is not None and expected > limit:
             return True
@@ -128,6 +135,8 @@ class JsonlVerification:
                 raise BadLine("the line has no newline")
             line, has_form = _parse(data)
         except BadLine as fault:
+            if place.segment.first + place.line - 1 <= self._begun:
+                return False
             if place.is_last and self._is_torn(expected, whole, head):
                 self._torn(place, str(fault))
                 return True
@@ -136,6 +145,8 @@ class JsonlVerification:
             self._find("corrupt", place.segment.path, place.line, expected, str(fault))
             return False
         stream_id = line.event["stream_id"]
+        if line.position <= self._begun:
+            return False
         if not has_form:
             self._find(
                 "tampered", place.segment.path, place.line, line.position, "it is not in canonical form", stream_id
@@ -160,7 +171,7 @@ class JsonlVerification:
         self.summary.records += 1
         return False
 
-    def _check_position(self, place: _ScanPlace, line: _Line) -> bool:
+    def _check_position(self, place: ScanPlace, line: _Line) -> bool:
         between = line.position - self._last - 1
         if between > self._unread:
             first = self._next_expected()
@@ -169,7 +180,7 @@ class JsonlVerification:
         self._lost += between
         return between > 0 or self._unread > 0
 
-    def _check_batch(self, place: _ScanPlace, line: _Line, gap: bool) -> None:
+    def _check_batch(self, place: ScanPlace, line: _Line, gap: bool) -> None:
         begun = line.position - line.index
         fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
         if not (fits and line.index < line.count) and not gap:
@@ -180,7 +191,7 @@ class JsonlVerification:
         self._batch_size += 1
         self._batch = (0, 0) if line.index + 1 >= line.count else (begun, line.count)
 
-    def _check_chain(self, place: _ScanPlace, line: _Line) -> None:
+    def _check_chain(self, place: ScanPlace, line: _Line) -> None:
         stream_id = line.event["stream_id"]
         fault = self._chains.take(stream_id, line.offset, line.hash, line.stored, self._lost)
         if fault is not None:
@@ -194,7 +205,7 @@ class JsonlVerification:
     def _is_torn(self, expected: int, whole: bool, head: Head | None) -> bool:
         return expected > head.position if head is not None else not whole
 
-    def _torn(self, place: _ScanPlace, reason: str) -> None:
+    def _torn(self, place: ScanPlace, reason: str) -> None:
         began = self._batch_line if self._batch != (0, 0) else place.line
         records = self._batch_size if self._batch != (0, 0) else 0
         self.summary.records -= records
@@ -205,7 +216,7 @@ class JsonlVerification:
 
     def _finish(self, segments: list[Segment], head: Head | None, writing: bool) -> None:
         if segments and self._batch != (0, 0) and not writing:
-            place = _ScanPlace(segments[-1])
+            place = ScanPlace(segments[-1])
             place.line = self._batch_line
             if head is None or self._last > head.position:
                 self._torn(place, "the batch is incomplete")
@@ -214,7 +225,7 @@ class JsonlVerification:
         expected = self._next_expected()
         end = (NOTHING if head is None else head.position) + 1
         if expected < end:
-            file = segments[-1].path if segments else self.store / "log"
+            file = segments[-1].path if segments else self.store / self._folder
             self._find("missing", file, None, expected, missing_at_end(expected, end))
         self.summary.streams = self._chains.kept
         at = head.position if head is not None else NOTHING
@@ -222,7 +233,7 @@ class JsonlVerification:
 
     # --- files ---
 
-    async def _lines(self, place: _ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
+    async def _lines(self, place: ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
         rest = b""
         async for chunk in chunks(place.segment):
             self._count(len(chunk))

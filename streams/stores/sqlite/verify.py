@@ -113,6 +113,11 @@ class SqliteVerification:
     """The last position read one by one."""
 
     @property
+    def chains(self) -> Chains:
+        """Where each stream ended, after ``run``."""
+        return self._chains
+
+    @property
     def _path(self) -> Path:
         return self.store / LOG_FILE
 

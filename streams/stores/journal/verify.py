@@ -1,0 +1,104 @@
+"""Verify a whole log: the database, and then the journal's lines above it, in one chain.
+
+The journal's files are opened before the database is read. So records that move in the meantime are read in one of the
+two places or in both, never in none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from streams.findings import Finding, Summary
+from streams.stores.chains import Chains
+from streams.stores.directory import is_being_written
+from streams.stores.head import Head, read_head
+from streams.stores.journal.writer import HEAD, JOURNAL
+from streams.stores.jsonl.segments import Segment, list_segments
+from streams.stores.jsonl.verify import JsonlVerification, ScanPlace
+from streams.stores.sqlite.verify import SqliteVerification
+from streams.system.files import open_to_read
+from streams.system.threads import in_thread
+
+_CHUNK: Final = 1024 * 1024
+
+
+class JournalVerification:
+    """One pass over the log in ``store``; see ``Verification``."""
+
+    def __init__(self, store: Path, progress: Callable[[int], None] | None, alone: bool, quick: bool) -> None:
+        self.progress = progress
+        self._store, self._alone = store, alone
+        self._database = SqliteVerification(store, None, alone, quick)
+        self._lines = _Lines(store, None, alone, False, _folder=JOURNAL)
+        self.summary = Summary()
+        self.furthest: int | None = None
+
+    def size(self) -> int:
+        return self._database.size() + self._lines.size()
+
+    async def run(self) -> AsyncIterator[Finding]:
+        """Yield every fault in log order. Safe to cancel. Raises what the verifications of both parts raise."""
+        self._database.progress = self._lines.progress = self.progress
+        writing = not self._alone and is_being_written(self._store)
+        with ExitStack() as opened:
+            head, segments = await in_thread(self._open, opened)
+            async for finding in self._database.run():
+                yield finding
+            database = self._database.summary
+            self._lines.continue_after(database.head, self._database.chains)
+            async for finding in self._lines.verify(head, segments, writing):
+                yield finding
+        lines = self._lines.summary
+        self.summary = Summary(
+            records=database.records + lines.records,
+            streams=lines.streams,
+            segments=database.segments + lines.segments,
+            bytes=database.bytes + lines.bytes,
+            head=max(database.head, lines.head),
+            pruned=database.pruned,
+            forgotten=database.forgotten,
+        )
+        if self._database.furthest is not None:
+            self.furthest = max(self._database.furthest, self._lines.furthest or self.summary.head)
+
+    def _open(self, opened: ExitStack) -> tuple[Head | None, list[Segment]]:
+        while True:
+            head = read_head(self._store / HEAD)
+            segments = list_segments(self._store / JOURNAL)
+            try:
+                for segment in segments:
+                    fd = open_to_read(segment.path)
+                    opened.callback(os.close, fd)
+                    self._lines.files[segment.first] = fd
+            except FileNotFoundError:
+                continue  # a segment was deleted, because it is in the database
+            return head, segments
+
+
+@dataclass(slots=True)
+class _Lines(JsonlVerification):
+    """Verifies the journal through files that are open already, because they may be deleted meanwhile."""
+
+    files: dict[int, int] = field(default_factory=dict)
+
+    def continue_after(self, position: int, chains: Chains) -> None:
+        """Begin after the database's last record, with the chains as they are there."""
+        self._begun = self._last = position
+        self._chains = chains
+
+    async def _lines(self, place: ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
+        rest, start = b"", 0
+        while chunk := await in_thread(os.pread, self.files[place.segment.first], _CHUNK, start):
+            start += len(chunk)
+            self._count(len(chunk))
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                yield line, True
+        if rest:
+            yield rest, False
