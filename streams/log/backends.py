@@ -16,9 +16,10 @@ from streams.stores.space import mib_to_open
 from streams.stores.sqlite.search import SearchIndex
 from streams.stores.sqlite.store import SqliteStore
 
-__all__ = ["DiskStore", "SearchIndex", "open_backend", "unavailable"]
+__all__ = ["DiskStore", "MigratingStore", "SearchIndex", "open_backend", "unavailable"]
 
-DiskStore = JsonlStore | SqliteStore | JournalStore
+MigratingStore = JsonlStore | SqliteStore
+DiskStore = MigratingStore | JournalStore
 
 
 async def open_backend(

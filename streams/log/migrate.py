@@ -25,14 +25,16 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from streams.errors import BadStore, StoreUnavailable
 from streams.hashing import GENESIS, chain
-from streams.log.backends import DiskStore, open_backend
+from streams.log.backends import MigratingStore, open_backend
 from streams.log.copies import discard, discard_copy, missing_for_copy
 from streams.log.verify import Verification, is_of_records
 from streams.store import NOTHING
 from streams.stores.directory import Backend, KeptStore, Manifest, read_manifest, write_manifest
 from streams.stores.head import BadLine
 from streams.stores.jsonl.lines import parse_event_keys
+from streams.stores.jsonl.store import JsonlStore
 from streams.stores.space import MIB, mib_to_open
+from streams.stores.sqlite.store import SqliteStore
 from streams.stores.stored import Stored
 from streams.system.threads import in_thread
 
@@ -176,7 +178,7 @@ class Migration:
         self._report("done")
         return self.progress
 
-    async def _catch_up(self, copy: DiskStore) -> None:
+    async def _catch_up(self, copy: MigratingStore) -> None:
         before = None
         while (left := self.log.head - copy.head) > CLOSE_ENOUGH:
             if before is not None and left > before / 2:
@@ -184,7 +186,7 @@ class Migration:
             before = left
             await self._copy_to(copy)
 
-    async def _open_copy(self) -> DiskStore:
+    async def _open_copy(self) -> MigratingStore:
         """Open the copy that an interrupted run left in the other backend, if that copy is usable, or else open a new
         copy.
 
@@ -204,10 +206,12 @@ class Migration:
         await in_thread(discard, self.log.store, self.to)
         return await self._open()
 
-    async def _open(self) -> DiskStore:
-        return await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+    async def _open(self) -> MigratingStore:
+        store = await open_backend(self.log.store, self.to, segment_bytes=self.log.segment_bytes)
+        assert isinstance(store, JsonlStore | SqliteStore)
+        return store
 
-    async def _copy_to(self, copy: DiskStore) -> None:
+    async def _copy_to(self, copy: MigratingStore) -> None:
         if self.progress.phase == "opening":
             self._report("copying")
         last = copy.head
@@ -218,7 +222,7 @@ class Migration:
         if self.progress.phase in ("verifying", "switching"):  # ``_verify`` checks the records that were copied earlier
             await self._read_back(copy, last)
 
-    async def _read_back(self, copy: DiskStore, after: int) -> None:
+    async def _read_back(self, copy: MigratingStore, after: int) -> None:
         async for records in copy.copy_out(after=after, most=CHUNK):
             await in_thread(self._check, records)
 
@@ -234,7 +238,7 @@ class Migration:
             self._tails[stream] = (offset + 1, record.hash)
             self._touched.add(stream)
 
-    async def _verify(self, copy: DiskStore) -> None:
+    async def _verify(self, copy: MigratingStore) -> None:
         self._report("verifying")
         if not self._continued:
             await self._read_back(copy, NOTHING)
@@ -247,7 +251,7 @@ class Migration:
             raise self._failed(f"the copy holds {verification.summary.records} of {copy.head + 1} records")
         self._tails = await copy.tails()
 
-    async def _compare(self, copy: DiskStore) -> None:
+    async def _compare(self, copy: MigratingStore) -> None:
         original = self._original | await self.log.source.tails(self._touched)
         self.progress.streams = len(original)
         if copy.head != self.log.head or original != self._tails:

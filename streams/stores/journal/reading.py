@@ -1,7 +1,7 @@
 """Read a log that is in two places: in the database up to the database's head, and above it in the journal.
 
-A record leaves the journal only after the database has it. So whoever asks for one record asks the journal first, and
-whoever reads in order and misses a line in the journal finds it in the database by now, and reads on there.
+A record leaves the journal only after the database has it. So a line that is missing in the journal is in the database
+by now, and reading goes on there.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class TwoPlaces:
         """
         upper, moved = await self._head_now(), NOTHING
         while (moved := await self._database.head_now()) < upper:
+            begun = upper
             try:
                 async for line in self._journal.lines_back(wanted, max(moved, after), upper):
                     record = parse_record(line)
@@ -84,25 +85,28 @@ class TwoPlaces:
                         yield record
                 break
             except Moved as error:
-                if await self._database.head_now() == moved:
+                if upper == begun and await self._database.head_now() == moved:
                     raise error.why from None
         async for record in self._database.between(wanted, after, min(upper, moved), back=True):
             yield record
 
     async def find(self, idempotency_key: str) -> Record | None:
-        found = await self._in_journal(lambda record: record.event.idempotency_key == idempotency_key)
-        return found or await self._database.find(idempotency_key)
+        moved = await self._database.head_now()
+        found = await self._database.find(idempotency_key)
+        return found or await self._first(moved, lambda record: record.event.idempotency_key == idempotency_key)
 
     async def find_event(self, event_id: str) -> Record | None:
         """The record with the given event id, or ``None``."""
-        found = await self._in_journal(lambda record: record.event.id == event_id)
-        return found or await self._database.find_event(event_id)
+        moved = await self._database.head_now()
+        found = await self._database.find_event(event_id)
+        return found or await self._first(moved, lambda record: record.event.id == event_id)
 
     async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
         """Yield the ids that contain ``part``, many at a time. Some may come twice."""
+        moved = await self._database.head_now()
         async for some in self._database.event_ids(part):
             yield some
-        async for record in self._query(Filter(), await self._database.head_now()):
+        async for record in self._query(Filter(), moved):
             if part in record.event.id:
                 yield [record.event.id]
 
@@ -153,6 +157,7 @@ class TwoPlaces:
                         yield record
                 after = moved
                 continue
+            begun = after
             try:
                 async for line in self._journal.lines(wanted, after, head):
                     record = parse_record(line)
@@ -161,16 +166,13 @@ class TwoPlaces:
                         yield record
                 return
             except Moved as error:
-                if await self._database.head_now() <= after:
+                if after == begun and await self._database.head_now() <= after:
                     raise error.why from None
 
-    async def _in_journal(self, is_wanted: Callable[[Record], bool]) -> Record | None:
-        try:
-            async for line in self._journal.lines(Filter(), await self._database.head_now(), await self._head_now()):
-                if is_wanted(record := parse_record(line)):
-                    return record
-        except Moved:
-            return None  # whatever was there is in the database now
+    async def _first(self, after: int, is_wanted: Callable[[Record], bool]) -> Record | None:
+        async for record in self._query(Filter(), after):
+            if is_wanted(record):
+                return record
         return None
 
 
@@ -184,9 +186,10 @@ class FileJournal(JsonlReader, Journal):
     async def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
         try:
             async for line in self.checked_lines(wanted, after):
-                if line.position > head:
+                if line.position <= head:
+                    yield line.text
+                if line.position >= head:
                     return
-                yield line.text
         except (CorruptLog, FileNotFoundError) as error:
             raise Moved(error) from None
 

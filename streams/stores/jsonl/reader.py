@@ -201,6 +201,8 @@ class JsonlReader:
         for segment in reversed(list_segments(self._log)):
             if segment.first > head.position:
                 continue
+            if expected <= after:
+                return
             async for line in _whole_lines_back(segment):
                 if expected <= after:
                     return
