@@ -21,7 +21,7 @@ from streams.log.backends import open_backend
 from streams.store import StreamStore
 from streams.stores.commit import Pending
 from streams.stores.disk import Disk
-from streams.stores.jsonl.lines import parse_keys, parse_record
+from streams.stores.journal.lines import parse_keys, parse_record
 from streams.stores.sqlite.files import STEPS, connect_to_write
 from streams.stores.sqlite.rows import INSERT, stored_row
 from streams.stores.sqlite.rows import Row as StoredRow

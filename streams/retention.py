@@ -66,8 +66,6 @@ class Removed(NamedTuple):
     records: int = 0
     bytes: int = 0
     streams: int = 0
-    moved_from: str | None = None
-    """The backend from which the log migrated to sqlite before the removal; ``None`` if it was in sqlite already."""
 
 
 class StreamRemoval(NamedTuple):

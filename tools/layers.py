@@ -36,13 +36,11 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "streams": (),
     "streams/bus": ("streams",),
     "streams/stores": ("streams",),
-    "streams/stores/jsonl": ("streams", "streams/stores"),
     "streams/stores/sqlite": ("streams", "streams/stores"),
-    "streams/stores/journal": ("streams", "streams/stores", "streams/stores/jsonl", "streams/stores/sqlite"),
+    "streams/stores/journal": ("streams", "streams/stores", "streams/stores/sqlite"),
     "streams/log": (
         "streams",
         "streams/stores",
-        "streams/stores/jsonl",
         "streams/stores/sqlite",
         "streams/stores/journal",
     ),
@@ -147,7 +145,7 @@ BOTTOM = frozenset(
 """Modules of ``sidecar`` that its rooms may import; a command may import all."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "aiofiles": ("streams/stores/jsonl/*.py",),
+    "aiofiles": ("streams/stores/journal/*.py",),
     "fcntl": ("streams/system/locks.py", "streams/stores/disk.py"),
     "ulid": ("streams/identity.py",),
     "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),

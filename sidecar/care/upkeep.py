@@ -20,7 +20,7 @@ from sidecar.components import in_background
 from sidecar.config import StoreConfig
 from sidecar.read.catalog import Catalog
 from streams.errors import StoreUnavailable, StreamError
-from streams.log.backends import SearchIndex
+from streams.log.directory import SearchIndex
 from streams.log.copies import kept_facts
 from streams.log.directory import Backend
 from streams.log.log import Log

@@ -8,14 +8,14 @@ import orjson
 
 from streams.errors import ForeignStore
 from streams.findings import Finding
-from streams.log.presence import left_alone
-from streams.stores.directory import MANIFEST, NEWEST, read_manifest
+from streams.log.presence import RESTORE, left_files
+from streams.stores.directory import FORMAT, MANIFEST, read_manifest
 from streams.stores.hints import HintAhead, Hints
 from streams.system.files import read_file
 
 
 def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
-    """What is wrong with ``store.json``; ``has_log`` says whether the backend's files exist.
+    """What is wrong with ``store.json``; ``has_log`` says whether the database exists.
 
     Raises:
         ForeignStore: a newer version or another program wrote it.
@@ -27,19 +27,11 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
         if error.is_not_ours or is_newer(path):
             raise
         return Finding("corrupt", str(path), None, None, None, error.reason)
-    if manifest is None and has_log:
-        reason = (
-            "the log cannot be opened without this file; `durable-stream repair` rewrites it if every record passes "
-            "verification"
-        )
+    if manifest is None and (left := left_files(store)):
+        reason = f"{', '.join(left)} is left of a log that cannot be opened without this file: {RESTORE}"
         return Finding("missing", str(path), None, None, None, reason)
     if manifest is not None and not has_log:
-        reason = (
-            f"it says that the log is in {manifest.backend}, but that log is missing: restore the store from a backup"
-        )
-        return Finding("missing", str(path), None, None, None, reason)
-    if manifest is None and (left := left_alone(store)) is not None:
-        return Finding("missing", str(path), None, None, None, f"{left.reason}: {left.hint}")
+        return Finding("missing", str(path), None, None, None, f"it names a log whose database is missing: {RESTORE}")
     return None
 
 
@@ -49,7 +41,7 @@ def is_newer(path: Path) -> bool:
     except orjson.JSONDecodeError:
         return False
     form = found.get("format") if isinstance(found, dict) else None
-    return isinstance(form, int) and form > NEWEST
+    return isinstance(form, int) and form > FORMAT
 
 
 def lost_findings(store: Path, last: int) -> list[Finding]:

@@ -6,28 +6,22 @@ The parts are defined in ``streams/stores``, but nothing above ``streams/log`` m
 from __future__ import annotations
 
 from streams.stores.directory import (
-    FORMATS,
     LOCK,
-    Backend,
     read_manifest,
     refuse_links,
-    refuse_writer,
-    take_lock,
 )
 from streams.stores.hints import Hints
 from streams.stores.space import store_bytes
 from streams.stores.sqlite.kept import KeptRows, ReadRows
+from streams.stores.sqlite.search import SearchIndex
 
 __all__ = [
-    "FORMATS",
     "LOCK",
-    "Backend",
     "Hints",
     "KeptRows",
     "ReadRows",
+    "SearchIndex",
     "read_manifest",
     "refuse_links",
-    "refuse_writer",
     "store_bytes",
-    "take_lock",
 ]

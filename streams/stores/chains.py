@@ -54,3 +54,8 @@ class Chains:
         elif not 0 < skipped <= lost - tail.lost:
             return f"its stream offset is {offset}; expected {tail.next_offset}"
         return None
+
+    def contradicts(self, stream_id: str, next_offset: int, hash_: bytes) -> bool:
+        """True if a stream cannot continue at this offset with this hash. A stream may have grown since."""
+        tail = self._tails.get(stream_id, _BEGIN)
+        return next_offset < tail.next_offset or (next_offset == tail.next_offset and hash_ != tail.hash)

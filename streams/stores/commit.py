@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Final, TypeVar
 
 from streams.errors import StoreClosed, StoreFailed, StoreFenced, StoreUnavailable, StreamError
-from streams.event import StreamEvent
-from streams.store import OnKnown, Record
-from streams.stores.plan import Request, encode_batch
-from streams.stores.recent import Recent
-from streams.stores.stored import Stored
-from streams.system.threads import in_thread
+from streams.store import Record
+from streams.stores.plan import Request
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
 """Maximum number of bytes that one commit writes, so that a burst does not delay every ack. A larger append is
@@ -65,12 +60,6 @@ class Pending:
             self.future.set_result(self.outcome)
 
 
-class WouldStall(Exception):
-    """Raised by ``commit`` on the loop, before it does anything, if it would have to wait. The thread then does the
-    commit.
-    """
-
-
 class Trust:
     """Decides whether the disk is fast enough for the loop to wait for it, using a count of slow syncs that decays over
     time.
@@ -97,8 +86,7 @@ class GroupCommit:
 
     ``commit(pendings)`` runs on the writer thread or on the loop, never on both at once. ``commit`` sets every
     ``outcome`` (records, or the ``StreamError`` that refuses that append). When all records are durable, it returns the
-    seconds that the disk took. An ``OSError`` raised by ``commit`` stops the writer. While ``may_stall`` is true,
-    commits run on the thread, because the next one may take long, however fast the disk is.
+    seconds that the disk took. An ``OSError`` raised by ``commit`` stops the writer.
     """
 
     def __init__(
@@ -106,18 +94,12 @@ class GroupCommit:
         commit: Callable[[Sequence[Pending]], float],
         abandon: Callable[[], None],
         name: str,
-        *,
-        may_stall: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._may_stall = may_stall
         self._commit, self._abandon = commit, abandon
         self.check: Callable[[], None] = lambda: None
         """Raises ``StoreFenced`` if this process may no longer write; the owner of the lock sets it."""
         self._queue: deque[Pending] = deque()
         self._waiting_bytes = 0
-        self._unwritten = 0
-        """How many appends were submitted but are not decided yet, with or without a waiting caller."""
-        self._drained: list[asyncio.Future[None]] = []
         self._lock = Lock()
         self._wake = Condition(self._lock)
         self._committing = Lock()
@@ -129,8 +111,6 @@ class GroupCommit:
         ``_committing`` first."""
         self._stop: StoreUnavailable | None = None
         self._trust = Trust()
-        self.on_loop = False
-        """True if the running commit is on the loop; only ``commit`` may read this field."""
         self._last_group = 1
         self._flush_is_due = False
         self._thread = Thread(target=self._run, name=f"log-writer-{name}", daemon=True)
@@ -153,7 +133,6 @@ class GroupCommit:
                 raise self._refusal()
             self._queue.append(pending)
             self._waiting_bytes += size
-            self._unwritten += 1
         if not self._flush_is_due:
             self._flush_is_due = True
             loop.call_soon(self._flush)
@@ -163,7 +142,7 @@ class GroupCommit:
         return await pending.future
 
     def _is_for_the_loop(self) -> bool:
-        return bool(self._trust) and self._waiting_bytes <= MAX_ON_LOOP_BYTES and not self._may_stall()
+        return bool(self._trust) and self._waiting_bytes <= MAX_ON_LOOP_BYTES
 
     def _flush(self) -> None:
         """Commit the appends that were submitted in this turn of the event loop."""
@@ -182,36 +161,12 @@ class GroupCommit:
                 self._wake.notify()
             return
         group = self._take()
-        self.on_loop = True
         try:
             self._last_group = len(group)
             self._write(group)
-        except WouldStall:
-            if self._stop is None:
-                self._leave_to_thread(group)
-                return
-            # The writer thread may have ended already, so write here, on the event loop.
-            self.on_loop = False
-            self._write(group)
         finally:
-            self.on_loop = False
             self._committing.release()
         self._hand_back(group, asyncio.get_running_loop())
-
-    def _leave_to_thread(self, group: Sequence[Pending]) -> None:
-        with self._wake:
-            self._queue.extendleft(reversed(group))
-            self._waiting_bytes += sum(pending.size for pending in group)
-            self._trust.note(2 * STALL_SECONDS)
-            self._wake.notify()
-
-    async def drained(self) -> None:
-        with self._lock:
-            if not self._unwritten:
-                return
-            waiter = asyncio.get_running_loop().create_future()
-            self._drained.append(waiter)
-        await waiter
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` on the calling thread, not the loop's, while no commit is running; appends wait for it.
@@ -268,8 +223,6 @@ class GroupCommit:
         try:
             self.check()
             seconds = self._commit(group)
-        except WouldStall:
-            raise
         except OSError as error:
             self._fail(group, error)
         except Exception as error:  # noqa: BLE001 - a planned but unwritten state must not survive
@@ -315,7 +268,6 @@ class GroupCommit:
     def _hand_back(self, group: list[Pending], here: asyncio.AbstractEventLoop | None) -> None:
         """Wake the callers, each on its own loop. ``here`` is the loop that is running this method; ``None`` on the
         writer thread."""
-        self._count_down(len(group))
         by_loop: dict[asyncio.AbstractEventLoop, list[Pending]] = {}
         for pending in group:
             by_loop.setdefault(pending.loop, []).append(pending)
@@ -327,66 +279,6 @@ class GroupCommit:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._settle, pendings)
 
-    def _count_down(self, written: int) -> None:
-        with self._lock:
-            self._unwritten -= written
-            waiters = [] if self._unwritten else self._drained
-            if waiters:
-                self._drained = []
-        for waiter in waiters:
-            with suppress(RuntimeError):  # the caller's loop was closed
-                waiter.get_loop().call_soon_threadsafe(_wake_up, waiter)
-
     def _settle(self, pendings: list[Pending]) -> None:
         for pending in pendings:
             pending.settle()
-
-
-class GroupedStore:
-    """A store whose appends are group commits: what both backends do alike. They set ``_commits``."""
-
-    _commits: GroupCommit
-    _path: Path
-
-    def __init__(self) -> None:
-        self.recent = Recent()
-        self.differences = 0
-        self._closed = False
-
-    async def find(self, idempotency_key: str) -> Record | None:
-        return (await self.find_each([idempotency_key]))[0]
-
-    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
-        raise NotImplementedError
-
-    async def append(
-        self,
-        events: Sequence[StreamEvent],
-        *,
-        expected: Mapping[str, int] | None = None,
-        on_known: OnKnown = "conflict",
-    ) -> list[Record]:
-        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
-
-    async def drained(self) -> None:
-        await self._commits.drained()
-
-    def guard(self, check: Callable[[], None]) -> None:
-        self._commits.check = check
-
-    async def copy_in(self, records: Sequence[Stored]) -> None:
-        try:
-            await in_thread(self._copy, records)
-        except OSError as error:
-            raise StoreUnavailable(
-                f"writing the copy {self._path} failed: {error.strerror or error}",
-                "free disk space or repair the disk, then run the migration again",
-            ) from error
-
-    def _copy(self, records: Sequence[Stored]) -> None:
-        raise NotImplementedError
-
-
-def _wake_up(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

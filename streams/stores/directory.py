@@ -1,8 +1,4 @@
-"""The store's directory: its manifest, which names the backend, and the writer's lock.
-
-``store.json`` is the one pointer to the log. A rename replaces it, so a
-reader or the next writer sees the old backend or the new one, never a mixture.
-"""
+"""The store's directory: its manifest, which names the log, and the writer's lock."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final
 
 import orjson
 
@@ -21,42 +17,21 @@ from streams.identity import Identity
 from streams.system import locks
 from streams.system.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 
-Backend = Literal["jsonl", "sqlite", "journal"]
-
-FORMATS: Final[dict[Backend, int]] = {"jsonl": 1, "sqlite": 2, "journal": 3}
-"""Each backend's manifest format, so that a version that knows only jsonl does not open a sqlite store."""
-
-NEWEST: Final = max(FORMATS.values())
+FORMAT: Final = 3
+"""The format of the store. Logs of other formats are not read."""
 
 MANIFEST: Final = "store.json"
 LOCK: Final = "lock"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptStore:
-    """The store from which the log migrated. The store is still in the directory, unchanged since position ``head``."""
-
-    backend: Backend
-    head: int
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of ``store.json``: where the log is, its id, and what an earlier migration left."""
+    """The contents of ``store.json``: the log's id."""
 
-    backend: Backend
     log_id: str
-    kept: KeptStore | None = None
 
     def as_bytes(self) -> bytes:
-        fields: dict[str, object] = {
-            "backend": self.backend,
-            "format": FORMATS[self.backend],
-            "log_id": self.log_id,
-        }
-        if self.kept is not None:
-            fields["kept"] = {"backend": self.kept.backend, "head": self.kept.head}
-        return orjson.dumps(fields)
+        return orjson.dumps({"format": FORMAT, "log_id": self.log_id})
 
 
 def read_manifest(store: Path) -> Manifest | None:
@@ -73,23 +48,21 @@ def read_manifest(store: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
-        hint = (
-            "`durable-stream repair` rewrites it if every record passes verification; otherwise restore it from a "
-            "backup"
-        )
-        raise ForeignStore(str(path), f"it is damaged: {hint}") from None
+        raise ForeignStore(str(path), "it is damaged: restore it from a backup") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
         raise ForeignStore(str(path), NOT_OURS)
-    if fields["format"] > NEWEST:
+    if fields["format"] > FORMAT:
         raise ForeignStore(
             str(path),
-            f"it has format {fields['format']}, but this version only reads formats up to {NEWEST}: "
-            "upgrade durable-stream",
+            f"it has format {fields['format']}, but this version reads format {FORMAT}: upgrade durable-stream",
         )
-    backend = fields.get("backend")
-    if backend not in FORMATS:
-        raise ForeignStore(str(path), "it names a backend that this version does not know: upgrade durable-stream")
-    return Manifest(cast(Backend, backend), str(fields.get("log_id", "")), _kept_store(fields.get("kept")))
+    if fields["format"] < FORMAT:
+        raise ForeignStore(
+            str(path),
+            f"it has format {fields['format']}, but this version reads format {FORMAT}: export the log with the "
+            "version that wrote it, and import it into a new home",
+        )
+    return Manifest(str(fields.get("log_id", "")))
 
 
 def refuse_links(store: Path) -> None:
@@ -106,23 +79,17 @@ def refuse_links(store: Path) -> None:
         refuse_link(path)
 
 
-def _kept_store(fields: object) -> KeptStore | None:
-    if not isinstance(fields, dict) or fields.get("backend") not in FORMATS or not isinstance(fields.get("head"), int):
-        return None
-    return KeptStore(fields["backend"], fields["head"])
-
-
 def write_manifest(store: Path, manifest: Manifest) -> None:
     write_durably(store / MANIFEST, manifest.as_bytes())
 
 
-def name_log(store: Path, manifest: Manifest | None, identity: Identity, backend: Backend) -> Manifest:
+def name_log(store: Path, manifest: Manifest | None, identity: Identity) -> Manifest:
     """The manifest of a newly opened store: ``manifest``, or, for a new log, a manifest that this function writes.
 
     The manifest is written last, so any store named in a manifest once existed; see ``streams/log/presence.py``.
     """
     if manifest is None:
-        manifest = Manifest(backend, identity.ulid())
+        manifest = Manifest(identity.ulid())
         write_manifest(store, manifest)
     return manifest
 

@@ -1,9 +1,4 @@
-"""A record as a store holds it, byte for byte. A migration copies such records between backends.
-
-Both backends offer ``copy_out``, which yields lists of about ``most`` records and splits no batch, and raises
-``CorruptLog``; and ``copy_in``, which writes whole batches that follow the head, durably and unchanged, and raises
-``ValueError`` if they do not follow it. ``copy_in`` is only for a store to which nobody is appending.
-"""
+"""A record as the log holds it, byte for byte: what moves from the journal to the database."""
 
 from __future__ import annotations
 

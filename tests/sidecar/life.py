@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.home import Home
-from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.journal.files import JsonlReader
 from tests.sidecar.cli.helpers import environment, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, wait_for
 

@@ -13,7 +13,7 @@ from streams.log.log import Log as StreamLog
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.head import Head, read_head
-from streams.stores.jsonl.segments import segment_name
+from streams.stores.journal.segments import segment_name
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
 from tests.streams.opened import collect

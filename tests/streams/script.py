@@ -24,7 +24,7 @@ from streams.log.migrate import Migration, discard_kept
 from streams.store import Record, Snapshot
 from streams.stores.directory import Backend
 from streams.stores.journal import mover
-from streams.stores.jsonl.segments import list_segments
+from streams.stores.journal.segments import list_segments
 from streams.stores.sqlite import removed as sqlite_removed
 from tests.streams.builders import event
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from streams.errors import BadStore, CorruptLog, ForeignStore, StoreUnavailable
-from streams.stores.jsonl.reader import JsonlReader
-from streams.stores.jsonl.segments import segment_name
+from streams.stores.journal.files import JsonlReader
+from streams.stores.journal.segments import segment_name
 from tests.streams.builders import event
 from tests.streams.logs import Log, files, findings, make_log, open_store
 from tests.streams.opened import collect

@@ -15,7 +15,7 @@ from streams.log.log import Log
 from streams.store import Record
 from streams.stores.commit import MAX_COMMIT_BYTES
 from streams.stores.disk import Disk
-from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.journal.files import JsonlReader
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
 from tests.streams.opened import collect

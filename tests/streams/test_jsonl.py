@@ -32,7 +32,7 @@ async def test_a_reading_that_is_cancelled_while_it_opens_a_file_leaves_none_ope
         assert go_on.wait(30)
         return opened[-1]
 
-    monkeypatch.setattr("streams.stores.jsonl.reader.open_to_read", slow)
+    monkeypatch.setattr("streams.stores.journal.files.open_to_read", slow)
     reading = asyncio.create_task(collect(LogReader(tmp_path).read_all()))
     await asyncio.to_thread(begun.wait, 30)
     reading.cancel()

@@ -20,8 +20,8 @@ from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.store import Record
 from streams.stores.head import Head, check_crc, format_head
-from streams.stores.jsonl.reader import JsonlReader
-from streams.stores.jsonl.recovery import recover
+from streams.stores.journal.files import JsonlReader
+from streams.stores.journal.recovery import recover
 from tests.streams.builders import event
 from tests.streams.logs import Log, files, findings, make_log, open_store
 from tests.streams.opened import collect

@@ -26,8 +26,8 @@ from streams.stores.journal import mover
 from streams.stores.journal.mover import Mover
 from streams.stores.journal.store import JournalStore
 from streams.stores.journal.writer import JournalWriter
-from streams.stores.jsonl.reader import JsonlReader
-from streams.stores.jsonl.segments import list_segments
+from streams.stores.journal.files import JsonlReader
+from streams.stores.journal.segments import list_segments
 from streams.stores.sqlite.reader import SqliteReader
 from tests.streams.builders import event, events
 from tests.streams.disks import FastDisk

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from streams.stores.jsonl.segments import Segment
+from streams.stores.journal.segments import Segment
 
 
 class Place(NamedTuple):

@@ -19,9 +19,9 @@ from typing import Final
 
 from streams.errors import CorruptLog, StreamError
 from streams.stores.head import BadLine
+from streams.stores.journal.lines import parse_stored, split_lines
 from streams.stores.journal.writer import JournalWriter
-from streams.stores.jsonl.lines import parse_stored, split_lines
-from streams.stores.sqlite.store import SqliteStore
+from streams.stores.sqlite.database import Database
 from streams.stores.stored import Stored
 from streams.system.files import open_to_read
 
@@ -44,7 +44,7 @@ LAST_RETRY_SECONDS: Final = 30.0
 class Mover:
     """``tidy`` is called, on the mover's thread, whenever everything is moved and nothing is being appended."""
 
-    def __init__(self, database: SqliteStore, writer: JournalWriter, tidy: Callable[[], None], name: str) -> None:
+    def __init__(self, database: Database, writer: JournalWriter, tidy: Callable[[], None], name: str) -> None:
         self._database, self._writer, self._tidy = database, writer, tidy
         self.fault: str | None = None
         """Why the last attempt to move records failed; ``None`` if it did not."""
@@ -119,7 +119,7 @@ class Mover:
             if not records:
                 return
             try:
-                self._database.move_between_commits(records)
+                self._database.move(records)
             except ValueError as fault:
                 raise CorruptLog(path, None, first, str(fault)) from None
             self._writer.drop(self._database.head)

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from streams.errors import CorruptLog
 from streams.query import Filter
 from streams.retention import Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record
-from streams.stores.journal.writer import JOURNAL
-from streams.stores.jsonl.lines import event_of, parse_keys, parse_record
-from streams.stores.jsonl.reader import JsonlReader
+from streams.stores.head import BadLine
+from streams.stores.journal.lines import LineKeys, event_of, parse_keys, parse_record
 from streams.stores.sqlite.reader import SqliteReader
 
-Line = TypeVar("Line")
+Parsed = TypeVar("Parsed", Record, LineKeys)
 
 
 class Moved(Exception):
@@ -31,15 +29,38 @@ class Moved(Exception):
         self.why = why
 
 
+class JournalLine(NamedTuple):
+    """A line, without its newline, and where it is: its file, its number there if that is known, and its position."""
+
+    text: bytes
+    file: str
+    number: int | None
+    position: int
+
+    def record(self) -> Record:
+        """Verifies the checksum. Raises ``CorruptLog``."""
+        return self.parsed(parse_record)
+
+    def parsed(self, parse: Callable[[bytes], Parsed]) -> Parsed:
+        """What ``parse`` makes of the line, checked for its position. Raises ``CorruptLog``."""
+        try:
+            found = parse(self.text)
+            if found.position != self.position:
+                raise BadLine(f"its position is {found.position}; expected {self.position}")
+        except BadLine as fault:
+            raise CorruptLog(self.file, self.number, self.position, str(fault)) from None
+        return found
+
+
 class Journal:
     """The lines of the journal, from the first one above the database's head."""
 
-    def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+    def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[JournalLine]:
         """Yield the lines above position ``after`` up to ``head``, in order. Lines that certainly do not match
         ``wanted`` may be left out. Raises ``Moved``."""
         raise NotImplementedError
 
-    def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+    def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[JournalLine]:
         """Yield the same lines, the last one first. Raises ``Moved``."""
         raise NotImplementedError
 
@@ -79,7 +100,7 @@ class TwoPlaces:
             begun = upper
             try:
                 async for line in self._journal.lines_back(wanted, max(moved, after), upper):
-                    record = parse_record(line)
+                    record = line.record()
                     upper = record.position - 1
                     if wanted.matches(record.event):
                         yield record
@@ -124,8 +145,8 @@ class TwoPlaces:
             tally = Tally(await self._database.sizes(until=moved))
             try:
                 async for line in self._journal.lines(Filter(), moved, head):
-                    keys = parse_keys(line)
-                    tally.add(keys.event.stream_id, keys.offset, keys.event.ts, len(event_of(line)))
+                    keys = line.parsed(parse_keys)
+                    tally.add(keys.event.stream_id, keys.offset, keys.event.ts, len(event_of(line.text)))
                 return tally.sizes()
             except Moved as error:
                 if await self._database.head_now() == moved:
@@ -160,7 +181,7 @@ class TwoPlaces:
             begun = after
             try:
                 async for line in self._journal.lines(wanted, after, head):
-                    record = parse_record(line)
+                    record = line.record()
                     after = record.position
                     if wanted.matches(record.event):
                         yield record
@@ -174,46 +195,3 @@ class TwoPlaces:
             if is_wanted(record):
                 return record
         return None
-
-
-class FileJournal(JsonlReader, Journal):
-    """The journal as its files show it to any process."""
-
-    def __init__(self, store: Path) -> None:
-        super().__init__(store)
-        self._log = store / JOURNAL
-
-    async def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
-        try:
-            async for line in self.checked_lines(wanted, after):
-                if line.position <= head:
-                    yield line.text
-                if line.position >= head:
-                    return
-        except (CorruptLog, FileNotFoundError) as error:
-            raise Moved(error) from None
-
-    async def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
-        try:
-            async for line in self.checked_lines_back(wanted, after):
-                if line.position <= head:
-                    yield line.text
-        except (CorruptLog, FileNotFoundError) as error:
-            raise Moved(error) from None
-
-
-class JournalReader(TwoPlaces):
-    """Reads the log in ``store`` while another process may be writing it; a directory without a log reads as empty."""
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-        self._database = SqliteReader(store)
-        self._files = self._journal = FileJournal(store)
-
-    @property
-    def head(self) -> int:
-        """See ``StreamReader.head``. Read from disk at each call."""
-        return max(self._files.head, self._database.head)
-
-
-__all__ = ["FileJournal", "Journal", "JournalReader", "Moved", "TwoPlaces"]

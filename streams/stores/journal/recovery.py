@@ -17,8 +17,8 @@ from pathlib import Path
 from streams.errors import CorruptLog
 from streams.stores.head import BadLine, Head
 from streams.stores.journal.index import Index
-from streams.stores.jsonl.lines import LineKeys, parse_keys, split_lines
-from streams.stores.jsonl.segments import Segment, list_segments
+from streams.stores.journal.lines import LineKeys, parse_keys, split_lines
+from streams.stores.journal.segments import Segment, list_segments
 from streams.stores.keys import key_digest
 from streams.stores.missing import missing_at_end, missing_before
 from streams.system.files import read_file

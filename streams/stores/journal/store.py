@@ -15,30 +15,28 @@ keys of a group.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from streams.errors import StoreUnavailable, StreamError
-from streams.hashing import GENESIS
+from streams.event import StreamEvent
 from streams.query import Filter
 from streams.retention import Removed
-from streams.store import Record
-from streams.stores.commit import GroupCommit, GroupedStore, Pending
+from streams.store import OnKnown, Record
+from streams.stores.commit import GroupCommit, Pending
 from streams.stores.disk import Disk
 from streams.stores.journal.index import Index, Place
 from streams.stores.journal.mover import Mover
-from streams.stores.journal.reading import Journal, Moved, TwoPlaces
+from streams.stores.journal.reading import Journal, JournalLine, Moved, TwoPlaces
+from streams.stores.journal.segments import sizes_of
 from streams.stores.journal.writer import JournalWriter
-from streams.stores.jsonl.lines import parse_record
 from streams.stores.keys import key_digest
-from streams.stores.plan import Known, Placed, Plan, as_record, plan
-from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, translated
-from streams.stores.sqlite.removed import find
-from streams.stores.sqlite.rows import SELECT, positions_of, record_of
-from streams.stores.sqlite.store import SqliteStore
+from streams.stores.plan import Known as KnownRecord
+from streams.stores.plan import Placed, Plan, Request, as_record, encode_batch, plan
+from streams.stores.recent import Recent
+from streams.stores.sqlite.database import Database, Known
 from streams.system.files import open_to_read
 from streams.system.threads import in_thread
 
@@ -50,7 +48,7 @@ ROLLED_BYTES: Final = 1024 * 1024
 _READ_BATCH: Final = 256
 
 
-class JournalStore(GroupedStore, TwoPlaces):
+class LogStore(TwoPlaces):
     """The writing store over a directory that exists and whose lock the caller holds. Creating it blocks, for a time
     that does not grow with the log.
 
@@ -61,26 +59,31 @@ class JournalStore(GroupedStore, TwoPlaces):
         OSError: the directory cannot be read or written.
     """
 
-    def __init__(self, store: Path, disk: Disk, segment_bytes: int) -> None:
-        GroupedStore.__init__(self)
-        self._path = store
-        self._stored = SqliteStore(store)
-        self._database = self._stored
-        self._stored.recent = self.recent  # a removal clears it
+    def __init__(self, store: Path, disk: Disk, segment_bytes: int, check: Callable[[], None]) -> None:
+        """``check`` raises ``StoreFenced`` if this process may no longer write."""
+        self.recent = Recent()
+        self.differences = 0
+        self._closed = False
+        self._stored = self._database = Database(store, self.recent.clear)
         try:
-            self._looking = _connect(store / LOG_FILE)
-            self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last_record(), self._stored_tail)
+            self._known = Known(store)
+            try:
+                self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last, self._known.tail)
+            except BaseException:
+                self._known.close()
+                raise
         except BaseException:
-            self._stored.abandon_opening()
+            self._stored.close_at_once()
             raise
         self.torn, self.head_lost = self._writer.torn, self._writer.head_lost
         self._index = self._writer.index
         self._journal = _IndexedJournal(self._index)
         self._tails = self._writer.tails
         self._fresh: dict[bytes, Placed] = {}
-        self._known: dict[bytes, int] = {}
+        self._moved_keys: dict[bytes, int] = {}
         """For the current commit: the positions of the keys that the database has."""
         self._commits = GroupCommit(self._commit, self._writer.abandon, store.name)
+        self._commits.check = self._stored.check = check
         self.mover = Mover(self._stored, self._writer, self._shorten, store.name)
 
     # --- reading ---
@@ -88,6 +91,13 @@ class JournalStore(GroupedStore, TwoPlaces):
     @property
     def head(self) -> int:
         return self._writer.head
+
+    def waiting(self) -> dict[str, object]:
+        """What the journal holds: ``{records, files, bytes, fault}``. ``records`` counts those that are not in the
+        database yet, and ``fault`` says why they cannot be moved; ``None`` if they can. Blocks briefly.
+        """
+        fault = self.mover.fault or self._known.fault
+        return {"records": self.mover.waiting, **sizes_of(self._writer.folder), "fault": fault}
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
         found: dict[str, Record | None] = {}
@@ -100,11 +110,15 @@ class JournalStore(GroupedStore, TwoPlaces):
             found |= dict(zip(missing, await self._stored.find_each(missing), strict=True))
         return [found[key] for key in idempotency_keys]
 
+    async def find(self, idempotency_key: str) -> Record | None:
+        return (await self.find_each([idempotency_key]))[0]
+
     def _in_journal_at(self, position: int) -> Record | None:
         """The record, or ``None`` if it has moved."""
         places = self._index.places([position])
         with suppress(FileNotFoundError):
-            return None if places is None else parse_record(_lines_at(places)[0])
+            if places is not None:
+                return JournalLine(_lines_at(places)[0], str(places[0].path), None, position).record()
         return None
 
     # --- planning (see ``Tails``), called only by the writer thread ---
@@ -115,15 +129,10 @@ class JournalStore(GroupedStore, TwoPlaces):
     def tail(self, stream_id: str) -> tuple[int, bytes]:
         tail = self._tails.get(stream_id)
         if tail is None:
-            tail = self._tails[stream_id] = self._stored_tail(stream_id)
+            tail = self._tails[stream_id] = self._known.tail(stream_id)
         return tail
 
-    def _stored_tail(self, stream_id: str) -> tuple[int, bytes]:
-        with translated(self._path / LOG_FILE, "reading"):
-            row = self._looking.execute("SELECT next_offset, hash FROM streams WHERE name = ?", [stream_id]).fetchone()
-        return (0, GENESIS) if row is None else (row[0], row[1])
-
-    def known(self, key: str) -> Known | None:
+    def known(self, key: str) -> KnownRecord | None:
         digest = key_digest(key)
         fresh = self._fresh.get(digest)
         if fresh is not None:
@@ -133,15 +142,20 @@ class JournalStore(GroupedStore, TwoPlaces):
         if record is not None:
             return record
         if position is None:
-            position = self._known.get(digest)
-        with translated(self._path / LOG_FILE, "reading"):
-            if position is not None:
-                row = self._looking.execute(f"{SELECT} WHERE position = ?", [position]).fetchone()
-                if row is not None:
-                    return record_of(row, str(self._path / LOG_FILE))
-            return find(self._looking, digest) if self._stored.has_removed else None
+            position = self._moved_keys.get(digest)
+        found = None if position is None else self._known.at(position)
+        return found or (self._known.removed(digest) if self._stored.has_removed else None)
 
     # --- writing ---
+
+    async def append(
+        self,
+        events: Sequence[StreamEvent],
+        *,
+        expected: Mapping[str, int] | None = None,
+        on_known: OnKnown = "conflict",
+    ) -> list[Record]:
+        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     def _commit(self, group: Sequence[Pending]) -> float:
         seconds = 0.0
@@ -149,8 +163,7 @@ class JournalStore(GroupedStore, TwoPlaces):
         lines: list[bytes] = []
         decided: list[tuple[Pending, Plan]] = []
         digests = [key_digest(each.event.idempotency_key) for pending in group for each in pending.request.batch]
-        with translated(self._path / LOG_FILE, "reading"):
-            self._known = positions_of(self._looking, digests)
+        self._moved_keys = self._known.positions(digests)
         for pending in group:
             try:
                 plan_ = plan(pending.request, self)
@@ -203,14 +216,25 @@ class JournalStore(GroupedStore, TwoPlaces):
                 self._writer.drop(self._stored.head)
 
     async def close(self) -> None:
+        """See ``StreamReader.close``. Moves what the journal holds, if the database takes it."""
         if self._closed:
             return
         self._closed = True
-        await self._commits.close()
-        await in_thread(self.mover.close)
-        self._writer.close()
-        self._looking.close()
+        await self._stored.end_removals()
+        await in_thread(self._end)
         await self._stored.close()
+
+    def close_at_once(self) -> None:
+        """``close``, blocking, for a store that nobody has used."""
+        self._closed = True
+        self._end()
+        self._stored.close_at_once()
+
+    def _end(self) -> None:
+        self._commits.end()
+        self.mover.close()
+        self._writer.close()
+        self._known.close()
 
 
 class _IndexedJournal(Journal):
@@ -219,11 +243,11 @@ class _IndexedJournal(Journal):
     def __init__(self, index: Index) -> None:
         self._index = index
 
-    async def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+    async def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[JournalLine]:
         async for line in self._at(self._positions(wanted, after, head)):
             yield line
 
-    async def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[bytes]:
+    async def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[JournalLine]:
         async for line in self._at(self._positions(wanted, after, head)[::-1]):
             yield line
 
@@ -235,7 +259,7 @@ class _IndexedJournal(Journal):
             raise Moved(_gone(after + 1))
         return sorted(position for positions in found for position in positions or ())
 
-    async def _at(self, positions: Sequence[int]) -> AsyncIterator[bytes]:
+    async def _at(self, positions: Sequence[int]) -> AsyncIterator[JournalLine]:
         for begin in range(0, len(positions), _READ_BATCH):
             wanted = positions[begin : begin + _READ_BATCH]
             places = self._index.places(wanted)
@@ -245,8 +269,8 @@ class _IndexedJournal(Journal):
                 lines = await asyncio.to_thread(_lines_at, places)
             except FileNotFoundError as error:
                 raise Moved(error) from None
-            for line in lines:
-                yield line
+            for line, place, position in zip(lines, places, wanted, strict=True):
+                yield JournalLine(line, str(place.path), None, position)
 
 
 def _gone(position: int) -> StoreUnavailable:
@@ -269,9 +293,3 @@ def _lines_at(places: Sequence[Place]) -> list[bytes]:
         if file is not None:
             file.close()
     return lines
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    found = connect_to_read(path, len(STEPS), alone=False)
-    assert found is not None, "the writing connection has created the file"
-    return found

@@ -9,32 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from streams.findings import Finding, Summary
-from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
 from streams.stores.head import Head, read_head
-from streams.stores.journal.writer import HEAD, JOURNAL
-from streams.stores.jsonl.segments import Segment, list_segments
-from streams.stores.jsonl.verify import JsonlVerification, ScanPlace
+from streams.stores.journal.line_verify import LineVerification
+from streams.stores.journal.segments import HEAD, JOURNAL, Segment, list_segments
 from streams.stores.sqlite.verify import SqliteVerification
 from streams.system.files import open_to_read
 from streams.system.threads import in_thread
 
-_CHUNK: Final = 1024 * 1024
 
-
-class JournalVerification:
+class LogVerification:
     """One pass over the log in ``store``; see ``Verification``."""
 
     def __init__(self, store: Path, progress: Callable[[int], None] | None, alone: bool, quick: bool) -> None:
         self.progress = progress
         self._store, self._alone = store, alone
         self._database = SqliteVerification(store, None, alone, quick)
-        self._lines = _Lines(store, None, alone, False, _folder=JOURNAL)
+        self._lines = LineVerification(store)
         self.summary = Summary()
         self.furthest: int | None = None
 
@@ -78,27 +72,3 @@ class JournalVerification:
             except FileNotFoundError:
                 continue  # a segment was deleted, because it is in the database
             return head, segments
-
-
-@dataclass(slots=True)
-class _Lines(JsonlVerification):
-    """Verifies the journal through files that are open already, because they may be deleted meanwhile."""
-
-    files: dict[int, int] = field(default_factory=dict)
-
-    def continue_after(self, position: int, chains: Chains) -> None:
-        """Begin after the database's last record, with the chains as they are there."""
-        self._begun = self._last = position
-        self._chains = chains
-
-    async def _lines(self, place: ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
-        rest, start = b"", 0
-        while chunk := await in_thread(os.pread, self.files[place.segment.first], _CHUNK, start):
-            start += len(chunk)
-            self._count(len(chunk))
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                yield line, True
-        if rest:
-            yield rest, False

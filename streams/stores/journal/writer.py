@@ -11,20 +11,16 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from streams.stores.directory import create
 from streams.stores.disk import Disk
 from streams.stores.head import Head, format_head, read_head
 from streams.stores.hints import TORN
-from streams.stores.journal.recovery import Tail, TailOf, recover
-from streams.stores.jsonl.lines import format_line
-from streams.stores.jsonl.segments import Segment, segment_name
+from streams.stores.journal.lines import format_line
+from streams.stores.journal.recovery import TailOf, recover
+from streams.stores.journal.segments import HEAD, JOURNAL, Segment, segment_name
 from streams.stores.plan import Placed
 from streams.system.files import make_directory, open_or_create, read_file, sync_directory, write_durably
-
-JOURNAL: Final = "journal"
-HEAD: Final = "head"
 
 
 class JournalWriter:
@@ -111,6 +107,11 @@ class JournalWriter:
                 self._disk.unlink(segment.path)
 
     @property
+    def folder(self) -> Path:
+        """The directory of the segments."""
+        return self._journal
+
+    @property
     def size(self) -> int:
         """The bytes of the last segment."""
         return self._size
@@ -151,6 +152,3 @@ class JournalWriter:
         for fd in (self._fd, self._head_fd):
             if fd >= 0:
                 os.close(fd)
-
-
-__all__ = ["HEAD", "JOURNAL", "JournalWriter", "Tail"]

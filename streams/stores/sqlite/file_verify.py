@@ -1,9 +1,8 @@
 """Verify the file of a sqlite log as a whole, apart from its records.
 
-The checks cover opening, pages and indexes. Each check gives one sentence per fault,
-and none for a sound file. Damage never raises an exception: an unreadable file is reported in a sentence, too. Another
-check finds a lost head file. All checks block, and ``connection`` must have been opened with ``damaged`` (see
-``connect_to_read``). ``verify.py`` verifies the records themselves.
+The checks cover opening, pages and indexes. Each check gives one sentence per fault, and none for a sound file. Damage
+never raises an exception: an unreadable file is reported in a sentence, too. All checks block, and ``connection`` must
+have been opened with ``damaged`` (see ``connect_to_read``). ``verify.py`` verifies the records themselves.
 """
 
 from __future__ import annotations
@@ -16,18 +15,13 @@ from threading import Timer
 from typing import Final
 
 from streams.errors import BadStore, StoreUnavailable
-from streams.findings import Finding
-from streams.store import NOTHING
 from streams.stores.sqlite.files import (
-    LOG_FILE,
     STEPS,
     StoreInterrupted,
     connect_to_read,
     shown,
     translated,
 )
-from streams.stores.sqlite.head import HEAD_FILE
-from streams.stores.sqlite.removed import head_of
 
 _QUICK_S = 1.0
 """After so many seconds a quick check of the file ends."""
@@ -100,18 +94,6 @@ def _first_of(report: str) -> str:
         del lines[0]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     return f"{', '.join(lines[:_MOST_LINES])}{more}"
-
-
-def lost_head_file(store: Path, connection: sqlite3.Connection) -> Finding | None:
-    """The finding for an unreadable head file, if the log holds records."""
-    try:
-        with translated(store / LOG_FILE, "reading"):
-            if head_of(connection) == NOTHING:
-                return None
-    except DAMAGE:
-        return None  # the file is damaged, which is already a finding
-    reason = "it is missing or damaged; the next start renews it"
-    return Finding("missing", str(store / HEAD_FILE), None, None, None, reason)
 
 
 def damage_text(error: Exception) -> str:

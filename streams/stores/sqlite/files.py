@@ -4,7 +4,7 @@
 
     store/  store.json  format, backend and log id       lock  held by the writer
             log.db      records                          log.db-wal, log.db-shm  SQLite's own
-            sqlite-head the last record, see head.py
+            journal/    records that are not in log.db yet   head  the last durable record
             search.db   full-text index; derived, may be deleted
 """
 
@@ -358,7 +358,7 @@ def _is_named(path: Path) -> bool:
         manifest = read_manifest(path.parent)
     except StreamError:
         return False
-    return manifest is not None and manifest.backend == "sqlite"
+    return manifest is not None
 
 
 def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
@@ -367,7 +367,3 @@ def _upgrade(connection: sqlite3.Connection, steps: tuple[str, ...]) -> None:
         connection.executescript(
             f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}; COMMIT"
         )
-    if taken < len(steps):
-        # Move the new tables into the database, because deleting the WAL would otherwise lose them and, with them, the
-        # evidence that a head file existed.
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, TypeVar
-from zlib import crc32
 
 from streams.errors import CorruptLog, StoreUnavailable, StreamError
 from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize
-from streams.store import MAX_BATCH, NOTHING, Record
+from streams.store import NOTHING, Record
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
 from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
-from streams.stores.stored import Stored
 
 _FETCH = 256
 _FETCH_IDS = 4096
@@ -109,6 +107,17 @@ class SqliteReader:
         row = await self._row("key", digest)
         return record_of(row, str(self._path)) if row is not None else None
 
+    async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
+        """What ``find`` returns for each key, in the order of the keys."""
+        digests = [key_digest(key) for key in idempotency_keys]
+
+        def rows(connection: sqlite3.Connection) -> list[tuple[Any, ...] | None]:
+            return [connection.execute(f"{SELECT} WHERE key = ?", [each]).fetchone() for each in digests]
+
+        nothing: list[tuple[Any, ...] | None] = [None] * len(digests)
+        found = await self._ask(rows, nothing)
+        return [record_of(row, str(self._path)) if row is not None else None for row in found]
+
     async def find_event(self, event_id: str) -> Record | None:
         if not bindable(event_id):
             return None
@@ -122,38 +131,6 @@ class SqliteReader:
         while rows := await self._fetch(_IDS, [last, head, part, _FETCH_IDS]):
             yield [identifier for (identifier,) in rows]
             last = rows[-1][0]
-
-    async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        head = await self.head_now()
-        records: list[Stored] = []
-        while after < head:
-            # A batch has at most ``MAX_BATCH`` records, so each fetch contains at least one whole batch.
-            rows = await self._fetch(
-                "SELECT crc, position, offset, hash, batch_index, batch_count, event FROM records"
-                " WHERE position > ? AND position <= ? ORDER BY position LIMIT ?",
-                [after, head, most + MAX_BATCH],
-            )
-            if not rows:
-                if (await self.removal()).ranges.covers(after + 1, head + 1):
-                    return
-                raise CorruptLog(str(self._path), after + 2, after + 1, f"records {after + 1} to {head} are missing")
-            records = []
-            previous = after
-            for crc, *fields in rows:
-                record = Stored(*fields)
-                previous = self._following(previous, record.position)
-                if not isinstance(record.event, bytes) or crc32(record.event) != crc:
-                    raise CorruptLog(str(self._path), record.position + 1, record.position, "wrong checksum")
-                records.append(record)
-            if len(rows) == most + MAX_BATCH:
-                cut = records[-1].begun()
-                while records[-1].begun() == cut:
-                    records.pop()
-            after = records[-1].position
-            yield records
-
-    async def tails(self, among: Collection[str] | None = None) -> dict[str, tuple[int, bytes]]:
-        return await self._ask(lambda connection: _tails(connection, among), {})
 
     async def removal(self) -> Removal:
         return await self._ask(load, Removal())
@@ -176,14 +153,6 @@ class SqliteReader:
             search, self._search = self._search, None
             if search is not None:
                 search.close()
-
-    def let_go(self) -> None:
-        """Close the files, unless one is being read now. The next read opens the files that exist at that time."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._close()
-            finally:
-                self._lock.release()
 
     async def close(self) -> None:
         with self._lock:
@@ -421,15 +390,6 @@ def _place(path: Path) -> tuple[int, int] | None:
         found = path.stat()
         return found.st_dev, found.st_ino
     return None
-
-
-def _tails(connection: sqlite3.Connection, among: Collection[str] | None) -> dict[str, tuple[int, bytes]]:
-    query = "SELECT name, next_offset, hash FROM streams"
-    if among is None:
-        rows = connection.execute(query).fetchall()
-    else:
-        rows = [row for name in among for row in connection.execute(f"{query} WHERE name = ?", [name])]
-    return {name: (offset, hash_) for name, offset, hash_ in rows}
 
 
 def _before(connection: sqlite3.Connection, since_ms: int) -> int:

@@ -28,14 +28,14 @@ from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.store import NOTHING
 from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
-from streams.stores.head import Head, read_head
+from streams.stores.head import Head
 from streams.stores.keys import key_digest
+from streams.stores.missing import missing_at_end
 from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.file_verify import (
     DAMAGE,
     content_damage,
     damage_text,
-    lost_head_file,
     opening_damage,
 )
 from streams.stores.sqlite.files import (
@@ -45,8 +45,7 @@ from streams.stores.sqlite.files import (
     connect_to_read,
     translated,
 )
-from streams.stores.sqlite.head import HEAD_FILE, head_fault
-from streams.stores.sqlite.removed import load, version_of
+from streams.stores.sqlite.removed import HEAD, DamagedRow, load, version_of
 from streams.system.threads import in_thread
 
 Answer = TypeVar("Answer")
@@ -65,6 +64,8 @@ _NAMED: Final = (
     " FROM records INDEXED BY records_by_stream WHERE position > ?"
 )
 """Selects the positions of records, and their streams, from an index alone. Used for unreadable rows."""
+
+_TAILS: Final = "SELECT name, next_offset, hash FROM streams"
 
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
@@ -106,7 +107,7 @@ class SqliteVerification:
 
     _head: Head | None = None
     _hash_at_head: bytes | None = None
-    """The hash of the record that the head file names, once read."""
+    """The hash of the record that the database names as its last one, once read."""
     _named: dict[int, str | None] | None = None
     """Positions and streams according to the index; filled once a row is unreadable."""
     _scanned: int = NOTHING
@@ -126,8 +127,6 @@ class SqliteVerification:
 
     async def run(self) -> AsyncIterator[Finding]:
         self.summary.segments = int(self._path.exists())
-        # Read the head file before the log: a running writer commits first and then updates the head file.
-        self._head = read_head(self.store / HEAD_FILE)
         try:
             connection = await asyncio.to_thread(
                 connect_to_read, self._path, len(STEPS), damaged=True, alone=self.alone
@@ -137,10 +136,6 @@ class SqliteVerification:
                 raise
             self._find("corrupt", None, None, error.reason.replace(VERIFY_OR, ""))
             connection = None
-        else:
-            if self._head is None and connection is not None:
-                lost_head = await in_thread(lost_head_file, self.store, connection, interrupt=connection.interrupt)
-                self._found += [lost_head] if lost_head is not None else []
         for finding in drained(self._found):
             self._told.add(finding)
             yield finding
@@ -170,13 +165,20 @@ class SqliteVerification:
             connection.close()
         self.summary.streams = self._chains.kept
         self.summary.head = self._removal.ranges.following(self._last + 1) - 1
-        if self._head is not None:
-            fault = head_fault(self._path, self._head, self.summary.head, self._hash_at_head)
-            self._found += [fault] if fault is not None else []
+        self._compare_with_head()
         self.furthest = self.summary.head
         for finding in drained(self._found):
             self._told.add(finding)
             yield finding
+
+    def _compare_with_head(self) -> None:
+        head, last = self._head, self.summary.head
+        if head is None:
+            return
+        if last < head.position:
+            self._find("missing", last + 1, None, missing_at_end(last + 1, head.position + 1))
+        elif self._hash_at_head is not None and self._hash_at_head.hex() != head.hash:
+            self._find("tampered", head.position, None, "it is not the record that the database names as its last one")
 
     def _is_right(self, connection: ReadConnection) -> bool:
         return connection.is_right(self._path)
@@ -204,6 +206,8 @@ class SqliteVerification:
         self._found.clear()
         self._last, self._scanned, self._lost, self._batch = -1, -1, 0, (0, 0)
         try:
+            # Read the head before the records, because a running writer adds more.
+            self._head = Head(*self._asked(connection, _head_of))
             self._removal, count = self._asked(connection, _removal_of)
         except DAMAGE as error:
             self._removal, count = NOTHING_REMOVED, 0
@@ -235,6 +239,7 @@ class SqliteVerification:
         if following < end:
             self._find("missing", following, None, f"records {following} to {end - 1} at the end are missing")
         await in_thread(self._check_file, connection, interrupt=connection.interrupt)
+        await in_thread(self._check_tails, connection, interrupt=connection.interrupt)
         for finding in drained(self._found):
             yield finding
 
@@ -308,6 +313,18 @@ class SqliteVerification:
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
         self._find_in_file(content_damage(self._path, connection, quick=self.quick))
+
+    def _check_tails(self, connection: sqlite3.Connection) -> None:
+        """A stream's row must not be behind its last record: the next record would take a place that is taken."""
+        if self._lost:
+            return  # where the streams end is not known
+        try:
+            rows = self._asked(connection, lambda each: each.execute(_TAILS).fetchall())
+        except DAMAGE:
+            return  # the check of the file has found it
+        for name, offset, hash_ in rows:
+            if self._chains.contradicts(name, offset, hash_):
+                self._find("tampered", None, str(name), "the table of streams contradicts the stream's last record")
 
     def _judge(self, row: _Row) -> None:
         if not all(isinstance(getattr(row, name), kind) for name, kind in _TYPES.items()):
@@ -394,6 +411,13 @@ class SqliteVerification:
     def _find_in_file(self, faults: Iterable[str]) -> None:
         for fault in faults:
             self._find("corrupt", None, None, fault)
+
+
+def _head_of(connection: sqlite3.Connection) -> tuple[int, str]:
+    position, hash_ = connection.execute(HEAD).fetchone() or (None, None)
+    if type(position) is not int or type(hash_) is not bytes:
+        raise DamagedRow("head", "its row is missing or damaged")
+    return position, hash_.hex()
 
 
 def _removal_of(connection: sqlite3.Connection) -> tuple[Removal, int]:

@@ -15,7 +15,7 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.directory import Backend
 from streams.stores.jsonl import reader as jsonl
-from streams.stores.jsonl.lines import LineKeys, parse_keys
+from streams.stores.journal.lines import LineKeys, parse_keys
 from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process
 from tests.streams.builders import event
 

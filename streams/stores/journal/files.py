@@ -1,60 +1,37 @@
-"""Read a jsonl log while it is being written, even from another process.
+"""The journal as its files show it to any process, while another one writes it.
 
-A reader takes no lock, repairs nothing, and stops at head: anything above head is not durable yet, or is torn. The
-reader needs no index, so opening costs nothing.
+A reader takes no lock, repairs nothing, and stops at head: anything above head is not durable yet, or is torn.
 """
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import aiofiles
 import orjson
 
 from streams.errors import CorruptLog
 from streams.query import Filter
-from streams.retention import NOTHING_REMOVED, Removal, StreamRemoval, StreamSize, Tally
-from streams.store import NOTHING, Record
-from streams.stores.directory import read_manifest
+from streams.store import NOTHING
 from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
-from streams.stores.jsonl.lines import (
-    LineKeys,
-    event_of,
-    parse_keys,
-    parse_record,
-    parse_stored,
-    position_of,
-    split_lines,
-)
-from streams.stores.jsonl.outline import first_doubt
-from streams.stores.jsonl.recovery import lost_end
-from streams.stores.jsonl.segments import Segment, list_segments, sizes_of
-from streams.stores.missing import missing_before
-from streams.stores.stored import Stored
+from streams.stores.journal.lines import parse_keys, position_of, split_lines
+from streams.stores.journal.reading import Journal, JournalLine, Moved
+from streams.stores.journal.segments import HEAD, JOURNAL, Segment, list_segments
+from streams.stores.missing import missing_at_end, missing_before
 from streams.system.files import open_to_read, read_file
 from streams.system.threads import to_its_end
-
-Parsed = TypeVar("Parsed", Record, Stored, LineKeys)
 
 _CHUNK = 1024 * 1024
 
 
-class JsonlReader:
-    """``StreamReader`` over ``store/``; a directory without a log reads as empty.
-
-    Raises:
-        ForeignStore: another program or a newer version wrote the store.
-    """
+class FileJournal(Journal):
+    """The journal in ``store``; a directory without one reads as empty."""
 
     def __init__(self, store: Path) -> None:
-        self._store = store
-        self._log = store / "log"
-        read_manifest(store)
+        self._store, self._folder = store, store / JOURNAL
         self._mark: _Mark | None = None
 
     @property
@@ -65,140 +42,38 @@ class JsonlReader:
     def head_record(self) -> Head:
         """Position and hash of the last durable record, or, if the head file is lost, of the last record of a whole
         batch."""
-        head = read_head(self._store / "head")
+        head = read_head(self._store / HEAD)
         if head is not None:
             return head
-        segments = list_segments(self._log)
+        segments = list_segments(self._folder)
         return _last_whole(segments[-1]) if segments else EMPTY_HEAD
 
-    async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
-        async for record in self._scan(NOTHING, _quoted(stream_id)):
-            if record.event.stream_id == stream_id and record.offset >= from_offset:
-                yield record
-
-    async def read_all(self, *, after: int = NOTHING) -> AsyncIterator[Record]:
-        async for record in self._scan(after, None):
-            yield record
-
-    async def query(self, wanted: Filter) -> AsyncIterator[Record]:
-        async for record in self._scan(NOTHING, _needle(wanted)):
-            if wanted.matches(record.event):
-                yield record
-
-    async def back(self, wanted: Filter, after: int = NOTHING) -> AsyncIterator[Record]:
-        """Yield the records of ``query`` with a position above ``after``, newest first. Reads the files from their
-        ends, little further than the caller takes.
-
-        Raises:
-            CorruptLog: what was read is damaged; reading from the beginning may find the damage elsewhere.
-        """
-        async for record in self._scan_back(after, _needle(wanted)):
-            if wanted.matches(record.event):
-                yield record
-
-    async def find(self, idempotency_key: str) -> Record | None:
-        async for record in self._scan(NOTHING, _quoted(idempotency_key)):
-            if record.event.idempotency_key == idempotency_key:
-                return record
-        return None
-
-    async def find_event(self, event_id: str) -> Record | None:
-        """The record with the given event id, or ``None``. Scans the log from its end, because the event is usually
-        recent; if the end is damaged, from its beginning."""
-        needle = _quoted(event_id)
-        with suppress(CorruptLog):
-            return await _first_of(self._scan_back(NOTHING, needle), event_id)
-        return await _first_of(self._scan(NOTHING, needle), event_id)
-
-    async def glance(self) -> None:
-        doubt = await asyncio.to_thread(self._doubt)
-        if doubt is not None:
-            # Read the file to find out whether it is damaged. The error is the same as in every other command.
-            async for located in self._located_lines(doubt - 1):
-                _check_line(located)
-
-    def _doubt(self) -> int | None:
-        # Read the head before the files, because a running writer extends the files first.
-        head = self.head_record().position
-        return first_doubt(self._log, head)
-
-    def file_sizes(self) -> dict[str, int]:
-        return sizes_of(self._log)
-
-    async def event_ids(self, part: str = "") -> AsyncIterator[list[str]]:
-        needle = part.encode("utf-8", "surrogatepass")
-        async for located in self._located_lines(NOTHING):
-            if needle in located.line and part in (identifier := _checked(parse_keys, located).event.id):
-                yield [identifier]
-
-    async def removal(self) -> Removal:
-        """Nothing is ever removed from a jsonl log."""
-        return NOTHING_REMOVED
-
-    async def removed(self) -> dict[str, StreamRemoval]:
-        return {}
-
-    async def sizes(self) -> list[StreamSize]:
-        """See ``StreamStore.sizes``. Scans the log."""
-        tally = Tally()
-        async for located in self._located_lines(NOTHING):
-            line = _checked(parse_keys, located)
-            tally.add(line.event.stream_id, line.offset, line.event.ts, len(event_of(located.line)))
-        return tally.sizes()
-
-    async def close(self) -> None:
-        """Do nothing, because no file stays open."""
-
-    async def copy_out(self, *, after: int, most: int) -> AsyncIterator[list[Stored]]:
-        records: list[Stored] = []
-        async for located in self._located_lines(after):
-            record = _checked(parse_stored, located)
-            if len(records) >= most and record.begun() != records[-1].begun():
-                yield records
-                records = []
-            records.append(record)
-        if records:
-            yield records
-
-    async def checked_lines(self, wanted: Filter, after: int) -> AsyncIterator[CheckedLine]:
-        """Yield the lines above position ``after``. Lines that certainly do not match ``wanted`` may be left out.
-
-        Raises:
-            CorruptLog: a line is damaged or missing.
-        """
+    async def lines(self, wanted: Filter, after: int, head: int) -> AsyncIterator[JournalLine]:
         needle = _needle(wanted)
-        async for located in self._located_lines(after):
-            _check_line(located)
-            if needle is None or needle in located.line:
-                yield CheckedLine(located.expected, located.line)
+        try:
+            async for located in self._located_lines(after):
+                _check_line(located)
+                if located.expected <= head and (needle is None or needle in located.line):
+                    yield JournalLine(located.line, str(located.segment.path), located.number or None, located.expected)
+                if located.expected >= head:
+                    return
+        except (CorruptLog, FileNotFoundError) as error:
+            raise Moved(error) from None
 
-    async def checked_lines_back(self, wanted: Filter, after: int) -> AsyncIterator[CheckedLine]:
-        """Yield the same lines, the last one first."""
+    async def lines_back(self, wanted: Filter, after: int, head: int) -> AsyncIterator[JournalLine]:
         needle = _needle(wanted)
-        async for located in self._lines_back(after):
-            _check_line(located)
-            if needle is None or needle in located.line:
-                yield CheckedLine(located.expected, located.line)
-
-    async def _scan(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
-        async for located in self._located_lines(after):
-            if needle is None or needle in located.line:
-                yield _checked(parse_record, located)
-            else:
-                # Damage may be the reason why the line lacks the needle, so check the line.
+        try:
+            async for located in self._lines_back(after):
                 _check_line(located)
-
-    async def _scan_back(self, after: int, needle: bytes | None) -> AsyncIterator[Record]:
-        async for located in self._lines_back(after):
-            if needle is None or needle in located.line:
-                yield _checked(parse_record, located)
-            else:
-                _check_line(located)
+                if located.expected <= head and (needle is None or needle in located.line):
+                    yield JournalLine(located.line, str(located.segment.path), located.number or None, located.expected)
+        except (CorruptLog, FileNotFoundError) as error:
+            raise Moved(error) from None
 
     async def _lines_back(self, after: int) -> AsyncIterator[_LocatedLine]:
         head = self.head_record()
         expected, after = head.position, max(after, NOTHING)
-        for segment in reversed(list_segments(self._log)):
+        for segment in reversed(list_segments(self._folder)):
             if segment.first > head.position:
                 continue
             if expected <= after:
@@ -216,14 +91,14 @@ class JsonlReader:
             if expected != segment.first - 1:
                 break
         if expected > after:
-            raise CorruptLog(str(self._log), 0, expected, f"record {expected} is missing")
+            raise CorruptLog(str(self._folder), 0, expected, f"record {expected} is missing")
 
     async def _located_lines(self, after: int) -> AsyncIterator[_LocatedLine]:
         head = self.head_record().position
         after = max(after, NOTHING)
         if after >= head:
             return
-        segments = list_segments(self._log)
+        segments = list_segments(self._folder)
         at = self._mark if self._mark is not None and self._mark.continues(after, segments) else None
         first = bisect_right([s.first for s in segments], after + 1) - 1
         expected = segments[first].first if first >= 0 else after + 1
@@ -253,7 +128,8 @@ class JsonlReader:
                         yield located
                     expected += 1
         if expected <= head:
-            raise lost_end(self._log, segments, number, expected, head)
+            file = str(segments[-1].path if segments else self._folder)
+            raise CorruptLog(file, None, expected, missing_at_end(expected, head + 1))
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
@@ -305,13 +181,6 @@ async def _whole_lines_back(segment: Segment) -> AsyncIterator[bytes]:
         end = start
 
 
-async def _first_of(records: AsyncIterator[Record], event_id: str) -> Record | None:
-    async for record in records:
-        if record.event.id == event_id:
-            return record
-    return None
-
-
 def _has_hash(line: bytes, hash_: str) -> bool:
     return b',"hash":"%b","offset":' % hash_.encode() in line[-200:]
 
@@ -347,13 +216,6 @@ def _file_of(segment: Segment) -> tuple[int, int]:
     return (found.st_dev, found.st_ino)
 
 
-class CheckedLine(NamedTuple):
-    """The position and the text of a line whose checksum is right."""
-
-    position: int
-    text: bytes
-
-
 class _LocatedLine(NamedTuple):
     """A line, where it is, and the position it must have."""
 
@@ -379,16 +241,6 @@ def _refuse_other(located: _LocatedLine) -> None:
     if position > located.expected:
         reason = missing_before(located.expected, position)
     raise CorruptLog(str(located.segment.path), located.number, located.expected, reason)
-
-
-def _checked(parse: Callable[[bytes], Parsed], located: _LocatedLine) -> Parsed:
-    try:
-        record = parse(located.line)
-        if record.position != located.expected:
-            raise BadLine(f"its position is {record.position}; expected {located.expected}")
-    except BadLine as fault:
-        raise CorruptLog(str(located.segment.path), located.number, located.expected, str(fault)) from None
-    return record
 
 
 def _last_whole(segment: Segment) -> Head:

@@ -1,18 +1,18 @@
-"""Verify a whole jsonl log, line by line to its end, continuing after each fault.
+"""Verify the journal, line by line to its end, continuing after each fault.
 
 After an unreadable record, the check continues with the place and the hash in the next readable record, so that one
 fault is one finding. A stream's first record after a lost record cannot be checked against anything. Verifying changes
-nothing and takes no lock. While a writer is running, a verification covers the log up to the head at the start of that
-verification.
+nothing and takes no lock.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -21,15 +21,13 @@ from streams.hashing import is_canonical
 from streams.retention import NOTHING_REMOVED, payload_fault
 from streams.store import NOTHING
 from streams.stores.chains import Chains
-from streams.stores.directory import is_being_written
-from streams.stores.head import BadLine, Head, check_crc, read_head
-from streams.stores.jsonl.lines import event_of
-from streams.stores.jsonl.reader import chunks
-from streams.stores.jsonl.segments import Segment, list_segments
+from streams.stores.head import BadLine, Head, check_crc
+from streams.stores.journal.lines import event_of
+from streams.stores.journal.segments import JOURNAL, Segment, list_segments
 from streams.stores.missing import missing_at_end, missing_before
+from streams.system.threads import in_thread
 
-_QUICK_SEGMENTS = 2
-"""How many segments a quick check reads; more than one, because the last one may have only just begun."""
+_CHUNK: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +42,23 @@ class _Line:
 
 
 @dataclass(slots=True)
-class ScanPlace:
+class _ScanPlace:
     segment: Segment
     line: int = 0
     is_last: bool = False
 
 
 @dataclass(slots=True)
-class JsonlVerification:
-    """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
+class LineVerification:
+    """One pass over the lines in ``store``. ``verify`` yields the findings; then ``summary`` has the counts.
 
     ``progress`` is called with the number of bytes read since its last call.
     """
 
     store: Path
     progress: Callable[[int], None] | None = None
-    alone: bool = False
-    quick: bool = False
+    files: dict[int, int] = field(default_factory=dict)
+    """The open files of the segments, by their first positions. They can be read even after they were deleted."""
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
     """The last position that the log reached, set at the end; ``None`` if unknown."""
@@ -77,41 +75,34 @@ class JsonlVerification:
     """First position and count of the batch being read; (0, 0) between batches."""
     _batch_line: int = 0
     _batch_size: int = 0
-    _folder: str = "log"
     _begun: int = NOTHING
     """The lines up to this position are somebody else's to verify."""
 
     def size(self) -> int:
         total = 0
-        for segment in list_segments(self.store / self._folder):
-            with suppress(FileNotFoundError):  # the log has migrated in the meantime
+        for segment in list_segments(self.store / JOURNAL):
+            with suppress(FileNotFoundError):  # its records have moved in the meantime
                 total += segment.path.stat().st_size
         return total
 
-    async def run(self) -> AsyncIterator[Finding]:
-        """Yield every fault in log order. Safe to cancel.
-
-        Raises:
-            ForeignStore: a newer version or another program wrote the store, or one of its files is a symbolic link.
-            OSError: a file cannot be read.
-        """
-        writing = not self.alone and is_being_written(self.store)
-        head = read_head(self.store / "head")
-        async for finding in self.verify(head, list_segments(self.store / self._folder), writing):
-            yield finding
+    def continue_after(self, position: int, chains: Chains) -> None:
+        """Begin after the database's last record, with the chains as they are there."""
+        self._begun = self._last = position
+        self._chains = chains
 
     async def verify(self, head: Head | None, segments: list[Segment], writing: bool) -> AsyncIterator[Finding]:
-        """``run``, with the head file and the segments as they were before anything was read."""
+        """Yield every fault of these segments, whose files are in ``files``, in order. ``head`` is what the head file
+        said when they were opened. Safe to cancel.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
         self.summary.segments = len(segments)
-        if head is None and segments:
+        if head is None and (segments or self._begun > NOTHING):
             self._find("missing", self.store / "head", None, None, "it is missing or damaged; the next start renews it")
         limit = head.position if writing and head is not None else None
-        if self.quick and len(segments) > _QUICK_SEGMENTS:
-            segments = segments[-_QUICK_SEGMENTS:]
-            # Records before these segments count as lost, so accept any first offset, and check chains from here on.
-            self._last, self._lost = segments[0].first - 1, segments[0].first
         for number, segment in enumerate(segments):
-            place = ScanPlace(segment, is_last=number == len(segments) - 1)
+            place = _ScanPlace(segment, is_last=number == len(segments) - 1)
             async for data, whole in self._lines(place):
                 place.line += 1
                 torn = self._take(place, data, whole, head, limit)
@@ -126,7 +117,7 @@ class JsonlVerification:
 
     # --- one line ---
 
-    def _take(self, place: ScanPlace, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
+    def _take(self, place: _ScanPlace, data: bytes, whole: bool, head: Head | None, limit: int | None) -> bool:
         expected = self._next_expected()
         if limit is not None and expected > limit:
             return True
@@ -171,7 +162,7 @@ class JsonlVerification:
         self.summary.records += 1
         return False
 
-    def _check_position(self, place: ScanPlace, line: _Line) -> bool:
+    def _check_position(self, place: _ScanPlace, line: _Line) -> bool:
         between = line.position - self._last - 1
         if between > self._unread:
             first = self._next_expected()
@@ -180,7 +171,7 @@ class JsonlVerification:
         self._lost += between
         return between > 0 or self._unread > 0
 
-    def _check_batch(self, place: ScanPlace, line: _Line, gap: bool) -> None:
+    def _check_batch(self, place: _ScanPlace, line: _Line, gap: bool) -> None:
         begun = line.position - line.index
         fits = self._batch == (begun, line.count) if self._batch != (0, 0) else line.index == 0
         if not (fits and line.index < line.count) and not gap:
@@ -191,7 +182,7 @@ class JsonlVerification:
         self._batch_size += 1
         self._batch = (0, 0) if line.index + 1 >= line.count else (begun, line.count)
 
-    def _check_chain(self, place: ScanPlace, line: _Line) -> None:
+    def _check_chain(self, place: _ScanPlace, line: _Line) -> None:
         stream_id = line.event["stream_id"]
         fault = self._chains.take(stream_id, line.offset, line.hash, line.stored, self._lost)
         if fault is not None:
@@ -205,7 +196,7 @@ class JsonlVerification:
     def _is_torn(self, expected: int, whole: bool, head: Head | None) -> bool:
         return expected > head.position if head is not None else not whole
 
-    def _torn(self, place: ScanPlace, reason: str) -> None:
+    def _torn(self, place: _ScanPlace, reason: str) -> None:
         began = self._batch_line if self._batch != (0, 0) else place.line
         records = self._batch_size if self._batch != (0, 0) else 0
         self.summary.records -= records
@@ -216,7 +207,7 @@ class JsonlVerification:
 
     def _finish(self, segments: list[Segment], head: Head | None, writing: bool) -> None:
         if segments and self._batch != (0, 0) and not writing:
-            place = ScanPlace(segments[-1])
+            place = _ScanPlace(segments[-1])
             place.line = self._batch_line
             if head is None or self._last > head.position:
                 self._torn(place, "the batch is incomplete")
@@ -225,7 +216,7 @@ class JsonlVerification:
         expected = self._next_expected()
         end = (NOTHING if head is None else head.position) + 1
         if expected < end:
-            file = segments[-1].path if segments else self.store / self._folder
+            file = segments[-1].path if segments else self.store / JOURNAL
             self._find("missing", file, None, expected, missing_at_end(expected, end))
         self.summary.streams = self._chains.kept
         at = head.position if head is not None else NOTHING
@@ -233,9 +224,10 @@ class JsonlVerification:
 
     # --- files ---
 
-    async def _lines(self, place: ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
-        rest = b""
-        async for chunk in chunks(place.segment):
+    async def _lines(self, place: _ScanPlace) -> AsyncIterator[tuple[bytes, bool]]:
+        rest, start = b"", 0
+        while chunk := await in_thread(os.pread, self.files[place.segment.first], _CHUNK, start):
+            start += len(chunk)
             self._count(len(chunk))
             lines = (rest + chunk).split(b"\n")
             rest = lines.pop()

@@ -1,4 +1,4 @@
-"""The files of a jsonl log: ``<first position>.jsonl``, in order of position."""
+"""The files of the journal: ``<first position>.jsonl``, in order of position."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from streams.system.files import refuse_link
+
+JOURNAL: Final = "journal"
+HEAD: Final = "head"
+"""The directory of the segments, and the head file, in the store."""
 
 _SEGMENT: Final = re.compile(r"(\d{20})\.jsonl")
 
@@ -23,7 +27,7 @@ def segment_name(first: int) -> str:
 
 
 def list_segments(log: Path) -> list[Segment]:
-    """The log's segments in position order; none for a new log. Other files are ignored.
+    """The journal's segments in position order; none for a new one. Other files are ignored.
 
     Raises:
         ForeignStore: the directory is a symbolic link.
@@ -34,6 +38,6 @@ def list_segments(log: Path) -> list[Segment]:
 
 
 def sizes_of(log: Path) -> dict[str, int]:
-    """``{files, bytes}`` of a log."""
+    """``{files, bytes}`` of a journal."""
     sizes = [segment.path.stat().st_size for segment in list_segments(log)]
     return {"files": len(sizes), "bytes": sum(sizes)}

@@ -1,1 +1,0 @@
-"""The jsonl backend: segments of lines."""
