@@ -1,5 +1,5 @@
-"""One long life of a log, the same in every run: appends, hints, rolled segments, a torn tail, moves there and back,
-pruning and forgetting.
+"""One long life of a log, the same in every run: appends, hints, rolled and moved segments, a torn tail, pruning and
+forgetting.
 
 It is played once to find every change to the disk, and then cut off at each of them. Keys and ids of appended events
 are derived from their numbers, so playing the script again after a cut adds only what is missing.
@@ -7,7 +7,6 @@ are derived from their numbers, so playing the script again after a cut adds onl
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,9 +19,7 @@ from typing import Final, Literal, NamedTuple
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.migrate import Migration, discard_kept
 from streams.store import Record, Snapshot
-from streams.stores.directory import Backend
 from streams.stores.journal import mover
 from streams.stores.journal.segments import list_segments
 from streams.stores.sqlite import removed as sqlite_removed
@@ -39,7 +36,7 @@ class Remove(NamedTuple):
     upto: dict[str, int]
 
 
-Do = Literal["hint", "discard", "reopen", "tear", "to jsonl", "to sqlite"]
+Do = Literal["hint", "reopen", "tear"]
 """``hint``: save a cursor and a snapshot at the head. ``tear``: what a writer leaves that dies in a write."""
 
 Step = tuple[StreamEvent, ...] | Remove | Do
@@ -51,14 +48,13 @@ Told = Callable[[list[Record]], None]
 REMOVALS: Final[tuple[Literal["prune", "forget", ""], ...]] = (
     *("prune", "forget", "", "", "prune", "forget", "prune", "forget"),
 )
-"""One in each eighth of the script. None in the second quarter, so that the move after it continues a kept store."""
+"""One in each eighth of the script, but not in all."""
 
 
 @cache
-def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
+def steps(length: int = 200) -> tuple[Step, ...]:
     """A script of ``count`` operations that begins on ``start``."""
-    random = Random(f"{start}:{length}")
-    other: Backend = "sqlite" if start == "jsonl" else "jsonl"
+    random = Random(f"{length}")
     found: list[Step] = []
     counts: Counter[str] = Counter()
     for number in range(length):
@@ -70,10 +66,9 @@ def steps(start: Backend, length: int = 200) -> tuple[Step, ...]:
         elif removal == "forget":
             found.append(Remove("forget", {stream: counts[stream] for stream in ("ses_a", "ses_1")}))
         elif number and number % (length // 4) == 0:
-            to = other if at < 0.4 or at > 0.7 else start
-            found.append("reopen" if start == "journal" else "to jsonl" if to == "jsonl" else "to sqlite")
+            found.append("reopen")
         elif number and number % (length // 8) == 0:
-            found.append("tear" if at < 0.5 else "discard" if at > 0.8 and start != "journal" else "reopen")
+            found.append("tear" if at < 0.5 else "reopen")
         elif number % 9 == 8:
             found.append("hint")
         else:
@@ -101,19 +96,17 @@ def state_at(position: int) -> bytes:
     return b'{"position":%d,"filling":"%b"}' % (position, b"x" * 600)
 
 
-async def open_log(store: Path, start: Backend = "jsonl") -> Log:
-    return await Log.open(store, seeded_identity(5), backend=start, segment_bytes=SEGMENT_BYTES)
+async def open_log(store: Path) -> Log:
+    return await Log.open(store, seeded_identity(5), segment_bytes=SEGMENT_BYTES)
 
 
-async def play(
-    store: Path, start: Backend, told: Told, length: int = 200, *, removed: Callable[[], None] = lambda: None
-) -> None:
+async def play(store: Path, told: Told, length: int = 200, *, removed: Callable[[], None] = lambda: None) -> None:
     """Play the script to its end; parts already in the log are duplicates.
 
     ``removed`` is called after each removal.
     """
     with _small_steps():
-        await _play(store, start, told, length, removed)
+        await _play(store, told, length, removed)
 
 
 @contextmanager
@@ -127,10 +120,10 @@ def _small_steps() -> Iterator[None]:
         sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES = before
 
 
-async def _play(store: Path, start: Backend, told: Told, length: int, removed: Callable[[], None]) -> None:
-    log = await open_log(store, start)
+async def _play(store: Path, told: Told, length: int, removed: Callable[[], None]) -> None:
+    log = await open_log(store)
     try:
-        for step in steps(start, length):
+        for step in steps(length):
             if isinstance(step, Remove):
                 await _remove(log, step)
                 removed()
@@ -139,48 +132,35 @@ async def _play(store: Path, start: Backend, told: Told, length: int, removed: C
             elif step == "hint":
                 await log.advance(CURSOR, log.head)
                 await log.put_snapshot(SNAPSHOT, Snapshot(VERSION, log.head, state_at(log.head)))
-            elif step in ("to jsonl", "to sqlite"):
-                # A log of which something was removed stays in sqlite.
-                to: Backend = "jsonl" if step == "to jsonl" else "sqlite"
-                if log.backend != to and not await log.removed():
-                    await Migration(log, to).run()
-            elif step == "discard":
-                await _discard(log)
             else:
                 await log.close()
                 if step == "tear":
                     tear(store)
-                log = await open_log(store, start)
+                log = await open_log(store)
     finally:
         await log.close()
 
 
 async def _remove(log: Log, step: Remove) -> None:
-    """Remove; a jsonl log first migrates to sqlite."""
     if step.how == "prune":
         await log.prune(step.upto, at_ms=1)
     else:
         await log.forget(list(step.upto), at_ms=1)
 
 
-async def _discard(log: Log) -> None:
-    await asyncio.to_thread(discard_kept, log.store)
-    log.reread_manifest()
-
-
 def tear(store: Path) -> None:
     """Append half a line to a log's last segment."""
-    segments = list_segments(store / "log") or list_segments(store / "journal")
+    segments = list_segments(store / "journal")
     if segments:
         fd = os.open(segments[-1].path, os.O_WRONLY | os.O_APPEND)
         os.write(fd, b'{"crc":"00000000","event":{"half')
         os.close(fd)
 
 
-def removals(start: Backend, length: int = 200) -> list[tuple[int, Remove]]:
+def removals(length: int = 200) -> list[tuple[int, Remove]]:
     """The script's removals in order, each with the number of records appended before it."""
     found, appended = [], 0
-    for step in steps(start, length):
+    for step in steps(length):
         if isinstance(step, Remove):
             found.append((appended, step))
         elif isinstance(step, tuple):
@@ -188,6 +168,6 @@ def removals(start: Backend, length: int = 200) -> list[tuple[int, Remove]]:
     return found
 
 
-def batches(start: Backend, length: int = 200) -> list[tuple[StreamEvent, ...]]:
+def batches(length: int = 200) -> list[tuple[StreamEvent, ...]]:
     """The batches that the script appends, in order."""
-    return [s for s in steps(start, length) if isinstance(s, tuple) and not isinstance(s, Remove)]
+    return [s for s in steps(length) if isinstance(s, tuple) and not isinstance(s, Remove)]

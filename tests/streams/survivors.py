@@ -14,18 +14,17 @@ from streams.hashing import is_digest
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import NOTHING, Record
-from streams.stores.directory import Backend
 from tests.streams.opened import collect, faults
 from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, play, removals, state_at
 
 
 @cache
-def whole(start: Backend, length: int) -> tuple[list[Record], frozenset[int]]:
+def whole(length: int) -> tuple[list[Record], frozenset[int]]:
     """The records of an undisturbed run, and the number of records after each batch."""
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(play(Path(directory) / "store", start, records.extend, length))
-    return records, frozenset(accumulate(map(len, batches(start, length)), initial=0))
+        asyncio.run(play(Path(directory) / "store", records.extend, length))
+    return records, frozenset(accumulate(map(len, batches(length)), initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,11 @@ class Lost:
 
 
 @cache
-def lost_after(start: Backend, length: int) -> list[Lost]:
+def lost_after(length: int) -> list[Lost]:
     """What is lost on purpose after none of the script's removals, after the first, …"""
-    records, _ = whole(start, length)
+    records, _ = whole(length)
     found = [Lost(0)]
-    for appended, step in removals(start, length):
+    for appended, step in removals(length):
         these = {
             record.position for record in records[:appended] if record.offset < step.upto.get(record.event.stream_id, 0)
         }
@@ -83,7 +82,7 @@ def fits(left: Sequence[Record], count: int, lost: Lost, *, again: bool = False)
 
 
 async def check(
-    store: Path, start: Backend, length: int, acked: int, removed: int, *, power_lost: bool, again: bool
+    store: Path, length: int, acked: int, removed: int, *, power_lost: bool, again: bool
 ) -> tuple[int, bool]:
     """Open what is left and compare it; how many records survived, and whether a tail was torn.
 
@@ -91,8 +90,8 @@ async def check(
     the head file may be an older one, so that a reader sees less than that until the log was opened for writing.
     ``again``: the script is played to its end then.
     """
-    records, ends = await asyncio.to_thread(whole, start, length)
-    possible = lost_after(start, length)[removed : removed + 2]
+    records, ends = await asyncio.to_thread(whole, length)
+    possible = lost_after(length)[removed : removed + 2]
     reader = LogReader(store)
     seen = await collect(reader.read_all())
     await reader.close()
@@ -107,7 +106,7 @@ async def check(
     # A store that is cut off while it is made may have a name and no file yet; the next opening makes it.
     wrong = [str(finding) for finding in found if finding.kind != "torn"] if acked or seen else []
     assert wrong == [], wrong
-    log = await open_log(store, start)
+    log = await open_log(store)
     try:
         left = await collect(log.read_all())
         count = log.head + 1
@@ -125,11 +124,11 @@ async def check(
     assert await faults(store) == []
     if again:
         told: list[Record] = []
-        await play(store, start, told.extend, length)
+        await play(store, told.extend, length)
         assert [record.hash for record in told] == [record.hash for record in records]
         reader = LogReader(store)
         left = await collect(reader.read_all())
         await reader.close()
         assert is_of(left, records), "played to its end, nothing is changed and nothing twice"
-        assert fits(left, len(records), lost_after(start, length)[-1], again=True), "nor is anything missing"
+        assert fits(left, len(records), lost_after(length)[-1], again=True), "nor is anything missing"
     return count, was_torn

@@ -26,7 +26,6 @@ import pytest
 
 from streams.errors import StreamError
 from streams.store import Record
-from streams.stores.directory import Backend
 from tests.streams.calls import Call, watching
 from tests.streams.images import Disk, Loss
 from tests.streams.script import play
@@ -44,7 +43,7 @@ PLACE = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @cache
-def traced(start: Backend) -> tuple[str, list[Call], list[int], list[int]]:
+def traced() -> tuple[str, list[Call], list[int], list[int]]:
     """The directory, every change to the disk below it, and how many came before the ack of each record and each
     removal."""
     calls: list[Call] = []
@@ -56,17 +55,17 @@ def traced(start: Backend) -> tuple[str, list[Call], list[int], list[int]]:
 
     with tempfile.TemporaryDirectory(dir=PLACE) as directory, watching(Path(directory), calls.append):
         store = Path(directory) / "home" / "store"
-        asyncio.run(play(store, start, told, LENGTH, removed=lambda: removed.append(len(calls))))
-    whole(start, LENGTH)
+        asyncio.run(play(store, told, LENGTH, removed=lambda: removed.append(len(calls))))
+    whole(LENGTH)
     return directory, calls, acked, removed
 
 
 async def judge(
-    start: Backend, moments: Counter[int], loss_at: Callable[[Call | None], tuple[Loss, bool]], random: Random
+    moments: Counter[int], loss_at: Callable[[Call | None], tuple[Loss, bool]], random: Random
 ) -> tuple[int, list[str]]:
     """Open a disk of each moment with what ``loss_at`` says is lost, and whether by a power loss; return the number of
     torn tails, and what was wrong."""
-    directory, calls, acked, removed = await asyncio.to_thread(traced, start)
+    directory, calls, acked, removed = await asyncio.to_thread(traced)
     disk, made, torn = Disk(directory), 0, 0
     wrong: list[str] = []
     for moment in range(len(calls) + 1):
@@ -79,9 +78,7 @@ async def judge(
             count, removals = (sum(at <= moment for at in each) for each in (acked, removed))
             try:
                 store = image / "home" / "store"
-                _, was_torn = await check(
-                    store, start, LENGTH, count, removals, power_lost=power_lost, again=made % 20 == 0
-                )
+                _, was_torn = await check(store, LENGTH, count, removals, power_lost=power_lost, again=made % 20 == 0)
                 torn += was_torn
             except (StreamError, AssertionError, OSError) as error:
                 told = f"{call.kind} {Path(call.path).name}" if call else "the end"
@@ -107,24 +104,22 @@ def killed_at(calls: Sequence[Call], chunk: int) -> list[int]:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("start", get_args(Backend))
-async def test_killed_at_any_change_nothing_acknowledged_is_lost(start: Backend, chunk: int) -> None:
-    moments = Counter(killed_at((await asyncio.to_thread(traced, start))[1], chunk))
-    torn, wrong = await judge(start, moments, lambda call: ("nothing", False), seeded(f"kills {start}"))
-    note(f"call-kills {start}", kills=moments.total(), torn=torn, lost=len(wrong))
+async def test_killed_at_any_change_nothing_acknowledged_is_lost(chunk: int) -> None:
+    moments = Counter(killed_at((await asyncio.to_thread(traced))[1], chunk))
+    torn, wrong = await judge(moments, lambda call: ("nothing", False), seeded("kills"))
+    note("call-kills", kills=moments.total(), torn=torn, lost=len(wrong))
     assert wrong == [], "\n".join(wrong[:20])
 
 
-@pytest.mark.parametrize("start", get_args(Backend))
-async def test_after_a_power_loss_what_was_acknowledged_is_there(start: Backend) -> None:
-    _, calls, _, _ = await asyncio.to_thread(traced, start)
-    random = seeded(f"images {start}")
+async def test_after_a_power_loss_what_was_acknowledged_is_there() -> None:
+    _, calls, _, _ = await asyncio.to_thread(traced)
+    random = seeded("images")
     # Half of them where most is at stake: SQLite makes ten times as many changes as everything else.
     busy = [n for n, call in enumerate(calls) if call.by == "python" and call.kind in ("sync", "sync directory")]
     moments = Counter(
         random.choice(busy) if random.random() < 0.5 else random.randrange(len(calls) + 1) for _ in range(IMAGES)
     )
-    torn, wrong = await judge(start, moments, lambda call: (random.choice(get_args(Loss)), True), random)
-    note(f"crash-images {start}", inputs=IMAGES, torn=torn, lost=len(wrong))
+    torn, wrong = await judge(moments, lambda call: (random.choice(get_args(Loss)), True), random)
+    note("crash-images", inputs=IMAGES, torn=torn, lost=len(wrong))
     assert wrong == [], f"{len(wrong)} of {IMAGES}:\n" + "\n".join(wrong[:20])
-    assert torn or start == "sqlite"
+    assert torn

@@ -1,5 +1,5 @@
-"""Memory, jsonl, sqlite and a log that moves between the two, given the same random operations, answer the same,
-record by record and hash by hash.
+"""Memory and three logs, whose records are in the journal, in the database or in both, given the same random
+operations, answer the same, record by record and hash by hash.
 
 A Hypothesis state machine drives them. Keys, streams, bodies and expectations have few values each, so
 that they collide. ``TORTURE_SEQUENCES`` sets the number of sequences, ``TORTURE_SEED`` the seed.
@@ -21,12 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from streams.errors import Conflict, InvalidEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.migrate import Migration
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import NOTHING, Record, RetentionStore, Snapshot
-from streams.stores.directory import Backend
-from streams.stores.journal import mover
 from tests.memory import MemoryStore
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
@@ -34,7 +31,8 @@ from tests.streams.opened import faults
 from tests.streams.sizes import is_set, size
 
 HANG_S = 60.0
-STARTS: dict[str, Backend] = {"jsonl": "jsonl", "sqlite": "sqlite", "moving": "jsonl", "journal": "journal"}
+PAUSES = {"in the journal": 1e6, "in both": 0.002, "in the database": 0.0}
+"""How long a log waits for a pause before it moves records."""
 
 names = st.sampled_from(["ses_a", "ses_b", "agent/x", "never"])
 keys = st.sampled_from(["a", "b", "c", "d", 'quote"d', "ü"])
@@ -137,11 +135,11 @@ class Machine(RuleBasedStateMachine):
 
     async def _open(self) -> None:
         self.logs = {
-            name: await Log.open(
-                self.place(name), seeded_identity(1), backend=start, disk=FastDisk(), segment_bytes=800
-            )
-            for name, start in STARTS.items()
+            name: await Log.open(self.place(name), seeded_identity(1), disk=FastDisk(), segment_bytes=800)
+            for name in PAUSES
         }
+        for name, pause in PAUSES.items():
+            self.logs[name].mover.pause = pause
 
     async def _close(self) -> None:
         for log in self.logs.values():
@@ -195,8 +193,8 @@ class Machine(RuleBasedStateMachine):
     @rule(cuts=st.dictionaries(names, st.integers(-1, 6), max_size=3), streams=st.lists(names, max_size=2))
     def remove(self, cuts: dict[str, int], streams: list[str]) -> None:
         async def ask(store: RetentionStore) -> Any:
-            pruned = (await store.prune(cuts, at_ms=self.number))._replace(moved_from=None)
-            forgotten = (await store.forget(streams, at_ms=self.number))._replace(moved_from=None)
+            pruned = await store.prune(cuts, at_ms=self.number)
+            forgotten = await store.forget(streams, at_ms=self.number)
             return pruned, forgotten, await store.removed(), await store.sizes()
 
         self.compare(ask)
@@ -209,12 +207,6 @@ class Machine(RuleBasedStateMachine):
 
         self.differences = self.memory.differences
         self.runner.run(run())
-
-    @rule(to=st.sampled_from(["jsonl", "sqlite"]))
-    def move(self, to: Backend) -> None:
-        moving = self.logs["moving"]
-        if moving.backend != to and not self.runner.run(moving.removed()):
-            self.runner.run(Migration(moving, to).run())
 
     @invariant()
     def heads_and_differences_are_equal(self) -> None:
@@ -232,7 +224,7 @@ class Machine(RuleBasedStateMachine):
 
     async def _check(self) -> None:
         everything = await _plain(self.memory.read_all())
-        for name in STARTS:
+        for name in PAUSES:
             reader = LogReader(self.place(name))
             assert await _plain(reader.read_all()) == everything
             assert await reader.removed() == await self.memory.removed()
@@ -241,8 +233,6 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_the_stores_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Records move between any two operations.
-    monkeypatch.setattr(mover, "PAUSE_SECONDS", 0.002)
     # Making a log syncs it; nothing here need survive.
     monkeypatch.setattr("os.fsync", lambda fd: None)
     run_state_machine_as_test(

@@ -16,20 +16,17 @@ import pytest
 from bridge.opencode.capture.state import CaptureState
 from streams import hashing
 from streams.log.log import Log
-from streams.log.migrate import Migration
 from streams.rows import MemoryRows
-from streams.stores.directory import Backend
 from tests.bridge.opencode.playing import RECORDINGS, dumped, names, play
 from tests.streams.builders import IDENTITY, event
 from tests.streams.opened import faults
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 async def test_a_log_of_a_library_that_wrote_exponents_otherwise_is_sound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payload = {"large": 1e20, "text": "1e+20"}
-    log = await Log.open(tmp_path, IDENTITY, backend=backend)
+    log = await Log.open(tmp_path, IDENTITY)
     try:
         with monkeypatch.context() as patch:
             older = SimpleNamespace(**vars(orjson))
@@ -37,8 +34,6 @@ async def test_a_log_of_a_library_that_wrote_exponents_otherwise_is_sound(
             patch.setattr(hashing, "orjson", older)
             records = await log.append([event("a", payload=payload), event("b", payload=payload)])
         await log.append([event("c", payload=payload)])
-        assert await faults(tmp_path) == []
-        await Migration(log, "sqlite" if backend == "jsonl" else "jsonl").run()
         assert await faults(tmp_path) == []
         await log.forget([], positions=[records[1].position], at_ms=1)
         assert await faults(tmp_path) == []

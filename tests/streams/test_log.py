@@ -1,4 +1,4 @@
-"""The log in its directory: the contract on both backends, and across a migration."""
+"""The log in its directory: the contract, wherever a record is, and the files next to the records."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import MissingLog
+from streams.errors import ForeignStore, MissingLog
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.migrate import Migration
 from streams.log.reader import LogReader
-from streams.log.repair import RepairRun, examine
-from streams.log.repair_plan import decide
 from streams.log.verify import Verification
 from streams.store import Snapshot, StreamStore
-from streams.stores.directory import Backend, read_manifest
+from streams.stores.directory import read_manifest
 from streams.stores.journal import mover
 from tests.streams.builders import event, events
 from tests.streams.opened import collect
@@ -23,79 +20,63 @@ from tests.streams.retention_contract import RetentionContract
 from tests.streams.store_contract import StoreContract
 
 
-class TestLogOnJsonl(StoreContract, RetentionContract):
-    backend: Backend = "jsonl"
-
+class TestLog(StoreContract, RetentionContract):
     @pytest.fixture(autouse=True)
     def _directory(self, tmp_path: Path) -> None:
         self.directory = tmp_path / "store"
 
     async def open_store(self) -> StreamStore:
-        return await Log.open(self.directory, seeded_identity(1), backend=self.backend, segment_bytes=900)
+        return await Log.open(self.directory, seeded_identity(1), segment_bytes=900)
 
 
-class TestLogOnSqlite(TestLogOnJsonl):
-    backend: Backend = "sqlite"
-
-
-class TestLogOnJournal(TestLogOnJsonl):
-    backend: Backend = "journal"
-
-
-class TestLogOnJournalThatMovesAtOnce(TestLogOnJournal):
+class TestLogThatMovesAtOnce(TestLog):
     @pytest.fixture(autouse=True)
     def _no_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mover, "PAUSE_SECONDS", 0.0)
 
 
-class TestLogOnJournalThatNeverMoves(TestLogOnJournal):
+class TestLogThatNeverMoves(TestLog):
     @pytest.fixture(autouse=True)
     def _long_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mover, "PAUSE_SECONDS", 1e6)
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-class TestDirectory:
-    async def test_a_new_directory_gets_the_backend_asked_for_and_keeps_it(
-        self, tmp_path: Path, backend: Backend
-    ) -> None:
-        log = await Log.open(tmp_path / "store", seeded_identity(1), backend=backend)
-        await log.append(events(3))
-        await log.close()
-        manifest = read_manifest(tmp_path / "store")
-        assert manifest is not None and manifest.backend == backend and manifest.kept is None
-        again = await Log.open(tmp_path / "store", seeded_identity(2), backend="jsonl")
-        assert (again.backend, again.head) == (backend, 2)
-        await again.close()
-        assert LogReader(tmp_path / "store").head == 2
-
-    async def test_records_without_a_manifest_are_refused(self, tmp_path: Path, backend: Backend) -> None:
-        log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
-        await log.append([event("a")])
-        await log.close()
-        (tmp_path / "store.json").unlink()
-        with pytest.raises(MissingLog, match="repair"):
-            await Log.open(tmp_path, seeded_identity(1), backend=backend)
-
-
-async def test_a_reader_follows_the_log_to_its_new_place(tmp_path: Path) -> None:
-    reader = LogReader(tmp_path)
-    assert reader.head == -1 and await collect(reader.read_all()) == []
-    log = await Log.open(tmp_path, seeded_identity(1))
-    await log.append(events(5))
-    assert len(await collect(reader.read_all())) == 5
-    await Migration(log, "sqlite").run()
-    await log.append(events(2, prefix="later-"))
-    assert await collect(reader.read_all()) == await collect(log.read_all())
-    assert reader.head == 6
+async def test_a_directory_keeps_its_log_and_names_it(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path / "store", seeded_identity(1))
+    await log.append(events(3))
     await log.close()
-    await reader.close()
+    manifest = read_manifest(tmp_path / "store")
+    assert manifest is not None and manifest.log_id
+    again = await Log.open(tmp_path / "store", seeded_identity(2))
+    assert (again.manifest, again.head) == (manifest, 2)
+    await again.close()
+    assert LogReader(tmp_path / "store").head == 2
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: Path, backend: Backend) -> None:
-    """For example after a deleted WAL or a restored older copy: the new records are not those they read."""
-    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+@pytest.mark.parametrize("moves", [True, False])
+async def test_records_without_a_manifest_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    if not moves:
+        monkeypatch.setattr(mover.Mover, "drain", lambda self, until: None)
+        monkeypatch.setattr(mover, "PAUSE_SECONDS", 1e6)
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.append([event("a")])
+    await log.close()
+    (tmp_path / "store.json").unlink()
+    with pytest.raises(MissingLog):
+        await Log.open(tmp_path, seeded_identity(1))
+
+
+async def test_a_log_of_an_older_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store.json").write_text('{"format":2,"backend":"sqlite","log_id":"x"}')
+    with pytest.raises(ForeignStore, match="import"):
+        await Log.open(tmp_path, seeded_identity(1))
+
+
+async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: Path) -> None:
+    """For example after a restored older copy: the new records are not those they read."""
+    log = await Log.open(tmp_path, seeded_identity(1))
     await log.append(events(3))
     await log.advance("mirror", 1)
     await log.put_snapshot("capture", Snapshot(1, 5, b"{}"))
@@ -108,6 +89,14 @@ async def test_hints_of_records_that_were_lost_never_speak_of_others(tmp_path: P
         await log.close()
         found = [finding async for finding in Verification(tmp_path).run()]
         assert [(f.kind, f.position) for f in found] == [("missing", 3)] and "records 3 to 5 were" in found[0].reason
-    (item,) = decide(await examine(tmp_path), log_id="new")
-    await RepairRun(tmp_path).carry_out(item)
-    assert [finding async for finding in Verification(tmp_path).run()] == []
+
+
+async def test_a_reader_of_a_directory_follows_a_log_that_begins_there(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path)
+    assert reader.head == -1 and await collect(reader.read_all()) == []
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.append(events(5))
+    assert len(await collect(reader.read_all())) == 5
+    await log.close()
+    assert reader.head == 4 and len(await collect(reader.read_all())) == 5
+    await reader.close()

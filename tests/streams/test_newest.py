@@ -21,8 +21,8 @@ from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 from streams.stores.directory import Backend
-from streams.stores.jsonl import reader as jsonl_reader
 from streams.stores.journal.segments import list_segments
+from streams.stores.jsonl import reader as jsonl_reader
 from streams.stores.sqlite import reader as sqlite_reader
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event

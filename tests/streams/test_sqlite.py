@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from streams.stores.sqlite.store import SqliteStore
 
 from streams.errors import ForeignStore
 from streams.event import StreamEvent
@@ -16,7 +17,6 @@ from streams.query import Filter
 from streams.stores.sqlite.files import STEPS
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.search import SearchIndex, remove_search
-from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event
 from tests.streams.opened import collect, faults
 from tests.streams.sqlite_logs import change, written

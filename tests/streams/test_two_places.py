@@ -23,11 +23,10 @@ from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
 from streams.stores.journal import mover
+from streams.stores.journal.files import FileJournal
 from streams.stores.journal.mover import Mover
-from streams.stores.journal.store import JournalStore
-from streams.stores.journal.writer import JournalWriter
-from streams.stores.journal.files import JsonlReader
 from streams.stores.journal.segments import list_segments
+from streams.stores.journal.writer import JournalWriter
 from streams.stores.sqlite.reader import SqliteReader
 from tests.streams.builders import event, events
 from tests.streams.disks import FastDisk
@@ -51,12 +50,7 @@ def pausing(monkeypatch: pytest.MonkeyPatch, random: Random, owner: type, name: 
 
 
 async def open_log(store: Path) -> Log:
-    return await Log.open(store, seeded_identity(1), backend="journal", disk=FastDisk(), segment_bytes=1500)
-
-
-def store_of(log: Log) -> JournalStore:
-    assert isinstance(log._backend, JournalStore)
-    return log._backend
+    return await Log.open(store, seeded_identity(1), disk=FastDisk(), segment_bytes=1500)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -71,7 +65,7 @@ async def test_a_reader_of_the_files_misses_repeats_and_reorders_nothing(
         (JournalWriter, "drop"),
         (JournalWriter, "make_durable"),
         (SqliteReader, "_rows"),
-        (JsonlReader, "head_record"),
+        (FileJournal, "head_record"),
     ]:
         pausing(monkeypatch, random, owner, name)
     log = await open_log(tmp_path)
@@ -133,7 +127,7 @@ async def test_what_the_database_cannot_take_stays_readable_in_the_journal(
 ) -> None:
     """Another program holds the database for as long as it likes."""
     monkeypatch.setattr(mover, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("streams.stores.sqlite.store.BUSY_MS", 1)
+    monkeypatch.setattr("streams.stores.sqlite.files.BUSY_MS", 1)
     log = await open_log(tmp_path)
     await log.append(events(3))
     await moved(log)
@@ -141,9 +135,9 @@ async def test_what_the_database_cannot_take_stays_readable_in_the_journal(
     holder.execute("BEGIN IMMEDIATE")
     records = [(await log.append([event(f"held-{n}", stream="ses_b")]))[0] for n in range(30)]
     async with asyncio.timeout(30):
-        while store_of(log).mover.fault is None:
+        while log.mover.fault is None:
             await asyncio.sleep(0.01)
-    assert store_of(log).mover.waiting == 30
+    assert log.mover.waiting == 30
     assert (await log.append([records[4].event]))[0].duplicate
     reader = LogReader(tmp_path)
     assert await collect(reader.read("ses_b")) == await collect(log.read("ses_b")) == records
@@ -151,7 +145,7 @@ async def test_what_the_database_cannot_take_stays_readable_in_the_journal(
     holder.execute("ROLLBACK")
     holder.close()
     await moved(log)
-    assert store_of(log).mover.fault is None
+    assert log.mover.fault is None
     await log.close()
     assert await collect(reader.read("ses_b")) == records
     await reader.close()
@@ -159,7 +153,7 @@ async def test_what_the_database_cannot_take_stays_readable_in_the_journal(
 
 async def moved(log: Log) -> None:
     async with asyncio.timeout(60):
-        while store_of(log).mover.waiting:
+        while log.mover.waiting:
             await asyncio.sleep(0.01)
 
 
@@ -190,7 +184,6 @@ async def test_a_database_that_lost_records_is_refused(tmp_path: Path, monkeypat
         await log.append([event(f"{number}")])
     await log.close()
     (tmp_path / "log.db").write_bytes(older)
-    (tmp_path / "sqlite-head").unlink()
     with pytest.raises(CorruptLog) as raised:
         await open_log(tmp_path)
     assert raised.value.position == 1

@@ -6,12 +6,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from streams.log.repair import RepairRun, examine
+from streams.log.repair_plan import decide
 
 from streams.findings import Finding, Summary
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.repair import RepairRun, examine
-from streams.log.repair_plan import decide
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.directory import Backend

@@ -48,6 +48,7 @@ class Mover:
         self._database, self._writer, self._tidy = database, writer, tidy
         self.fault: str | None = None
         """Why the last attempt to move records failed; ``None`` if it did not."""
+        self.pause = PAUSE_SECONDS
         self._turn = Lock()
         self._appended = 0.0
         self._news, self._stop = Event(), Event()
@@ -96,8 +97,8 @@ class Mover:
                 self._news.wait()
                 continue
             quiet = time.monotonic() - self._appended
-            if waiting < MANY and quiet < PAUSE_SECONDS:
-                self._stop.wait(PAUSE_SECONDS - quiet)
+            if waiting < MANY and quiet < self.pause:
+                self._stop.wait(self.pause - quiet)
                 continue
             begun = time.monotonic()
             try:
@@ -108,7 +109,7 @@ class Mover:
                 retry = min(2 * retry, LAST_RETRY_SECONDS)
                 continue
             self.fault, retry = None, FIRST_RETRY_SECONDS
-            if quiet < PAUSE_SECONDS:
+            if quiet < self.pause:
                 self._stop.wait((time.monotonic() - begun) * RESTS * max(0.0, 2 - waiting / MANY))
 
     def _move(self) -> None:
