@@ -1,4 +1,4 @@
-"""A finished log in memory, to be written to disk intact or damaged."""
+"""A log in memory whose records are all in the journal, to be written to disk intact or damaged."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from streams.log.log import Log as StreamLog
 from streams.log.verify import Verification
 from streams.store import Record
 from streams.stores.head import Head, read_head
+from streams.stores.journal.lines import parse_stored
 from streams.stores.journal.segments import segment_name
+from streams.stores.sqlite.database import Database
 from tests.streams.builders import event
 from tests.streams.disks import FastDisk
-from tests.streams.opened import collect
+from tests.streams.opened import collect, held
 
 
 @dataclass(frozen=True)
 class Log:
-    """``segments`` are (name, bytes); ``heads[position]`` is the head file after the commit that ended there."""
+    """``segments`` are (name, bytes); ``heads[position]`` is the head file after the commit that ended there.
+    ``database`` has no record yet."""
 
     segments: list[tuple[str, bytes]]
     heads: dict[int, bytes]
     manifest: bytes
+    database: bytes
     records: list[Record]
 
     @property
@@ -51,24 +55,34 @@ class Log:
     def head(self, position: int) -> Head:
         return Head(position, self.records[position].hash)
 
-    def put(self, store: Path, data: bytes | None = None, *, head: int | None = -1) -> Path:
+    def put(self, store: Path, data: bytes | None = None, *, head: int | None = -1, moved: int = 0) -> Path:
         """Write the log to ``store``, with ``data`` as its one segment and the head after the record ``head``
-        (negative: from the end), or no head. Return the (last) segment."""
-        (store / "log").mkdir(parents=True)
+        (negative: from the end), or no head. The database has the first ``moved`` records, whole batches. Return the
+        (last) segment."""
+        (store / "journal").mkdir(parents=True)
         (store / "store.json").write_bytes(self.manifest)
+        (store / "log.db").write_bytes(self.database)
+        if moved:
+            lines = b"".join(kept for _, kept in self.segments).splitlines()[:moved]
+            database = Database(store)
+            database.move([parse_stored(line) for line in lines])
+            database.close_at_once()
         for name, kept in self.segments:
-            (store / "log" / name).write_bytes(kept if data is None else data)
+            (store / "journal" / name).write_bytes(kept if data is None else data)
         if head is not None:
             (store / "head").write_bytes(self.heads[head if head >= 0 else len(self.records) + head])
-        return store / "log" / name
+        return store / "journal" / name
 
 
 def make_log(directory: Path, batches: list[int], *, text: int, segment_bytes: int = 10**9) -> Log:
     """A log of batches of these sizes, each committed alone, with about ``text`` extra characters a record."""
-    return asyncio.run(_make_log(directory, batches, text, segment_bytes))
+    with held():
+        return asyncio.run(_make_log(directory, batches, text, segment_bytes))
 
 
 async def _make_log(directory: Path, batches: list[int], text: int, segment_bytes: int) -> Log:
+    await (await StreamLog.open(directory, seeded_identity(3), disk=FastDisk())).close()
+    database = (directory / "log.db").read_bytes()
     log = await StreamLog.open(directory, seeded_identity(3), disk=FastDisk(), segment_bytes=segment_bytes)
     heads: dict[int, bytes] = {}
     for number, count in enumerate(batches):
@@ -80,10 +94,10 @@ async def _make_log(directory: Path, batches: list[int], text: int, segment_byte
         )
         heads[records[-1].position] = (directory / "head").read_bytes()
     records = await collect(log.read_all())
-    await log.close()
-    segments = [(path.name, path.read_bytes()) for path in sorted((directory / "log").iterdir())]
+    segments = [(path.name, path.read_bytes()) for path in sorted((directory / "journal").iterdir())]
     assert segments[0][0] == segment_name(0) and read_head(directory / "head") is not None
-    return Log(segments, heads, (directory / "store.json").read_bytes(), records)
+    await log.close()
+    return Log(segments, heads, (directory / "store.json").read_bytes(), database, records)
 
 
 async def open_store(store: Path) -> StreamLog:
@@ -95,9 +109,9 @@ async def findings(store: Path) -> list[tuple[str, str, int | None, int | None]]
 
 
 def files(store: Path) -> dict[str, bytes]:
-    """Every file in the store but the lock."""
+    """Every file in the store but the lock and SQLite's own index of its write-ahead file."""
     return {
         str(path.relative_to(store)): path.read_bytes()
         for path in sorted(store.rglob("*"))
-        if path.is_file() and path.name != "lock"
+        if path.is_file() and path.name not in ("lock", "log.db-shm")
     }

@@ -1,15 +1,61 @@
-"""The store for a contract's tests, and reading all of it; what a whole check of a store's directory finds."""
+"""The store for a contract's tests, and reading all of it; what a whole check of a store's directory finds.
+
+A log's records are in its journal, in its database, or in both: ``held`` and ``put`` decide it for a test.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from streams.log.log import Log
 from streams.log.verify import Verification
 from streams.store import Record, StreamStore
+from streams.stores.journal import mover
+
+Place = Literal["journal", "database", "both"]
+PLACES: list[Place] = ["journal", "database", "both"]
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Let the mover rest: records stay in the journal until ``put``, a removal or the end of the log."""
+    before, mover.PAUSE_SECONDS = mover.PAUSE_SECONDS, 1e6
+    try:
+        yield
+    finally:
+        mover.PAUSE_SECONDS = before
+
+
+async def put(log: Log, place: Place) -> None:
+    """Move the records of a log whose mover rests: all, the older half, or none."""
+    until = {"journal": -1, "database": log.head, "both": log.head // 2}[place]
+    while log._stored.head < until:
+        records, _ = log.mover._next_records(log._stored.head + 1)
+        some = [record for record in records if record.position <= until]
+        while some[-1].batch_index + 1 != some[-1].batch_count:
+            some.append(records[len(some)])
+        await asyncio.to_thread(log._stored.move, some)
+    await asyncio.to_thread(log._writer.drop, log._stored.head)
+
+
+async def moved(log: Log) -> None:
+    """Wait until the mover has moved everything."""
+    async with asyncio.timeout(60):
+        while log.waiting()["records"]:
+            await asyncio.sleep(0.005)
+
+
+def left_by_a_kill(store: Path, copy: Path) -> Path:
+    """Copy an open log as a killed writer would leave it."""
+    shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*-shm", "lock"))
+    return copy
 
 
 async def collect(records: AsyncIterator[Record]) -> list[Record]:

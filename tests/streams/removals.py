@@ -9,20 +9,16 @@ from typing import Any
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.retention import Removed
-from streams.stores.directory import Backend
 from streams.stores.disk import Disk
 from tests.streams.disks import FastDisk
 from tests.streams.retention_contract import NOW
 
 SEGMENT_BYTES = 1500
-BACKENDS: list[Backend] = ["jsonl", "sqlite"]
 Remove = Callable[[Log], Any]
 
 
-async def open_log(store: Path, backend: Backend = "jsonl", disk: Disk | None = None) -> Log:
-    return await Log.open(
-        store, seeded_identity(1), backend=backend, disk=disk or FastDisk(), segment_bytes=SEGMENT_BYTES
-    )
+async def open_log(store: Path, disk: Disk | None = None) -> Log:
+    return await Log.open(store, seeded_identity(1), disk=disk or FastDisk(), segment_bytes=SEGMENT_BYTES)
 
 
 async def prune(log: Log) -> Removed:

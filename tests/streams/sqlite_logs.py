@@ -1,4 +1,4 @@
-"""Sqlite logs for tests: written, read and changed without the store."""
+"""Logs whose records are all in the database, for tests: written, read and changed without the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.streams.builders import event
 
 
 async def written(store: Path) -> None:
-    log = await Log.open(store, seeded_identity(1), backend="sqlite")
+    log = await Log.open(store, seeded_identity(1))
     for number in range(20):
         await log.append([event(f"k{number}-{n}", stream=f"ses_{n}") for n in range(3)])
     await log.close()

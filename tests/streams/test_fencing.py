@@ -1,39 +1,37 @@
-"""A writer that lost its lock file writes nothing more, whatever happened meanwhile."""
+"""A writer that lost its lock file writes nothing more, whatever happened meanwhile: neither in the journal nor in the
+database."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streams.errors import StoreFenced, StoreLocked
 from streams.identity import system_identity
 from streams.log.log import Log
-from streams.log.migrate import Migration
-from streams.stores.directory import LOCK, MANIFEST, Backend, is_being_written
+from streams.stores.directory import LOCK, is_being_written
 from tests.streams.builders import event
-from tests.streams.opened import collect, faults
+from tests.streams.opened import PLACES, Place, collect, faults, held, put
 
 
-@pytest.fixture(params=["jsonl", "sqlite"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    chosen: Backend = request.param
-    return chosen
-
-
-@pytest.fixture
-async def log(tmp_path: Path, backend: Backend) -> AsyncIterator[Log]:
-    """A log with one record."""
-    log = await Log.open(tmp_path / "store", system_identity(), backend=backend)
-    await log.append([event("before")])
-    yield log
-    await log.close()
+@pytest.fixture(params=PLACES)
+async def log(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Log]:
+    """A log with two records, whose mover rests."""
+    place: Place = request.param
+    with held():
+        log = await Log.open(tmp_path / "store", system_identity())
+        for name in ("before", "also"):
+            await log.append([event(name)])
+        await put(log, place)
+        yield log
+        await log.close()
 
 
 @pytest.fixture
@@ -50,7 +48,13 @@ def no_directory_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(store: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in store.rglob("*") if path.is_file() and path.name != LOCK}
+    found = {str(path): path for path in store.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if path.name not in (LOCK, "log.db-shm")}
+
+
+def in_journal(store: Path) -> dict[str, bytes]:
+    """Without the database: whoever closes it last folds its write-ahead file into it."""
+    return {name: data for name, data in files(store).items() if "log.db" not in name}
 
 
 async def keys(store: Path) -> list[str]:
@@ -61,8 +65,12 @@ async def keys(store: Path) -> list[str]:
     return found
 
 
+def keys_of(*names: str) -> list[str]:
+    return [event(name).idempotency_key for name in names]
+
+
 @pytest.mark.parametrize("replaced", [False, True])
-async def test_without_its_lock_file_it_writes_nothing(log: Log, replaced: bool) -> None:
+async def test_without_its_lock_file_it_neither_appends_nor_moves(log: Log, replaced: bool) -> None:
     lock = log.store / LOCK
     lock.unlink()
     if replaced:
@@ -71,9 +79,15 @@ async def test_without_its_lock_file_it_writes_nothing(log: Log, replaced: bool)
     for name in ("a", "b"):
         with pytest.raises(StoreFenced):
             await log.append([event(name)])
+    if log.waiting()["records"]:
+        with pytest.raises(StoreFenced):
+            await asyncio.to_thread(log.mover.drain, log.head)
+    for removal in (log.prune({"ses_a": 1}, at_ms=1), log.forget(["ses_a"], at_ms=1)):
+        with pytest.raises(StoreFenced):
+            await removal
     assert files(log.store) == before
     await log.close()
-    assert await keys(log.store) == [event("before").idempotency_key]
+    assert await keys(log.store) == keys_of("before", "also")
 
 
 async def test_a_deleted_lock_file_lets_no_second_writer_in(log: Log) -> None:
@@ -84,26 +98,32 @@ async def test_a_deleted_lock_file_lets_no_second_writer_in(log: Log) -> None:
 
 
 @pytest.mark.usefixtures("no_directory_locks")
-async def test_after_another_took_over_it_neither_writes_nor_cuts(log: Log) -> None:
+async def test_after_another_took_over_it_neither_writes_nor_cuts_nor_moves(log: Log) -> None:
     (log.store / LOCK).unlink()
     second = await Log.open(log.store, system_identity())
     await second.append([event("second")])
     with pytest.raises(StoreFenced):
         await log.append([event("first")])
     await second.append([event("third")])
+    before = files(log.store)
+    if log.waiting()["records"]:
+        with pytest.raises(StoreFenced):
+            await asyncio.to_thread(log.mover.drain, log.head)
     await log.close()
+    assert files(log.store) == before
     await second.append([event("fourth")])
     await second.close()
-    assert await keys(log.store) == [event(name).idempotency_key for name in ("before", "second", "third", "fourth")]
+    assert await keys(log.store) == keys_of("before", "also", "second", "third", "fourth")
 
 
-async def test_a_move_that_lost_the_lock_does_not_switch(log: Log, backend: Backend) -> None:
-    manifest = (log.store / MANIFEST).read_bytes()
-
-    def lose(progress: Any) -> None:
-        if progress.phase == "switching":
-            (log.store / LOCK).unlink(missing_ok=True)
-
-    with pytest.raises(StoreFenced):
-        await Migration(log, "sqlite" if backend == "jsonl" else "jsonl", lose).run()
-    assert (log.store / MANIFEST).read_bytes() == manifest
+@pytest.mark.usefixtures("no_directory_locks")
+async def test_one_that_wakes_up_after_all_was_moved_by_another_changes_nothing(log: Log) -> None:
+    (log.store / LOCK).unlink()
+    second = await Log.open(log.store, system_identity())
+    await second.append([event("second")])
+    await put(second, "database")
+    await second.close()
+    before = in_journal(log.store)
+    await log.close()
+    assert in_journal(log.store) == before
+    assert await keys(log.store) == keys_of("before", "also", "second")

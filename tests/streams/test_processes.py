@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,37 +15,51 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.stores.directory import is_being_written
+from streams.stores.journal.segments import list_segments
 from tests.streams.builders import event, events
-from tests.streams.opened import collect
+from tests.streams.logs import files
+from tests.streams.opened import PLACES, Place, collect, held, left_by_a_kill, put
 
 
 async def opened(store: Path) -> Log:
     return await Log.open(store, seeded_identity(1), segment_bytes=2000)
 
 
-def files(store: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+def last_segment(store: Path) -> Path:
+    return list_segments(store / "journal")[-1].path
 
 
-async def test_a_reader_repairs_nothing_and_makes_nothing(tmp_path: Path) -> None:
-    log = await opened(tmp_path / "store")
-    written = await log.append(events(4))
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with held():
+        yield request.param
+
+
+async def test_a_reader_repairs_nothing_and_makes_nothing(tmp_path: Path, place: Place) -> None:
+    log = await opened(tmp_path / "open")
+    written = [(await log.append([each]))[0] for each in events(4)]
+    await put(log, place)
+    left_by_a_kill(tmp_path / "open", tmp_path / "store")
     await log.close()
-    with next((tmp_path / "store" / "log").iterdir()).open("ab") as file:
+    with last_segment(tmp_path / "store").open("ab") as file:
         file.write(b'{"crc":"a torn tail')
     for head in (True, False):
         if not head:  # then the last whole batch ends the log
             (tmp_path / "store" / "head").unlink()
         before = files(tmp_path)
-        assert await collect(LogReader(tmp_path / "store").read_all()) == written and files(tmp_path) == before
+        reader = LogReader(tmp_path / "store")
+        assert await collect(reader.read_all()) == written and files(tmp_path) == before
+        await reader.close()
     assert LogReader(tmp_path / "nothing").head == -1 and not (tmp_path / "nothing").exists()
 
 
-async def test_a_reader_finds_as_the_store_does(tmp_path: Path) -> None:
+async def test_a_reader_finds_as_the_store_does(tmp_path: Path, place: Place) -> None:
     """Scans search for a key's text in the line; keys that JSON escapes must be found, too."""
     log = await opened(tmp_path)
     keys = ["plain", 'a"b', "back\\slash", "é✓", "[1]", "a/b", "😀", "{}"]
-    await log.append([event(key, stream=f"ses_{n % 2}") for n, key in enumerate(keys)])
+    for n, key in enumerate(keys):
+        await log.append([event(key, stream=f"ses_{n % 2}")])
+    await put(log, place)
     reader = LogReader(tmp_path)
     for key in keys:
         found = await reader.find(f"test:{key}")
@@ -59,13 +74,16 @@ async def test_a_reader_finds_as_the_store_does(tmp_path: Path) -> None:
         assert await collect(reader.read("ses_0", from_offset=offset)) == await collect(
             log.read("ses_0", from_offset=offset)
         )
+    await reader.close()
     await log.close()
 
 
-async def test_a_refused_opening_changes_nothing(tmp_path: Path) -> None:
+async def test_a_refused_opening_changes_nothing(tmp_path: Path, place: Place) -> None:
     log = await opened(tmp_path)
-    await log.append([event("a")])
-    with next((tmp_path / "log").iterdir()).open("ab") as file:
+    for name in "ab":
+        await log.append([event(name)])
+    await put(log, place)
+    with last_segment(tmp_path).open("ab") as file:
         file.write(b"what the writer is about to finish")
     before = files(tmp_path)
     with pytest.raises(StoreLocked, match=rf"process {os.getpid()};.*durable-stream stop"):
