@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from streams.log.migrate import Migration, discard_kept
+
 from benchmarks.link import record_for, sidecar
 from benchmarks.report import Row, table
 from sidecar.care.snapshots import SLOW_TAIL
@@ -29,7 +31,6 @@ from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
 from streams.log.directory import Backend, Hints
 from streams.log.log import Log
-from streams.log.migrate import Migration, discard_kept
 from streams.log.reader import LogReader
 from streams.stores.sqlite.search import SearchIndex, remove_search
 from streams.stores.stored import Stored

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from streams.log.migrate import Migration, discard_kept
+
 from benchmarks.commands import timed
 from benchmarks.limits import beside
 from benchmarks.million import build
@@ -19,7 +21,6 @@ from sidecar.read.select import newest
 from streams.identity import seeded_identity
 from streams.log.directory import Backend
 from streams.log.log import Log
-from streams.log.migrate import Migration, discard_kept
 from streams.log.reader import LogReader
 from streams.query import Filter
 

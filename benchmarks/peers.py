@@ -31,13 +31,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from streams.log.backends import open_backend
+from streams.stores.sqlite.store import SqliteStore
+
 from benchmarks import limits
 from benchmarks.limits import GROUP, ROW_BYTES
 from benchmarks.report import Row
 from benchmarks.store import append_rate
-from streams.log.backends import open_backend
 from streams.store import StreamStore
-from streams.stores.sqlite.store import SqliteStore
 
 BODY = b"x" * ROW_BYTES
 WRITES = 8

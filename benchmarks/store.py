@@ -11,13 +11,14 @@ from itertools import islice
 from pathlib import Path
 
 import orjson
+from streams.log.backends import open_backend
+from streams.stores.sqlite.store import SqliteStore
 
 from benchmarks.limits import GROUP, ROUNDS, bare_sqlite_rate, beside, raw_group_rate, raw_rate
 from benchmarks.report import Row
 from streams.event import StreamEvent
 from streams.hashing import encode
 from streams.identity import system_identity
-from streams.log.backends import open_backend
 from streams.store import StreamStore
 from streams.stores.commit import Pending
 from streams.stores.disk import Disk
@@ -25,7 +26,6 @@ from streams.stores.journal.lines import parse_keys, parse_record
 from streams.stores.sqlite.files import STEPS, connect_to_write
 from streams.stores.sqlite.rows import INSERT, stored_row
 from streams.stores.sqlite.rows import Row as StoredRow
-from streams.stores.sqlite.store import SqliteStore
 from streams.stores.stored import Stored
 
 IDENTITY = system_identity()

@@ -14,17 +14,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
+from streams.log.copies import kept_facts
+from streams.log.migrate import Migration, Progress, discard_old
+
 from sidecar.care import retaining
 from sidecar.care.snapshots import CaptureSnapshot, CatalogSnapshot
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
 from sidecar.read.catalog import Catalog
 from streams.errors import StoreUnavailable, StreamError
-from streams.log.directory import SearchIndex
-from streams.log.copies import kept_facts
-from streams.log.directory import Backend
+from streams.log.directory import Backend, SearchIndex
 from streams.log.log import Log
-from streams.log.migrate import Migration, Progress, discard_old
 from streams.log.prune_plan import PrunePlan, PruneRequest
 from streams.retention import Removed
 from streams.store import Record

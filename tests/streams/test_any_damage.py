@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from streams.log.migrate import Migration
 
 from streams.errors import ForeignStore, StreamError
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.migrate import Migration
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.query import Filter

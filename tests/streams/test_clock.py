@@ -11,10 +11,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from streams.log.migrate import Migration
 
 from streams.identity import Identity
 from streams.log.log import Log
-from streams.log.migrate import Migration
 from streams.query import Filter
 from streams.stores.directory import Backend
 from tests.streams.builders import event

@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams.stores.jsonl import reader as jsonl_reader
 
 from sidecar.read.select import newest
 from streams.errors import CorruptLog
@@ -22,7 +23,6 @@ from streams.query import Filter
 from streams.store import Record
 from streams.stores.directory import Backend
 from streams.stores.journal.segments import list_segments
-from streams.stores.jsonl import reader as jsonl_reader
 from streams.stores.sqlite import reader as sqlite_reader
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from streams.log.migrate import HoldsRemoved, Migration
 
 from streams.errors import StoreUnavailable
-from streams.log.migrate import HoldsRemoved, Migration
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.query import Filter

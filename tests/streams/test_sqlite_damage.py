@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from streams.stores.sqlite.head import HEAD_FILE
+from streams.stores.sqlite.store import SqliteStore
 
 from streams.errors import CorruptLog, ForeignStore
 from streams.identity import seeded_identity
@@ -17,8 +19,6 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
-from streams.stores.sqlite.head import HEAD_FILE
-from streams.stores.sqlite.store import SqliteStore
 from tests.streams.builders import event, events
 from tests.streams.opened import collect, faults
 from tests.streams.sqlite_logs import change, findings, written

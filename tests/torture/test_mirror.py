@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+from streams.log.migrate import HoldsRemoved, Migration, discard_kept
+
 from bridge.nats.jetstream.sessions import Sessions
 from sidecar.mirror.task import MirrorTask
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.log.migrate import HoldsRemoved, Migration, discard_kept
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, session_events, unsynced
 from tests.nats_servers import RealServer, real_server
 from tests.streams.sizes import is_set, size

@@ -30,12 +30,12 @@ from signal import SIGKILL
 from typing import Any, Literal, NamedTuple
 
 import pytest
+from streams.log.migrate import Migration, discard_kept
 
 from streams.errors import StoreFailed, StoreLocked, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
-from streams.log.migrate import Migration, discard_kept
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record, Snapshot

@@ -13,6 +13,9 @@ from sidecar.cli.shared.command import RUNS, Run, explain
 if RUNS:
     import asyncio
 
+    from streams.log.repair import RepairRun, examine, is_begun
+    from streams.log.repair_plan import Item, decide
+
     from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
     from sidecar.cli.printing.output import Output, held_text
     from sidecar.cli.shared.identity import own_identity
@@ -20,8 +23,6 @@ if RUNS:
     from sidecar.read.wording import counted
     from streams.errors import StreamError
     from streams.log.directory import refuse_links, refuse_writer, take_lock
-    from streams.log.repair import RepairRun, examine, is_begun
-    from streams.log.repair_plan import Item, decide
     from streams.log.verify import Verification
 
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from streams.log.copies import kept_facts
+
 from sidecar.care.checks.agents import agent_notes
 from sidecar.care.checks.asking import (
     CONFIG_CHANGED,
@@ -35,7 +37,6 @@ from sidecar.read.select import catalog_of
 from sidecar.read.wording import bytes_text, counted, kept_text, local_time
 from sidecar.record.backlog import backlog
 from streams.errors import StreamError
-from streams.log.copies import kept_facts
 from streams.log.presence import kept_hint, located
 from streams.log.reader import LogReader
 from streams.query import describe_span

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from streams.stores.jsonl import reader as jsonl
 
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.stores.directory import Backend
-from streams.stores.jsonl import reader as jsonl
 from streams.stores.journal.lines import LineKeys, parse_keys
 from tests.sidecar.cli.helpers import append, command, environment, make_home, run, run_process
 from tests.streams.builders import event
