@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import orjson
+import msgspec
 
-from streams.event import StreamEvent
 from streams.hashing import digest_form_of
+
+
+class EventKeys(msgspec.Struct):
+    """The fields of an event by which its record is found. The payload is skipped, not parsed."""
+
+    id: str
+    stream_id: str
+    idempotency_key: str
+    ts: int
+    type: str
+    actor: str
+    correlation_id: str | None
+    causation_id: str | None
 
 
 class Stored(NamedTuple):
@@ -19,13 +31,7 @@ class Stored(NamedTuple):
     batch_index: int
     batch_count: int
     event: bytes
-
-    def begun(self) -> int:
-        """The position of the first record in this record's batch, which identifies the batch."""
-        return self.position - self.batch_index
-
-    def parse(self) -> StreamEvent:
-        return StreamEvent.trusted(orjson.loads(self.event), self.event)
+    keys: EventKeys
 
     def digest_form(self) -> bytes:
         """The form of the event that the hash chain covers."""

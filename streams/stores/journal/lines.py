@@ -23,18 +23,9 @@ from streams.event import StreamEvent
 from streams.store import Record
 from streams.stores.head import PREFIX, BadLine, check_crc
 from streams.stores.plan import Placed
-from streams.stores.stored import Stored
+from streams.stores.stored import EventKeys, Stored
 
 _POSITION = re.compile(rb'"position":(\d{1,20}),"tx":')
-
-
-class EventKeys(msgspec.Struct):
-    """The event fields that an index needs; the payload is skipped, not parsed."""
-
-    id: str
-    stream_id: str
-    idempotency_key: str
-    ts: int
 
 
 class LineKeys(msgspec.Struct):
@@ -52,17 +43,11 @@ _CRC_OF_BEGIN = crc32(_BEGIN)
 
 _new = tuple.__new__
 _keys_decoder = msgspec.json.Decoder(LineKeys)
-_event_keys_decoder = msgspec.json.Decoder(EventKeys)
 
 
 def format_line(placed: Placed, index: int, count: int) -> bytes:
     encoded, offset, position, hash_ = placed
     return _line(encoded.canonical, hash_, offset, position, index, count)
-
-
-def format_stored(record: Stored) -> bytes:
-    position, offset, hash_, *batch, event = record
-    return _line(event, hash_, offset, position, *batch)
 
 
 def _line(event: bytes, hash_: bytes, offset: int, position: int, index: int, count: int) -> bytes:
@@ -76,7 +61,7 @@ def parse_stored(line: bytes) -> Stored:
     """Parse a line, leaving its event's bytes untouched. Verifies the checksum. Raises ``BadLine``."""
     keys = parse_keys(line)
     try:
-        return Stored(keys.position, keys.offset, bytes.fromhex(keys.hash), *keys.tx, event_of(line))
+        return Stored(keys.position, keys.offset, bytes.fromhex(keys.hash), *keys.tx, event_of(line), keys.event)
     except ValueError:
         raise BadLine("its hash is malformed") from None
 
@@ -88,14 +73,6 @@ def parse_keys(line: bytes) -> LineKeys:
         return _keys_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadLine(f"not a record: {error}") from None
-
-
-def parse_event_keys(event: bytes) -> EventKeys:
-    """The keys of an event's canonical bytes. Raises ``BadLine``."""
-    try:
-        return _event_keys_decoder.decode(event)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadLine(f"not an event: {error}") from None
 
 
 def parse_record(line: bytes) -> Record:

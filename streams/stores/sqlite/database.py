@@ -23,7 +23,7 @@ from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connec
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import HEAD, find, load
-from streams.stores.sqlite.rows import INSERT, SELECT, Row, positions_of, record_of, stored_row
+from streams.stores.sqlite.rows import INSERT, SELECT, Row, positions_of, record_of, row_of
 from streams.stores.stored import Stored
 from streams.system.threads import InTurn
 
@@ -125,13 +125,12 @@ class Database(SqliteReader):
             if record.position != following:
                 raise ValueError(f"record {record.position} does not follow record {following - 1}")
             following += 1
-            event = record.parse()
-            name = event.stream_id
+            name = record.keys.stream_id
             offset, previous = tails.get(name) or tail_of(self._writing, name)
             if record.offset != offset or chain(previous, record.digest_form()) != record.hash:
                 raise ValueError(f"record {record.position} does not continue its stream")
             tails[name] = (offset + 1, record.hash)
-            rows.append(stored_row(record, event, self._stream_id(name)))
+            rows.append(row_of(record, self._stream_id(name)))
         return rows, tails
 
     def _insert(self, rows: Sequence[Row], tails: Mapping[str, Tail], last: Stored) -> None:

@@ -14,7 +14,6 @@ from streams.event import StreamEvent
 from streams.query import Filter, json_needle
 from streams.store import Record
 from streams.stores.keys import key_digest
-from streams.stores.plan import Placed
 from streams.stores.stored import Stored
 
 Row = tuple[Any, ...]
@@ -31,46 +30,25 @@ MAX_TRIGRAMS: Final = 24
 """Maximum number of a text's trigrams to ask the index for; whole texts are compared afterwards anyway."""
 
 
-def row_of(placed: Placed, stream: int, digest: bytes, index: int, count: int) -> Row:
-    """The row of a new record, in the table's column order; ``digest`` is the digest of the record's key."""
-    (event, canonical, *_), offset, position, hash_ = placed
+def row_of(record: Stored, stream: int) -> Row:
+    """The row of a record, in the table's column order; ``stream`` is the number of its stream."""
+    position, offset, hash_, index, count, event, keys = record
     return (
         position,
         stream,
         offset,
-        event.ts,
-        event.type,
-        event.actor,
-        event.correlation_id,
-        event.causation_id,
-        event.id,
-        digest,
+        keys.ts,
+        keys.type,
+        keys.actor,
+        keys.correlation_id,
+        keys.causation_id,
+        keys.id,
+        key_digest(keys.idempotency_key),
         hash_,
-        crc32(canonical),
+        crc32(event),
         index,
         count,
-        canonical,
-    )
-
-
-def stored_row(record: Stored, event: StreamEvent, stream: int) -> Row:
-    """The row of a stored record, whose event is ``event``, in the form that ``row_of`` returns."""
-    return (
-        record.position,
-        stream,
-        record.offset,
-        event.ts,
-        event.type,
-        event.actor,
-        event.correlation_id,
-        event.causation_id,
-        event.id,
-        key_digest(event.idempotency_key),
-        record.hash,
-        crc32(record.event),
-        record.batch_index,
-        record.batch_count,
-        record.event,
+        event,
     )
 
 
