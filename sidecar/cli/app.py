@@ -73,8 +73,6 @@ COMMANDS = (
     Row("metrics", CHECK, ("metrics", "metrics --scrape-config"), json=False),
     Row("verify", CHECK, ("verify", "verify --json")),
     Row("replay", CHECK, ("replay agent/counter", "replay agent/counter --agent agents/counter.py:Counter")),
-    Row("repair", CHECK, ("repair --dry-run", "repair")),
-    Row("migrate", RUN, ("migrate --to sqlite", "migrate --rollback", "migrate --discard-old")),
     Row("prune", RUN, ("prune --older-than 30d", "prune --max-bytes 2GiB --yes", "prune --stream ses_1a2b --yes")),
     Row("pin", RUN, ("pin ses_1a2b",)),
     Row("unpin", RUN, ("unpin ses_1a2b",), module="run.pin"),

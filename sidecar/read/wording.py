@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any, Final
 
 from bridge.opencode.capture.tokens import MOST_COST, MOST_TOKENS, can_be
 from streams.query import describe_span
@@ -57,6 +59,23 @@ def cut_middle(text: str, most: int) -> tuple[str, int]:
 def counted(number: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+WAY_OUT: Final = (
+    "`durable-stream export` saves what can be read of a session, and `durable-stream import` puts it into a new home"
+)
+"""What to do about a damaged log without a backup."""
+
+MANY_WAITING: Final = 100_000
+"""So many records in the journal mean that the database does not keep up."""
+
+
+def waiting_text(waiting: Mapping[str, Any]) -> str:
+    """Why the journal grows, and how large it is; empty if there is nothing to say. See ``LogStore.waiting``."""
+    size = f"{counted(waiting['records'], 'record')}, {bytes_text(waiting['bytes'])}"
+    if waiting["fault"]:
+        return f"the journal grows, because its records cannot be moved to the database ({size}): {waiting['fault']}"
+    return f"the journal grows faster than it is moved to the database: {size}" * (waiting["records"] > MANY_WAITING)
 
 
 def kept_text(records: int, pruned: int) -> str:

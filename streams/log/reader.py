@@ -16,6 +16,7 @@ from streams.stores.directory import is_being_written
 from streams.stores.hints import Hints
 from streams.stores.journal.files import FileJournal
 from streams.stores.journal.reading import TwoPlaces
+from streams.stores.journal.segments import JOURNAL, sizes_of
 from streams.stores.sqlite.kept import ReadRows, read_rows
 from streams.stores.sqlite.reader import SqliteReader
 
@@ -115,6 +116,12 @@ class LogReader(TwoPlaces):
         if found is None or found.snapshot.position > self.head:
             return None
         return None if await self.is_removing() else found
+
+    def waiting(self) -> dict[str, object]:
+        """What the journal holds, in the form of ``LogStore.waiting``. ``fault`` is always ``None``, because only the
+        writer knows it. Blocks briefly."""
+        stored = self._database.head
+        return {"records": max(self.head - stored, 0), **sizes_of(self.store / JOURNAL), "fault": None}
 
     async def is_removing(self) -> bool:
         """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""

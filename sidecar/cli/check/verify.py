@@ -8,8 +8,7 @@ from sidecar.failure import Failure
 if RUNS:
     from sidecar.cli.printing.bar import BAR_BYTES, adding, bar
     from sidecar.cli.printing.output import held_text
-    from sidecar.read.wording import counted
-    from streams.log.presence import kept_hint
+    from sidecar.read.wording import WAY_OUT, counted
     from streams.log.verify import Verification
 
 
@@ -34,16 +33,13 @@ async def verify(run: Run) -> int:
             else:
                 out.prose("", str(finding), "yellow" if finding.kind == "torn" else "red")
     summary = check.summary
-    kept = kept_hint(home.store_path) if summary.findings else None
     if out.json:
-        out.object({"summary": summary.as_json(), **({} if kept is None else {"hint": kept})})
+        out.object({"summary": summary.as_json()})
     elif not summary.findings:
         count = "all" if summary.records != 1 else "the"
         out.text(f"{count} {held_text(summary)} verified", "green")
     else:
         faults = counted(summary.findings, "finding")
         out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
-        note("`durable-stream repair --dry-run` shows what can be repaired; for anything else, restore a backup.")
-        if kept is not None:
-            out.prose("", kept)
+        note(f"Restore a backup of the home. Without one, {WAY_OUT}.")
     return 1 if summary.findings else 0

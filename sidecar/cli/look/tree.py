@@ -64,16 +64,15 @@ async def tree(
 async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[SessionView]) -> None:
     """Print some sessions and their descendants.
 
-    If the log has an index of a stream's records, sessions are read and printed one family (a root session with its
-    descendants) at a time. So the first family appears at once, and even a long log needs little memory.
+    One family (a root session with its descendants) is read and printed at a time. So the first family appears at once,
+    and even a long log needs little memory.
     """
-    for some in [[root] for root in roots] if reader.is_indexed else [roots]:
+    for root in roots:
         tree = Tree(catalog)
-        streams = dict.fromkeys(stream for root in some for stream in catalog.streams_of(root.id))
+        streams = dict.fromkeys(catalog.streams_of(root.id))
         async for record in reader.query(Filter(streams=tuple(streams) or ("",))):
             tree.apply(record)
-        for root in some:
-            _print_root(out, tree, root)
+        _print_root(out, tree, root)
 
 
 def _print_root(out: Output, tree: Tree, root: SessionView) -> None:

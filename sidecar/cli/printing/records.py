@@ -45,9 +45,6 @@ LABEL_WIDTH = 9
 PIPED = ("time", "stream", "offset", "event", "actor", "type", "text")
 """The names of the tab-separated fields: the first line written to a pipe."""
 
-LEARNED = ("turn.started", CHECKPOINT)
-"""The types of the records that durations depend on."""
-
 _BEFORE = 24
 """How many characters are shown before a match that is not in the line itself."""
 
@@ -69,7 +66,6 @@ class Lines:
         self._out, self._with_stream, self._found = out, with_stream, found
         self._day = ""
         self._timing = Timing()
-        self._has_newest = self._has_all = False
         self.printed = 0
 
     def learn(self, record: Record) -> None:
@@ -79,25 +75,13 @@ class Lines:
         self._timing.apply(record)
 
     async def look_up(self, reader: LogReader, *records: Record) -> None:
-        """Read from the log what ``print`` needs for ``records``, unless it is known already.
-
-        Without an index, the first call reads from the end of the log back to the causes, and the next one reads the
-        whole log, once. So give all records at once if they are known.
-        """
+        """Read from the log what ``print`` needs for ``records``, unless it is known already."""
         if self._out.json:
             return
         for record in records:
             self.learn(record)
-        lacking = [each.event for each in records if self._timing.lacks(each.event) and each.event.causation_id]
-        if reader.is_indexed:
-            for event in lacking:
-                await self._learn_cause(reader, event)
-        elif lacking and not self._has_all:
-            self._has_all = self._has_newest or not await self._learn_back(reader, lacking)
-            self._has_newest = True
-            if self._has_all:
-                async for record in reader.query(Filter(types=LEARNED)):
-                    self.learn(record)
+        for event in [each.event for each in records if self._timing.lacks(each.event) and each.event.causation_id]:
+            await self._learn_cause(reader, event)
 
     async def _learn_cause(self, reader: LogReader, event: StreamEvent) -> None:
         cause = event.causation_id
@@ -110,22 +94,6 @@ class Lines:
             self.learn(asked)
             async for answer in reader.query(Filter(types=(CHECKPOINT,), causation_id=asked.event.id)):
                 self.learn(answer)
-
-    async def _learn_back(self, reader: LogReader, lacking: list[StreamEvent]) -> bool:
-        """Learn from the end of the log back to the causes of ``lacking``; false if that end is damaged."""
-        causes = {event.causation_id for event in lacking}
-        seen: list[Record] = []
-
-        def is_cause(record: Record) -> bool:
-            if record.event.type in LEARNED:
-                seen.append(record)
-            return record.event.id in causes
-
-        streams = tuple({event.stream_id for event in lacking})
-        found = await reader.newest(Filter(streams=streams), len(causes), fits=is_cause)
-        for record in reversed(seen):
-            self.learn(record)
-        return found is not None
 
     def print(self, record: Record, place: str = "", depth: int = 0) -> None:
         """Print one record; ``place`` (such as ``2.1``) identifies its session and indents the record, else ``depth``

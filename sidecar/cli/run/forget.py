@@ -8,13 +8,7 @@ import typer
 
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.command import RUNS, Run, note
-from sidecar.cli.shared.removing import (
-    NOTHING_CHANGED,
-    SHOWN_STREAMS,
-    YesFlag,
-    note_move,
-    other_copies,
-)
+from sidecar.cli.shared.removing import NOTHING_CHANGED, SHOWN_STREAMS, YesFlag, other_copies
 
 if RUNS:
     from sidecar.care.retaining import busy_streams, records_to_forget, streams_beside, streams_of_agents, words_beside
@@ -24,7 +18,6 @@ if RUNS:
     from sidecar.home import Home
     from sidecar.read.select import Family, SelectError, catalog_of, find_session, open_reader
     from sidecar.read.wording import counted
-    from streams.log.directory import read_manifest
     from streams.log.reader import LogReader
 
 
@@ -43,8 +36,8 @@ async def forget(
     """Erase what was said and done in a session.
 
     SESSION is a root session or a child session. Replaces its payloads, and those of its child sessions, with digests
-    everywhere in the home, and deletes an old store that a migration left behind. The records stay, with their times
-    and types, and the log still passes verification. This cannot be undone. Without --yes, only prints a preview.
+    everywhere in the home. The records stay, with their times and types, and the log still passes verification. This
+    cannot be undone. Without --yes, only prints a preview.
     """
     home, out = run.own_home, run.out
     reader = open_reader(home.store_path)
@@ -67,7 +60,6 @@ async def forget(
             out.object(would | {"refused": refused, "done": None})
         else:
             _show_forget(out, would)
-            _note_old_store(home)
             for why in refused:
                 note(f"`forget` would be refused now, {why}.")
             changed = "Nothing was changed." if refused else NOTHING_CHANGED
@@ -85,13 +77,6 @@ async def forget(
     out.told({"streams": streams, "done": done}, told)
     if not out.json:
         note("OpenCode's own database still has them: delete the session there, too.")
-        note_move(done)
-
-
-def _note_old_store(home: Home) -> None:
-    manifest = read_manifest(home.store_path)
-    if manifest is not None and manifest.kept is not None:
-        note(f"The old {manifest.kept.backend} store, which a migration kept, is deleted too.")
 
 
 async def _would_forget(reader: LogReader, stream: str, child: str | None) -> dict[str, Any]:
@@ -151,8 +136,7 @@ def _show_forget(out: Output, would: dict[str, Any]) -> None:
 
 
 def _tell_pruned(out: Output, home: Home, pruned: SelectError, *, yes: bool) -> None:
-    """Report that the records to forget were already pruned. The old store of a migration is gone, too, so nothing is
-    left to do."""
+    """Report that the records to forget were already pruned, so nothing is left to do."""
     if out.json:
         done = {"records": 0, "bytes": 0, "streams": 0} if yes else None
         out.object({"streams": [pruned.stream], "done": done} | ({} if yes else {"records": 0, "sessions": []}))

@@ -8,13 +8,7 @@ import typer
 
 from sidecar.cli.shared.arguments import streams_option
 from sidecar.cli.shared.command import RUNS, Run, note
-from sidecar.cli.shared.removing import (
-    NOTHING_CHANGED,
-    SHOWN_STREAMS,
-    YesFlag,
-    note_move,
-    other_copies,
-)
+from sidecar.cli.shared.removing import NOTHING_CHANGED, SHOWN_STREAMS, YesFlag, other_copies
 from sidecar.failure import Failure
 
 if RUNS:
@@ -191,4 +185,3 @@ def _show(
     else:
         what = f"{counted(done['records'], 'record')} in {counted(done['streams'], 'stream')}"
         out.text(f"removed {what}, {bytes_text(done['bytes'])}")
-        note_move(done)

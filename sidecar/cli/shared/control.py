@@ -22,11 +22,6 @@ REMOVING: Final = (
     "no record that should stay is lost, and the next start finishes the removal; it is safe to run the same command "
     "again"
 )
-MOVING: Final = (
-    "no record is lost, and the log is either still in the old store or completely in the new one; it is safe to run "
-    "the same command again, which continues where it stopped"
-)
-DISCARDING: Final = "the log itself is intact; it is safe to run the same command again, which deletes the rest"
 REBUILDING: Final = "the log itself is intact; it is safe to run the same command again"
 
 LOOK_SECONDS: Final = 0.2

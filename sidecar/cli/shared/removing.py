@@ -1,13 +1,12 @@
-"""What ``prune`` and ``forget`` share: the flag, the counts in words, and where else the records are."""
+"""What ``prune`` and ``forget`` share: the flag, the words, and where else the records are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sidecar.cli.shared.command import RUNS, note
+from sidecar.cli.shared.command import RUNS
 
 if RUNS:
     from sidecar.home import Home
@@ -30,9 +29,3 @@ def other_copies(home: Home) -> list[str]:
     return [
         "The mirror keeps pruned records until it reaches its limits; `durable-stream mirror rebuild` removes them now."
     ]
-
-
-def note_move(done: Mapping[str, Any]) -> None:
-    """Report that the log migrated to sqlite before the removal."""
-    if (backend := done.get("moved_from")) is not None:
-        note(f"The log first migrated from {backend} to sqlite.")

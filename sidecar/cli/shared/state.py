@@ -6,10 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
-
-from streams.log.copies import kept_facts
 
 from sidecar.care.checks.agents import agent_notes
 from sidecar.care.checks.asking import (
@@ -34,10 +31,9 @@ from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
-from sidecar.read.wording import bytes_text, counted, kept_text, local_time
+from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, local_time, waiting_text
 from sidecar.record.backlog import backlog
 from streams.errors import StreamError
-from streams.log.presence import kept_hint, located
 from streams.log.reader import LogReader
 from streams.query import describe_span
 
@@ -56,12 +52,12 @@ async def gather_status(home: Home) -> dict[str, Any]:
     """The report of the running sidecar, or, if none is running, the state of the log and the spool.
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
-    position that were removed; ``log.damaged`` says that one of the problems is damage to the log. Keys: ``home,
-    running, sidecar, links, counts, log, migration, spool, nats, otel, pages, held, gaps, cut, asks, work, verdict,
-    problems, notes``; ``cut`` is the number of records with a text that was too long to keep whole; ``sidecar`` is null
-    if no sidecar answers; ``nats`` is null if the configuration or the store cannot be read. ``verdict`` is a text;
-    ``problems``, ``notes``, ``asks`` and ``work`` are lists of texts. ``otel`` is null without sidecar or endpoint,
-    ``pages`` without a sidecar.
+    position that were removed; ``log.damaged`` says that one of the problems is damage to the log; ``log.waiting`` is
+    what the journal holds (see ``LogStore.waiting``). Keys: ``home, running, sidecar, links, counts, log, spool, nats,
+    otel, pages, held, gaps, cut, asks, work, verdict, problems, notes``; ``cut`` is the number of records with a text
+    that was too long to keep whole; ``sidecar`` is null if no sidecar answers; ``nats`` is null if the configuration or
+    the store cannot be read. ``verdict`` is a text; ``problems``, ``notes``, ``asks`` and ``work`` are lists of texts.
+    ``otel`` is null without sidecar or endpoint, ``pages`` without a sidecar.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -111,8 +107,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
         known = len(problems)
         found["log"]["pruned"], catalog = await _look(home, reader, problems)
         found["log"]["damaged"] = len(problems) > known
-    if found["log"].get("damaged") and (kept := kept_hint(home.store_path)) is not None:
-        notes.append(f"the log is damaged, but {kept}")
+    if found["log"].get("damaged"):
+        notes.append(f"without a backup, {WAY_OUT}")
+    if (waiting := found["log"].get("waiting")) is not None:
+        notes += filter(None, [waiting_text(waiting)])
     is_installed = True
     for check in quick_checks(home, served=found.get("config_changed") is False):
         is_installed &= check.name != NOT_INSTALLED
@@ -121,8 +119,6 @@ async def gather_status(home: Home) -> dict[str, Any]:
         if (check.level != "ok" and check.name != "token") or check.level == "problem":
             told = f"{check.text}; {check.hint}" if check.hint else check.text
             (problems if check.level == "problem" else notes).append(told)
-    if (failed := _migration_failure(found.get("migration"))) is not None:
-        notes.append(failed)
     torn = torn_files(home.store_path)
     if torn:
         notes.append(
@@ -198,7 +194,6 @@ async def _look(home: Home, reader: LogReader | None, problems: list[str]) -> tu
     """How many records were pruned, and the catalog, read from the files of a log that a running sidecar reports on."""
     try:
         reader = reader or LogReader(home.store_path)
-        await reader.glance()
         gone = await reader.removed()
         return sum(each.first_offset for each in gone.values()), (await catalog_of(reader))[0]
     except (StreamError, OSError) as error:
@@ -223,14 +218,14 @@ async def _read_stopped(
     """The state and the catalog of the log. If it cannot be opened, nothing is counted and nothing else is tried."""
     torn = torn_files(home.store_path)
     log = _UNREADABLE | {"torn": str(torn[-1]) if torn else None}
-    migration, catalog = None, None
+    catalog = None
     try:
         reader = reader or LogReader(home.store_path)
         log |= {"head": reader.head}
         catalog, fault = await catalog_of(reader)
         gone = await reader.removed()
         log |= {
-            "segments": reader.file_sizes(),
+            "waiting": reader.waiting(),
             "streams": len(catalog.streams),
             "last_ts": catalog.last_ts,
             "pruned": sum(each.first_offset for each in gone.values()),
@@ -244,21 +239,18 @@ async def _read_stopped(
             notes.append(cut_off)
         if fault is not None:
             problems.append(str(fault))
-        migration = _migration_at_rest(home.store_path)
-        log |= {"backend": migration["backend"] if migration is not None else None}
     except (StreamError, OSError) as error:
         problems.append(explain(error))
         log |= {"damaged": True}
-    read = {"log": log, "migration": migration, "spool": backlog(home.spool_path), "gaps": 0}
+    read = {"log": log, "spool": backlog(home.spool_path), "gaps": 0}
     return read, None if log["damaged"] else catalog
 
 
 _UNREADABLE: Final[dict[str, Any]] = {
     "head": None,
-    "segments": None,
+    "waiting": None,
     "streams": None,
     "last_ts": None,
-    "backend": None,
     "pruned": 0,
     "damaged": False,
 }
@@ -289,7 +281,6 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if sidecar and not links:
         rows.append(("linked", "no OpenCode"))
     rows.append(("log", _log_line(log)))
-    rows += _migration_rows(found.get("migration"))
     spool = found["spool"]
     rows.append(
         ("spool", f"{counted(spool['files'], 'file')}, {bytes_text(spool['bytes'])}" if spool["files"] else "empty")
@@ -319,9 +310,8 @@ def _log_line(log: Mapping[str, Any]) -> str:
         return "could not be read: see above"
     last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
     streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
-    backend = f" in {log['backend']}" if log.get("backend") == "sqlite" else ""
     damaged = "; damaged: see above" if log["damaged"] else ""
-    return f"{kept_text(log['head'] + 1 - log['pruned'], log['pruned'])}{streams}{backend}{last}{damaged}"
+    return f"{kept_text(log['head'] + 1 - log['pruned'], log['pruned'])}{streams}{last}{damaged}"
 
 
 def _linked(found: Mapping[str, Any]) -> list[str]:
@@ -343,49 +333,3 @@ def _linked(found: Mapping[str, Any]) -> list[str]:
             silent = "" if any(link.get("delivers", True) for link in links) else ", no hooks yet"
             lines.append(f"{named} in {first}{more}, pid {pid}{silent}")
     return lines
-
-
-def _migration_at_rest(store: Path) -> dict[str, Any] | None:
-    """What ``store.json`` says, in the form that a running sidecar reports; ``None`` if it cannot be read."""
-    try:
-        manifest = located(store)
-    except (StreamError, OSError):
-        return None  # the error is reported by the code that reads the log
-    if manifest is None:
-        return None
-    left = kept_facts(store, manifest)
-    return {
-        "backend": manifest.backend,
-        "kept": left,
-        "running": False,
-        "failed": None,
-        "failed_code": None,
-        "progress": None,
-    }
-
-
-def _migration_failure(migration: dict[str, Any] | None) -> str | None:
-    """The note on a failed migration; the log continues in its old store."""
-    if not migration or not migration["failed"]:
-        return None
-    to, stays, why = migration["progress"]["to"], migration["backend"], migration["failed"]
-    return f"the migration to {to} failed, and the log continues in {stays}: {why}"
-
-
-def _migration_rows(migration: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Names and values for the screen; empty for a log that never migrated."""
-    if not migration:
-        return []
-    if migration["running"]:
-        progress = migration["progress"]
-        done, total = progress["copied"], progress["head"] + 1
-        share = f", {100 * done // total} %" if total > 0 else ""
-        return [("moving", f"to {progress['to']} while recording: {done} of {total} records copied{share}")]
-    kept = migration["kept"]
-    if kept is None:
-        return []
-    if not kept.get("there", True):
-        gone = f"store.json names the old {kept['backend']} store, but it no longer exists"
-        return [("kept", f"{gone}; `durable-stream migrate --discard-old` removes the entry")]
-    text = f"the old {kept['backend']} store, up to position {kept['head']}"
-    return [("kept", f"{text}; `durable-stream migrate --discard-old` deletes it")]

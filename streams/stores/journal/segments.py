@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -39,5 +40,8 @@ def list_segments(log: Path) -> list[Segment]:
 
 def sizes_of(log: Path) -> dict[str, int]:
     """``{files, bytes}`` of a journal."""
-    sizes = [segment.path.stat().st_size for segment in list_segments(log)]
+    sizes = []
+    for segment in list_segments(log):
+        with suppress(FileNotFoundError):  # it was deleted, because it is in the database
+            sizes.append(segment.path.stat().st_size)
     return {"files": len(sizes), "bytes": sum(sizes)}
