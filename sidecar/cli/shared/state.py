@@ -52,7 +52,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     """The report of the running sidecar, or, if none is running, the state of the log and the spool.
 
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
-    position that were removed; ``log.damaged`` says that one of the problems is damage to the log; ``log.waiting`` is
+    position that were removed; ``log.damaged`` says that one of the problems is damage to the log; ``log.journal`` is
     what the journal holds (see ``LogStore.waiting``). Keys: ``home, running, sidecar, links, counts, log, spool, nats,
     otel, pages, held, gaps, cut, asks, work, verdict, problems, notes``; ``cut`` is the number of records with a text
     that was too long to keep whole; ``sidecar`` is null if no sidecar answers; ``nats`` is null if the configuration or
@@ -109,7 +109,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
         found["log"]["damaged"] = len(problems) > known
     if found["log"].get("damaged"):
         notes.append(f"without a backup, {WAY_OUT}")
-    if (waiting := found["log"].get("waiting")) is not None:
+    if (waiting := found["log"].get("journal")) is not None:
         notes += filter(None, [waiting_text(waiting)])
     is_installed = True
     for check in quick_checks(home, served=found.get("config_changed") is False):
@@ -225,7 +225,7 @@ async def _read_stopped(
         catalog, fault = await catalog_of(reader)
         gone = await reader.removed()
         log |= {
-            "waiting": reader.waiting(),
+            "journal": reader.waiting(),
             "streams": len(catalog.streams),
             "last_ts": catalog.last_ts,
             "pruned": sum(each.first_offset for each in gone.values()),
@@ -248,7 +248,7 @@ async def _read_stopped(
 
 _UNREADABLE: Final[dict[str, Any]] = {
     "head": None,
-    "waiting": None,
+    "journal": None,
     "streams": None,
     "last_ts": None,
     "pruned": 0,
