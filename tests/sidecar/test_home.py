@@ -14,7 +14,6 @@ import pytest
 from sidecar.cli.app import app
 from sidecar.home import Home, HomeLocked, SidecarInfo
 from sidecar.private_files import HomeError
-from tests.sidecar.bad_stores import make_store
 from tests.sidecar.cli.helpers import run
 
 TOKEN = "7e" * 32
@@ -104,7 +103,6 @@ ARGUMENTS = {
     "export": ["ses_a"],
     "import": ["--opencode"],
     "play": ["FILE"],
-    "migrate": ["--to", "sqlite"],
     "prune": ["--older-than", "1s", "--yes"],
     "forget": ["ses_a", "--yes"],
     "pin": ["ses_a"],
@@ -146,7 +144,7 @@ def test_every_command_refuses_it(foreign: Path, tmp_path: Path) -> None:
     file = str(recording(tmp_path))
     names = {command.name for command in app.registered_commands if command.name} - ELSEWHERE
     asked = [[name, *ARGUMENTS.get(name, [])] for name in sorted(names)]
-    asked += [["serve", "--idle-exit"], ["doctor", "--fix"], ["repair", "--dry-run"]]
+    asked += [["serve", "--idle-exit"], ["doctor", "--fix"]]
     asked += [["mirror", what] for what in ("status", "verify", "rebuild")]
     for words in asked:
         done = run(foreign, *(file if word == "FILE" else word for word in words))
@@ -167,7 +165,7 @@ def test_what_may_become_a_home_does(tmp_path: Path, monkeypatch: pytest.MonkeyP
     home = Home(tmp_path / "home")
     home.path.mkdir(mode=0o755)
     if what == "store":
-        make_store(home.store_path, "jsonl")
+        asyncio.run(append(home.store_path, [events(3)]))
     else:
         (home.path / "terminals").mkdir()
     assert run(home.path, "install").code == 0

@@ -232,7 +232,7 @@ async def _before(home: Home, sessions: Sessions) -> dict[str, Any]:
         raise Failure(
             error.code,
             f"{error}; the records after the damage cannot be read, and NATS may have their only copy, so "
-            "nothing was rebuilt; run `durable-stream verify`, then `durable-stream repair`",
+            "nothing was rebuilt; `durable-stream verify` shows every fault",
         ) from None
     streams = check.summary.streams
     return {

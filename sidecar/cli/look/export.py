@@ -58,7 +58,8 @@ async def export(
 ) -> None:
     """Write a stream, and the streams joined to it, to a file.
 
-    By default, and with --json, writes JSON lines: a header, then the records. With --format markdown or html, writes
+    By default, and with --json, writes JSON lines: a header, then the records; if the log is damaged, those before the
+    damage. With --format markdown or html, writes
     the conversation in full, including everything that read would shorten or fold; html begins with the timeline and
     the changed files. With --format otlp or
     chrome-trace, writes when which turn, model, tool and child session ran; otlp has no texts.
@@ -92,10 +93,11 @@ async def export(
         else:
             await _write_conversation(reader, family, form, file, redact=redact)
             wrote = f"the conversation as {form}"
-        if output is not None and reader.damage is not None:
+        if output is not None and reader.damage is not None and form != "jsonl":
             raise Failure("log-damaged", f"{output} was not written, because the log is damaged")
     if output is not None:
-        note(f"Wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]} to {output}.")
+        before = "" if reader.damage is None else ", as far as the log can be read,"
+        note(f"Wrote {wrote} of {len(family.streams)} stream{'s'[: len(family.streams) != 1]}{before} to {output}.")
 
 
 async def _write_conversation(reader: LogReader, family: Family, form: Form, file: IO[bytes], *, redact: bool) -> None:
@@ -181,6 +183,5 @@ async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO
         write_beside(record.position)
         file.write(seal.line(json_line(record.as_json())))
     write_beside(head + 1)
-    if reader.damage is None:
-        file.write(seal.last())
+    file.write(seal.last())
     return seal.records

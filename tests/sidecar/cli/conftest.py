@@ -10,7 +10,6 @@ import pytest
 from sidecar.home import Home
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.stores.directory import Backend
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import command, running, steps
 from tests.sidecar.cli.helpers import make_home
@@ -37,16 +36,10 @@ def recorded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def backend() -> Backend:
-    """Of the log in ``counted_home``; a file may override it."""
-    return "jsonl"
-
-
-@pytest.fixture
-async def counted_home(home: Home, backend: Backend) -> Home:
+async def counted_home(home: Home) -> Home:
     """A home with a directory for agents, whose log has steps, and commands of the agent ``Counter``."""
     (home.path / "agents").mkdir()
-    store = await Log.open(home.store_path, seeded_identity(1), backend=backend)
+    store = await Log.open(home.store_path, seeded_identity(1))
     async with running(store, Counter) as runtime:
         await store.append(steps("completed"))
         for n in range(5):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
@@ -122,19 +124,26 @@ def events_of(name: str, translator: Translator) -> list[StreamEvent]:
     return made + translator.drain().events
 
 
-async def append(store: Path, batches: Iterable[Sequence[StreamEvent]], **options: Any) -> None:
+async def append(store: Path, batches: Iterable[Sequence[StreamEvent]]) -> None:
     """Write batches to the log in ``store``, like a sidecar that runs and stops."""
-    log = await Log.open(store, seeded_identity(1), **options)
+    log = await Log.open(store, seeded_identity(1))
     for batch in batches:
         if batch:
             await log.append(batch, on_known="keep_first")
     await log.close()
 
 
-def make_home(home: Path, *recordings: str, **options: Any) -> Path:
+def make_home(home: Path, *recordings: str) -> Path:
     """Make a home whose log contains these recordings, one batch an event."""
     home.mkdir(mode=0o700)
     translator = Translator(seeded_identity(2))
     made = [[event] for name in recordings for event in events_of(name, translator)]
-    asyncio.run(append(home / "store", made, **options))
+    asyncio.run(append(home / "store", made))
     return home
+
+
+def damage(home: Path, position: int) -> None:
+    """Change a stored record, so that its checksum is wrong. No sidecar may run."""
+    with closing(sqlite3.connect(home / "store" / "log.db")) as database, database:
+        changed = "UPDATE records SET event = replace(event, '\"schema_version\":1', '\"schema_version\":2')"
+        assert database.execute(f"{changed} WHERE position = ?", [position]).rowcount == 1

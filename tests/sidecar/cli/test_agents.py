@@ -120,7 +120,7 @@ def test_the_agents_of_the_config_are_used(counted_home: Home) -> None:
 async def test_the_agent_of_intents_is_known(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
-    store = await Log.open(home.store_path, seeded_identity(1), backend="jsonl")
+    store = await Log.open(home.store_path, seeded_identity(1))
     runtime = Runtime(store, seeded_identity(2), [IntentAgent(PhantomConfig())])
     await runtime.start()
     await runtime.command("intents", Command("a", "intent.discard", {"intent": "int_1"}))

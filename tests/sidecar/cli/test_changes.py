@@ -14,7 +14,7 @@ from sidecar.read.changes.edits import diff_stat, file_changes, new_file_diff
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
 from streams.store import Record
-from tests.sidecar.cli.helpers import RECORDINGS, events_of, make_home, run
+from tests.sidecar.cli.helpers import RECORDINGS, damage, events_of, make_home, run
 
 DIFF = "--- a\n+++ a\n@@ -1,3 +1,3 @@\n same\n-old\n--- dashes\n+new\n+++ pluses\n"
 
@@ -221,7 +221,7 @@ class TestCommand:
 
     def test_what_stands_before_damage_is_printed(self, tmp_path: Path) -> None:
         home = make_home(tmp_path / "home", "write_edit", "chat")
-        segment = next((home / "store" / "log").iterdir())
-        segment.write_bytes(segment.read_bytes().replace(b"pong", b"ping"))
+        (last,) = (record["position"] for record in run(home, "query", "pong", "--json").objects()[-1:])
+        damage(home, last)
         done = run(home, "changes", "--json")
         assert done.code == 1 and "checksum" in done.err and len(done.objects()) == 1

@@ -62,7 +62,6 @@ class TestFeed:
 
         write("first")
         read(4)
-        assert run(tmp_path, "migrate", "--to", "sqlite").code == 0 and run(tmp_path, "stop").code == 0
         read(5)
         assert run(tmp_path, "prune", "--stream", "ses_b", "--yes").code == 0 and run(tmp_path, "stop").code == 0
         left = [record["position"] for record in run(tmp_path, "query", "--json").objects()]

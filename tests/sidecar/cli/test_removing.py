@@ -27,21 +27,13 @@ NAMES = ("chat", "task_child", "http_400")
 
 
 @pytest.fixture
-def marked_home(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+def marked_home(tmp_path: Path) -> Iterator[Path]:
     """Sessions of a few recordings, each with a unique word in a payload."""
-    home = make_home(tmp_path / "home", *NAMES, backend=getattr(request, "param", "jsonl"))
+    home = make_home(tmp_path / "home", *NAMES)
     batch = [event(f"mark-{name}", stream=name, payload={"text": f"MARK-{name}"}) for name in streams(home)]
     asyncio.run(append(home / "store", [batch]))
     yield home
     end_sidecars(Home(home))
-
-
-IN_SQLITE = pytest.mark.parametrize("marked_home", ["sqlite"], indirect=True)
-
-
-def move(home: Path, to: str) -> None:
-    """Migrate the log to ``to``, and leave no sidecar running."""
-    assert run(home, "migrate", "--to", to).code == 0 and run(home, "stop").code == 0
 
 
 def streams(home: Path) -> dict[str, int]:
@@ -64,26 +56,16 @@ class TestPrune:
             done = run(marked_home, "prune", *wrong)
             assert done.code == 2 and repr(wrong[1]) in done.err, done.err
 
-    def test_the_store_that_a_move_left_goes_too_and_the_mirror_is_named(self, marked_home: Path) -> None:
+    def test_no_file_of_the_home_keeps_it_and_the_mirror_is_named(self, marked_home: Path) -> None:
         stream = next(iter(streams(marked_home)))
-        assert run(marked_home, "migrate", "--to", "sqlite").code == 0
         (marked_home / "config.toml").write_text('[nats]\nmode = "embedded"\n')
         for more in ([], ["--yes"]):
             done = run(marked_home, "prune", "--stream", stream, *more)
             assert done.code == 0 and "mirror rebuild" in done.err, done
-        assert not (marked_home / "store" / "log").exists() and files_with(marked_home, f"MARK-{stream}") == []
+        assert files_with(marked_home, f"MARK-{stream}") == []
         gone = run(marked_home, "forget", stream, "--yes")
         assert gone.code == 0 and "mirror rebuild" in gone.err, gone
         assert run(marked_home, "verify").code == 0
-
-    @pytest.mark.parametrize("command", [["prune", "--stream"], ["forget"]], ids=" ".join)
-    def test_a_jsonl_log_moves_to_sqlite_first_and_says_so(self, marked_home: Path, command: list[str]) -> None:
-        first, second, *_ = streams(marked_home)
-        done = run(marked_home, *command, first, "--yes")
-        assert done.code == 0 and "sqlite" in done.err, done
-        assert run(marked_home, "status", "--json").objects()[0]["log"]["backend"] == "sqlite"
-        again = run(marked_home, *command, second, "--yes")
-        assert again.code == 0 and "sqlite" not in again.err, again
 
     def test_without_yes_it_tells_and_changes_nothing(self, marked_home: Path) -> None:
         before = run(marked_home, "query", "--json").out
@@ -120,7 +102,6 @@ class TestPrune:
         done = run(empty, "prune", "--older-than", "1d", "--yes")
         assert done.code == 1 and "nothing to remove" in done.err and not empty.exists()
 
-    @IN_SQLITE
     def test_every_command_counts_alike_what_is_left(self, marked_home: Path) -> None:
         counts = streams(marked_home)
         first, second, *others = sorted(counts, key=lambda name: counts[name])[::-1]
@@ -141,10 +122,7 @@ class TestPrune:
         assert sum(stream["records"] for stream in told.values()) == left and len(told) == len(others) + 1
         assert told[second]["pruned"] == cut_to and not any(told[name]["pruned"] for name in others)
         assert f"({cut_to} pruned)" in run(marked_home, "streams").out
-        back = run(marked_home, "migrate", "--to", "jsonl")
-        assert back.code == 1 and back.err.endswith(" [holds-removed]\n"), back
 
-    @IN_SQLITE
     def test_one_that_was_cut_off_is_told_and_all_count_alike(
         self, marked_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -166,13 +144,13 @@ class TestPrune:
 
         asyncio.run(cut_off())
         told = run(marked_home, "status")
-        assert "a prune or forget was interrupted" in told.out and "`durable-stream repair`" in told.out
+        assert "a prune or forget was interrupted" in told.out
         listed = run(marked_home, "streams", "--json")
         assert "a prune or forget was interrupted" in listed.err
         left = sum(stream["records"] for stream in listed.objects())
         held = f"{left} records ({sum(counts.values()) - left} pruned) in {counted(len(listed.objects()), 'stream')}"
         assert f" {held}" in told.out and f"1 finding in {held}" in run(marked_home, "verify").out
-        assert run(marked_home, "repair").code == 0
+        asyncio.run(append(marked_home / "store", []))  # as the next start
         told = run(marked_home, "status")
         assert f" {held}" in told.out and "interrupted" not in told.out and run(marked_home, "streams").err == ""
 
@@ -201,17 +179,6 @@ async def _only_agents(home: Home) -> None:
 
 
 class TestForget:
-    def test_the_store_that_a_move_left_goes_too(self, marked_home: Path) -> None:
-        move(marked_home, "sqlite")
-        kept = marked_home / "store" / "log"
-        next(kept.iterdir()).unlink()
-        first = next(iter(streams(marked_home)))
-        told = run(marked_home, "forget", first)
-        assert "--yes" in told.err and "old jsonl store" in told.err, told
-        done = run(marked_home, "forget", first, "--yes")
-        assert done.code == 0 and not kept.exists(), done
-        assert "kept " not in run(marked_home, "status").out and run(marked_home, "verify").code == 0
-
     def test_a_child_session_alone_and_what_system_holds_of_a_session(self, marked_home: Path) -> None:
         root = next(name for name in streams(marked_home) if len(sessions_of(marked_home, name)) == 2)
         (child,) = sessions_of(marked_home, root) - {root}
@@ -305,17 +272,10 @@ class TestForget:
         assert run(marked_home, "forget", parent, "--yes").code == 0
         again = run(marked_home, "forget", parent)
         assert again.code == 0 and "payloads of 0 records" in again.out and again.err == "Nothing to forget.\n"
-        assert run(marked_home, "migrate", "--to", "sqlite").code == 0
         again = run(marked_home, "forget", parent, "--yes")
-        assert again.code == 0 and f"the payloads in {parent} have already been forgotten" in again.out, (
-            "the old store does not hold them either"
-        )
+        assert again.code == 0 and f"the payloads in {parent} have already been forgotten" in again.out
 
-    @pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-    def test_nothing_of_it_stays_and_the_log_verifies(self, marked_home: Path, backend: str) -> None:
-        if backend == "sqlite":
-            assert run(marked_home, "migrate", "--to", "sqlite").code == 0
-            assert run(marked_home, "migrate", "--discard-old").code == 0
+    def test_nothing_of_it_stays_and_the_log_verifies(self, marked_home: Path) -> None:
         counts = streams(marked_home)
         for stream in counts:
             word = f"MARK-{stream}"
@@ -329,7 +289,6 @@ class TestForget:
         for name in ("tree", "status", "streams"):
             assert run(marked_home, name).code == 0
 
-    @IN_SQLITE
     def test_the_prompt_of_background_work_goes_with_its_session(self, marked_home: Path) -> None:
         """The record with the prompt is older than the session, and does not name it."""
         identity, made = seeded_identity(5), []
@@ -373,7 +332,6 @@ class TestForget:
 class TestPin:
     def test_prune_spares_a_pinned_session_by_age_size_and_name_until_it_is_unpinned(self, marked_home: Path) -> None:
         first, *others = streams(marked_home)
-        move(marked_home, "sqlite")
         assert run(marked_home, "pin", first, "--json").objects()[0]["pinned"] is True
         assert run(marked_home, "stop").code == 0
         for how in (("--older-than", "0s"), ("--max-bytes", "1B"), ("--stream", first)):

@@ -7,7 +7,6 @@ import fcntl
 import os
 import pty
 import re
-import shutil
 import struct
 import subprocess
 import termios
@@ -21,11 +20,9 @@ from rich.console import Console
 
 from sidecar.cli.look.streams import MOST
 from sidecar.cli.printing.output import Column, Output
-from sidecar.home import Home
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, append, command, environment, run
-from tests.sidecar.life import end_sidecars
 from tests.streams.builders import event
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -179,19 +176,6 @@ def test_a_found_text_is_highlighted_and_shown_where_the_line_does_not_hold_it(r
     lines = ANSI.sub("", said).splitlines()
     found = [number for number, line in enumerate(lines) if line.strip() == "call_1_0"]
     assert len(found) > 1 and all("call_1_0" not in lines[number - 1] for number in found)
-
-
-def test_a_move_shows_a_bar_that_fits_and_ends_in_whole_words(recorded_home: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "home"
-    shutil.copytree(recorded_home, copy)
-    raw = on_terminal(copy, "migrate", "--to", "sqlite", width=80)
-    end_sidecars(Home(copy))
-    frames = [line for line in re.split(r"[\r\n]+", ANSI.sub("", raw)) if line.strip()]
-    assert max(map(cell_len, frames)) <= 80
-    *bars, verdict, paused, kept = frames
-    assert any(re.match(r"(opening  |copying  |switching) ━", bar) for bar in bars), bars
-    assert re.fullmatch(r"the log is in sqlite now: \d+ records in .*", verdict)
-    assert paused.startswith("recording paused for ") and kept.startswith("the old store is kept: --rollback")
 
 
 ID = "chk_f877f6d0128a"
