@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -14,7 +15,8 @@ import pytest
 from sidecar.cli.app import app
 from sidecar.home import Home, HomeLocked, SidecarInfo
 from sidecar.private_files import HomeError
-from tests.sidecar.cli.helpers import run
+from tests.sidecar.cli.helpers import append, run
+from tests.streams.builders import events
 
 TOKEN = "7e" * 32
 INFO = SidecarInfo(pid=os.getpid(), port=4000, boot="b", version="0.1", protocol=1, started_ms=5)
