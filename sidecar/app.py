@@ -142,7 +142,7 @@ async def _start(
     stack.enter_context(lock)
     log_to(home, stack.enter_context(ExitStack()))
     await _end_unlocked(home)
-    store = await _open(home, config, identities.log, stack)
+    store = await _open(home, identities.log, stack)
     if identities.log is not identities.outside and store.head != NOTHING:
         raise HomeNotEmpty(
             home.path,
@@ -179,10 +179,8 @@ async def _end_unlocked(home: Home) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _open(home: Home, config: Config, identity: Identity, stack: AsyncExitStack) -> Log:
-    opening = asyncio.create_task(
-        Log.open(home.store_path, identity, backend=config.store.backend, segment_bytes=config.store.segment_bytes)
-    )
+async def _open(home: Home, identity: Identity, stack: AsyncExitStack) -> Log:
+    opening = asyncio.create_task(Log.open(home.store_path, identity))
     # The thread that opens the log cannot be cancelled, so close the log even if this task is cancelled.
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)

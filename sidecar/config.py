@@ -24,7 +24,6 @@ from pydantic_settings import (
 from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
 from sidecar.notify_config import GardenerConfig, MetricsConfig, NotifyConfig, OtelConfig, Section, address_of
 from sidecar.private_files import others_may_write
-from streams.log.directory import Backend
 
 MIB = 1024 * 1024
 
@@ -78,15 +77,6 @@ Pattern = Annotated[str, AfterValidator(_regular)]
 
 class StoreConfig(Section):
     """``[store]``: the log on disk."""
-
-    segment_bytes: Annotated[int, Field(ge=4096)] = 64 * MIB
-    """Size at which a segment file is closed and the next one is started."""
-
-    backend: Backend = "jsonl"
-    """Backend of a new log. An existing log keeps its backend."""
-
-    migrate_at_bytes: Annotated[int, Field(ge=0)] = 256 * MIB
-    """Size at which a jsonl log migrates to sqlite automatically, without a pause in recording; 0: never."""
 
     max_bytes: Annotated[int, Field(ge=0)] = 0
     """Size on disk above which the sidecar prunes the oldest streams; 0: no limit."""

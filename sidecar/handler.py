@@ -214,11 +214,9 @@ class Sidecar:
             },
             "log": {
                 "head": self.store.head,
-                "backend": self.store.backend,
                 "torn": str(self.store.torn) if self.store.torn else None,
-                "segments": self.store.file_sizes(),
+                "journal": self.store.waiting(),
             },
-            "migration": self.upkeep.migration(),
             "spool": backlog(self._home.spool_path),
             "held": self.ingest.held,
             "gaps": self._translator.counts["gaps"] + self.services.translator.counts["gaps"],

@@ -34,7 +34,7 @@ killed process may leave the other files."""
 
 
 class HomeLocked(HomeError):
-    """Another process is serving or repairing this home."""
+    """Another process is serving this home."""
 
     code: ClassVar[str] = "home-locked"
 
@@ -228,10 +228,9 @@ class Home:
         if other is not None and is_alive(other.pid):
             hint = "use that sidecar, or stop it with `durable-stream stop`"
             return HomeLocked(self.path, f"another sidecar (pid {other.pid}) is already serving this home", hint)
-        # The holder of the lock is unknown. It may be `repair`, or a sidecar that is starting or stopping.
-        reason = "another sidecar is serving this home, or `repair` is running"
-        hint = "wait until the repair finishes, or stop the sidecar with `durable-stream stop`; then try again"
-        return HomeLocked(self.path, reason, hint)
+        # The holder is unknown: most likely a sidecar that is starting or stopping.
+        hint = "wait a few seconds, or stop that sidecar with `durable-stream stop`; then try again"
+        return HomeLocked(self.path, "another sidecar is serving this home", hint)
 
     def write_info(self, info: SidecarInfo) -> None:
         """Write the file that tells others how to reach the sidecar.

@@ -17,12 +17,7 @@ from sidecar.handler import Sidecar
 from sidecar.record.opencode2.http import ServiceGone
 from sidecar.registry import Args, NoArgs, Requests
 from streams.lineage import MAX_NAME, traceparent
-from streams.log.directory import Backend
 from streams.log.prune_plan import PruneRequest
-
-
-class MigrateArgs(Args):
-    to: Backend = Field(description="`jsonl` or `sqlite`")
 
 
 class PruneArgs(Args):
@@ -53,17 +48,13 @@ class SidecarRequests:
         self._sidecar, self._metrics, self._clean, self._now_ms = sidecar, metrics, clean, now_ms
 
     def register(self, requests: Requests) -> None:
-        sidecar, upkeep, nats = self._sidecar, self._sidecar.upkeep, self._sidecar.nats
+        sidecar, nats = self._sidecar, self._sidecar.nats
         requests.register("ping", NoArgs, lambda _: {"boot": sidecar.boot}, "`boot`")
         printed, response = "what `durable-stream status --json` prints", "`text`: the response to `GET /metrics`"
         requests.register("status", NoArgs, lambda _: sidecar.status(), printed)
         requests.register("metrics", NoArgs, lambda _: {"text": self._metrics.text().decode()}, response)
         stopped = "`stopping`, `pid`; `linked` and `headless`: pids of OpenCodes that will start another sidecar"
         requests.register("stop", NoArgs, self.stop, stopped)
-        requests.register("migrate", MigrateArgs, lambda args: upkeep.migrate(args.to), "as `migration`")
-        state = "the state of the current or last migration"
-        requests.register("migration", NoArgs, lambda _: upkeep.migration(), state)
-        requests.register("discard_old", NoArgs, self.discard_old, "`freed`: bytes")
         requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
         requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
         requests.register("mark", MarkArgs, self.mark, "`stream`, `pinned`, `title`")
@@ -93,9 +84,6 @@ class SidecarRequests:
             else:
                 await durable.headless.stop()
         return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked), "headless": headless}
-
-    async def discard_old(self, args: NoArgs) -> dict[str, Any]:
-        return {"freed": await self._sidecar.upkeep.discard()}
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
         await self._sidecar.spools.take()  # record the end of sessions whose OpenCode has died

@@ -85,7 +85,7 @@ async def prune(
     after the plan was made stay. ``let_go`` is called before the first removal.
 
     Raises:
-        StreamError: a migration is running, or the disk failed; the next start finishes what was begun.
+        StreamError: the disk failed; the next start finishes what was begun.
     """
     await let_go()
     done = await log.prune(plan.offsets, at_ms=now_ms)

@@ -107,7 +107,7 @@ async def _up(home: Home, seconds: float, words: LastWords) -> SidecarInfo:
             process = spawn(home, words)
         if loop.time() > deadline:
             _let_live(process)
-            home.refuse_locked()  # the lock may be held by `repair`, or by a sidecar that hangs
+            home.refuse_locked()  # a sidecar that hangs may hold the lock
             raise LinkUnavailable(
                 f"the sidecar for {home.path} did not start within {seconds:g} s", f"read {home.log_path} to see why"
             )

@@ -10,37 +10,16 @@ from streams.store import Record
 
 
 async def causes(reader: LogReader, record: Record) -> list[Record]:
-    """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log.
-
-    Works on a log without an index, too. Most causes are in the stream of their effect, so this function reads that
-    stream twice (for the links, then for the records) instead of reading the log once for each cause.
-    """
+    """``record`` and what led to it, oldest first; ends where a cause is unknown or not in this log."""
     chain = [record]
     seen = {record.event.id}
-    while True:
-        if reader.is_indexed:
-            cause = chain[-1].event.causation_id
-            above = await reader.find_event(cause) if cause is not None and cause not in seen else None
-            if above is None:
-                return chain[::-1]
-            seen.add(above.event.id)
-            chain.append(above)
-            continue
-        stream = chain[-1].event.stream_id
-        links = {r.event.id: r.event.causation_id async for r in reader.read(stream)}
-        wanted: list[str] = []
-        cause = chain[-1].event.causation_id
-        while cause in links and cause not in seen:
-            wanted.append(cause)
-            seen.add(cause)
-            cause = links[cause]
-        found = {r.event.id: r async for r in reader.read(stream) if r.event.id in seen} if wanted else {}
-        chain += [found[identifier] for identifier in wanted]
-        elsewhere = await reader.find_event(cause) if cause is not None and cause not in seen else None
-        if elsewhere is None:
-            return chain[::-1]
-        seen.add(elsewhere.event.id)
-        chain.append(elsewhere)
+    while (cause := chain[-1].event.causation_id) is not None and cause not in seen:
+        above = await reader.find_event(cause)
+        if above is None:
+            break
+        seen.add(above.event.id)
+        chain.append(above)
+    return chain[::-1]
 
 
 async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]:

@@ -86,7 +86,7 @@ async def _follow_up(reader: LogReader, catalog: Catalog) -> CorruptLog | None:
     """Apply the records after the catalog's last one."""
     try:
         if catalog.position > NOTHING:
-            await reader.glance()
+            await reader.check_journal()
         async for record in reader.read_all(after=catalog.position):
             catalog.apply(record)
     except CorruptLog as error:
@@ -123,11 +123,10 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         CorruptLog: the log is damaged, and nothing before the fault matches.
     """
     given = given.lstrip("…")  # a narrow terminal shows the end of a stream's id after an ellipsis
-    if reader.is_indexed:  # without an index, the catalog is quicker
-        with suppress(CorruptLog):  # ``catalog_of`` below reports the fault, unless its snapshot covers it
-            known = await first(reader.read(given))
-            if known is not None:
-                return known.event.stream_id, None
+    with suppress(CorruptLog):  # ``catalog_of`` below reports the fault, unless its snapshot covers it
+        known = await first(reader.read(given))
+        if known is not None:
+            return known.event.stream_id, None
     catalog, fault = await catalog_of(reader)
     seen, sessions = catalog.streams, catalog.sessions
     if given in sessions and given not in seen:

@@ -17,7 +17,7 @@ from streams.stores.head import read_head
 from streams.stores.journal.segments import HEAD, JOURNAL, list_segments
 from streams.stores.sqlite.files import LOG_FILE, holds_log
 
-HEAD_FILES: Final = (HEAD,)
+HEAD_FILE: Final = HEAD
 RESTORE: Final = "restore the store from a backup"
 
 

@@ -123,6 +123,19 @@ class LogReader(TwoPlaces):
         stored = self._database.head
         return {"records": max(self.head - stored, 0), **sizes_of(self.store / JOURNAL), "fault": None}
 
+    async def check_journal(self) -> None:
+        """Check that the journal leads from the database's last record to the head, even if nothing of it is to be
+        read. Quick, because the journal is short.
+
+        Raises:
+            CorruptLog: records are damaged or missing.
+        """
+        try:
+            async for _ in super().read_all(after=await self._database.head_now()):
+                pass
+        except CorruptLog as error:
+            self._end(error)
+
     async def is_removing(self) -> bool:
         """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""
         return (await self.removal()).pending

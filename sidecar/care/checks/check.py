@@ -59,7 +59,8 @@ class Survey(NamedTuple):
     """What to do about the fault, in addition to the text of ``fault``."""
     torn: str | None = None
     """A fault that the next start of the sidecar repairs."""
-    backend: str | None = None
+    journal: Mapping[str, Any] | None = None
+    """What the journal holds, as ``LogReader.waiting`` says it."""
     pruned: int = 0
     """The number of records up to ``head`` that were removed."""
     failing: Mapping[str, str] = {}

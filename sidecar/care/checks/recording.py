@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Mapping
@@ -13,9 +14,9 @@ from sidecar.care.checks.asking import torn_files
 from sidecar.care.checks.check import Check, Scene, Survey
 from sidecar.home import Home
 from sidecar.read.select import catalog_of
-from sidecar.read.wording import bytes_text, counted, kept_text
-from streams.errors import CorruptLog, MissingLog, StreamError
-from streams.log.presence import HEAD_FILES, kept_hint, located
+from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, waiting_text
+from streams.errors import CorruptLog, StreamError
+from streams.log.presence import HEAD_FILE
 from streams.log.reader import LogReader
 from streams.query import describe_span
 from streams.store import NOTHING
@@ -28,7 +29,7 @@ MAX_COUNTED = 100_000
 MAX_NAMED = 5
 """Maximum number of copies that are named."""
 
-EVERY_FAULT = "`durable-stream verify` shows every fault; `durable-stream repair --dry-run` shows what can be repaired"
+EVERY_FAULT: Final = f"`durable-stream verify` shows every fault; {WAY_OUT}"
 
 _LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode (?!recording$)", re.MULTILINE)
 """A line of ``sidecar.log``; links of `play` do not count."""
@@ -55,23 +56,17 @@ async def survey(home: Home) -> Survey:
         directories = tuple(dict.fromkeys(each.directory for each in catalog.newest_first() if each.directory))
         losses = tuple(catalog.loss_texts())
         fault, torn = await _quick_findings(home)
+        journal = await asyncio.to_thread(reader.waiting)
     except CorruptLog as error:
-        return Survey(fault=str(error), hint=_with_kept(home, EVERY_FAULT))
+        return Survey(fault=str(error), hint=EVERY_FAULT)
     except StreamError as error:
-        return Survey(fault=str(error), hint="" if isinstance(error, MissingLog) else _with_kept(home, ""))
+        return Survey(fault=str(error))
     except OSError as error:
         return Survey(fault=f"cannot be read: {error.strerror} ({error.filename or home.store_path})")
-    manifest = located(home.store_path)
-    backend = manifest.backend if manifest is not None else None
-    hint = EVERY_FAULT if fault is None else _with_kept(home, EVERY_FAULT)
     kept = tuple(str(home.path / "copies" / each.copy["name"]) for each in work.intents.values() if copy_of(work, each))
     saved = sum(bool(each.changes.get("saved")) for each in work.intents.values())
-    found = Survey(head, newest, last_ts, directories, fault, hint, torn, backend, pruned, failing)
+    found = Survey(head, newest, last_ts, directories, fault, EVERY_FAULT, torn, journal, pruned, failing)
     return found._replace(losses=losses, copies=kept, agents=agents, saved=saved)
-
-
-def _with_kept(home: Home, hint: str) -> str:
-    return "; ".join(filter(None, (hint, kept_hint(home.store_path))))
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
@@ -79,7 +74,7 @@ async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
     from streams.log.verify import Verification
 
     found = [finding async for finding in Verification(home.store_path, quick=True).run()]
-    mended = [finding for finding in found if finding.kind == "torn" or Path(finding.file).name in HEAD_FILES]
+    mended = [finding for finding in found if finding.kind == "torn" or Path(finding.file).name == HEAD_FILE]
     wrong = [finding for finding in found if finding not in mended]
     more = f" (and {counted(len(wrong) - 1, 'more fault')})" if len(wrong) > 1 else ""
     return f"{wrong[0]}{more}" if wrong else None, str(mended[0]) if mended else None
@@ -171,38 +166,17 @@ def check_log(scene: Scene) -> list[Check]:
     whole = f"the newest {log.newest} are intact" if kept else "none is left"
     text = f"{kept_text(kept, log.pruned)}; {whole}"
     if log.torn is not None:
-        return [
-            Check(
-                "log",
-                "note",
-                f"{text}; {log.torn}",
-                "the next start of the sidecar repairs this, and so does `durable-stream repair`",
-            )
-        ]
+        return [Check("log", "note", f"{text}; {log.torn}", "the next start of the sidecar mends this")]
     return [Check("log", "ok", text)]
 
 
-def check_leftovers(scene: Scene) -> list[Check]:
-    """Files that killed processes left in the store, unless a running sidecar may be using them."""
-    from streams.log.repair import leftovers
-
-    if scene.survey.fault is not None or scene.home.running() is not None or not scene.home.store_path.is_dir():
+def check_journal(scene: Scene) -> list[Check]:
+    """Whether the records of the journal get into the database."""
+    journal = ((scene.answer or {}).get("log") or {}).get("journal") or scene.survey.journal
+    if journal is None or not (text := waiting_text(journal)):
         return []
-    try:
-        left = leftovers(scene.home.store_path)
-    except (StreamError, OSError) as error:
-        return [Check("leftovers", "note", str(error), "run `durable-stream repair --dry-run`")]
-    if not left:
-        return []
-    text = f"{counted(len(left), 'leftover')} of a killed process in {scene.home.store_path}: {', '.join(left)}"
-    return [
-        Check(
-            "leftovers",
-            "note",
-            text,
-            "`durable-stream repair` moves unneeded files out of the store, and keeps them",
-        )
-    ]
+    hint = "recording goes on, but the journal fills the disk; `durable-stream verify` shows what is wrong with the log"
+    return [Check("journal", "problem" if journal["fault"] else "note", text, hint)]
 
 
 def check_copies(scene: Scene) -> list[Check]:

@@ -44,7 +44,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_log,
     agents.check_agents,
-    recording.check_leftovers,
+    recording.check_journal,
     recording.check_copies,
     recording.check_torn,
     recording.check_gaps,

@@ -49,6 +49,8 @@ class Mover:
         self.fault: str | None = None
         """Why the last attempt to move records failed; ``None`` if it did not."""
         self.pause = PAUSE_SECONDS
+        self.moved: Callable[[], None] = lambda: None
+        """Called after each transaction, on the thread that moved the records."""
         self._turn = Lock()
         self._appended = 0.0
         self._news, self._stop = Event(), Event()
@@ -124,6 +126,7 @@ class Mover:
             except ValueError as fault:
                 raise CorruptLog(path, None, first, str(fault)) from None
             self._writer.drop(self._database.head)
+        self.moved()
 
     def _next_records(self, first: int) -> tuple[list[Stored], str]:
         """The next whole batches, all of one segment, and the segment's path."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, TypeVar
 
-from streams.errors import CorruptLog, StoreUnavailable, StreamError
+from streams.errors import CorruptLog, ForeignStore, StoreUnavailable, StreamError
 from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize
 from streams.store import NOTHING, Record
@@ -292,7 +292,7 @@ class SqliteReader:
         low, high, order = after, indexed, " DESC" if back else ""
         while low < high:
             positions = await asyncio.to_thread(self._search_rows, grams, low, high, indexed, order)
-            if positions is None:  # a removal deleted the index, so read the remaining records without an index
+            if positions is None:  # read the remaining records without an index
                 async for record in self._matching("", [], low, back=back, until=high):
                     yield record
                 return
@@ -360,14 +360,16 @@ class SqliteReader:
         return self._connection
 
     def _search_rows(self, grams: str, after: int, until: int, indexed: int, order: str) -> list[int] | None:
+        """``None`` if the index is damaged, was deleted, or lacks some of these records."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid"
-        with self._lock, translated(self._store / SEARCH_FILE, "searching"):
+        with self._lock, suppress(ForeignStore), translated(self._store / SEARCH_FILE, "searching"):
             if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):
                 return None
             if self._search.execute("SELECT position FROM progress").fetchone()[0] < indexed:
                 return None
             found = [row[0] for row in self._search.execute(f"{query}{order} LIMIT ?", [grams, after, until, _FETCH])]
             return found if self._search.is_right(self._store / SEARCH_FILE) else None
+        return None
 
     def _indexed(self) -> int:
         path = self._store / SEARCH_FILE
