@@ -12,7 +12,7 @@ export async function health() {
       ["home", found.home],
       ["sidecar", found.sidecar ? `running, pid ${found.sidecar.pid}, version ${found.sidecar.version}` : "not running: the next OpenCode starts it"],
       ["linked", found.links?.length ? plural(found.links.length, "OpenCode") : "no OpenCode"],
-      ["log", found.log?.head === null || found.log?.head === undefined ? "cannot be opened" : `${plural(found.log.head + 1 - (found.log.pruned || 0), "record")}, ${found.log.backend ?? ""}`],
+      ["log", found.log?.head === null || found.log?.head === undefined ? "cannot be opened" : plural(found.log.head + 1 - (found.log.pruned || 0), "record")],
       ["waiting in the spool", found.spool?.bytes ?? found.spool?.files ?? "nothing"],
       ["gaps", found.gaps || "none"],
     ];
