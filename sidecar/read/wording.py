@@ -75,7 +75,9 @@ def waiting_text(waiting: Mapping[str, Any]) -> str:
     size = f"{counted(waiting['records'], 'record')}, {bytes_text(waiting['bytes'])}"
     if waiting["fault"]:
         return f"the journal grows, because its records cannot be moved to the database ({size}): {waiting['fault']}"
-    return f"the journal grows faster than it is moved to the database: {size}" * (waiting["records"] > MANY_WAITING)
+    if waiting["records"] > MANY_WAITING:
+        return f"the journal grows faster than it is moved to the database: {size}"
+    return ""
 
 
 def kept_text(records: int, pruned: int) -> str:
