@@ -14,15 +14,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.million import CHUNK, TEXT, index, records, resident
+from benchmarks.million import TEXT, index, keep_catalog, records, resident
+from benchmarks.million import build as build_log
 from benchmarks.report import Row
-from sidecar.care.snapshots import CatalogSnapshot
 from sidecar.home import Home
 from sidecar.inspector.server import PAGE
 from streams.hashing import GENESIS, encode
 from streams.hashing import chain as chained
 from streams.identity import seeded_identity
-from streams.log.log import Log
+from streams.stores.journal.lines import parse_event_keys
 from streams.stores.stored import Stored
 from tests.sidecar.inspector.conftest import WAIT_MS, Served, chromium, inspecting
 
@@ -159,25 +159,15 @@ def _long(first: int, count: int) -> Iterator[Stored]:
     for offset, fields in zip(range(count), _turns(count), strict=False):
         encoded = encode(identity.stamp(fields))
         previous = chained(previous, encoded.digest_form)
-        yield Stored(first + offset, offset, previous, 0, 1, encoded.canonical)
+        yield Stored(first + offset, offset, previous, 0, 1, encoded.canonical, parse_event_keys(encoded.canonical))
 
 
 async def build(home: Home, count: int, long: int) -> None:
-    """A sqlite log of ``count`` events, the last ``long`` of them of one session, as a sidecar leaves it: with a
+    """A log of ``count`` events, the last ``long`` of them of one session, as a sidecar leaves it: with a
     catalog and a search index."""
     home.create()
-    log = await Log.open(home.store_path, seeded_identity(2), backend="sqlite")
-    waiting: list[Stored] = []
-    for record in chain(records(count - long), _long(count - long, long), [None]):
-        if record is not None:
-            waiting.append(record)
-        if waiting and (record is None or len(waiting) == CHUNK):
-            await log.source.copy_in(waiting)
-            waiting = []
-    catalog = CatalogSnapshot(log)
-    await catalog.caught_up()
-    await catalog.keep(1)
-    await log.close()
+    await build_log(home.store_path, chain(records(count - long), _long(count - long, long)))
+    await keep_catalog(home.store_path)
     await asyncio.to_thread(index, home.store_path)
 
 

@@ -1,9 +1,9 @@
 """A log of a million events, as a sidecar would write it, and the commands that use it.
 
-The store itself encodes and chains the records; ``copy_in`` only skips the wait for each commit.
+The records go into the database as the mover puts them there; only the journal and its syncs are left out.
 
-``python -m benchmarks.million HOME [--events N]`` measures what a person waits for beside a sidecar whose sqlite log
-has so many events. It builds the log in ``HOME`` unless it is there, and leaves it for the next run.
+``python -m benchmarks.million HOME [--events N]`` measures what a person waits for beside a sidecar whose log has so
+many events. It builds the log in ``HOME`` unless it is there, and leaves it for the next run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from streams.log.migrate import Migration, discard_kept
-
 from benchmarks.link import record_for, sidecar
 from benchmarks.report import Row, table
-from sidecar.care.snapshots import SLOW_TAIL
+from sidecar.care.snapshots import SLOW_TAIL, CatalogSnapshot
 from sidecar.home import Home
 from sidecar.read.catalog import CATALOG
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
-from streams.log.directory import Backend, Hints
+from streams.log.directory import Hints
 from streams.log.log import Log
 from streams.log.reader import LogReader
+from streams.stores.journal.lines import parse_event_keys
+from streams.stores.sqlite.database import Database
 from streams.stores.sqlite.search import SearchIndex, remove_search
 from streams.stores.stored import Stored
 
@@ -131,22 +132,26 @@ def records(count: int, turns: int = SESSION_TURNS) -> Iterator[Stored]:
             cause = event.id
             encoded = encode(event)
             previous = chain(previous, encoded.digest_form)
-            yield Stored(position, offset, previous, 0, 1, encoded.canonical)
+            yield Stored(position, offset, previous, 0, 1, encoded.canonical, parse_event_keys(encoded.canonical))
             position += 1
         number += 1
 
 
-async def build(store: Path, count: int, turns: int = SESSION_TURNS, backend: Backend = "jsonl") -> None:
-    """Build a log of ``count`` events in ``store``, which must be new. In jsonl, a million take half a minute."""
-    log = await Log.open(store, seeded_identity(2), backend=backend)
-    waiting: list[Stored] = []
-    for record in records(count, turns):
-        waiting.append(record)
-        if len(waiting) == CHUNK:
-            await log.source.copy_in(waiting)
-            waiting = []
-    if waiting:
-        await log.source.copy_in(waiting)
+async def build(store: Path, made: Iterable[Stored]) -> None:
+    """Build a log of these records in ``store``, which must be new. A million take a minute or two."""
+    await (await Log.open(store, seeded_identity(2))).close()
+    database, left = await asyncio.to_thread(Database, store), iter(made)
+    while chunk := list(islice(left, CHUNK)):
+        await asyncio.to_thread(database.move, chunk)
+    await database.close()
+
+
+async def keep_catalog(store: Path) -> None:
+    """Write the catalog that a sidecar leaves."""
+    log = await Log.open(store, seeded_identity(3))
+    catalog = CatalogSnapshot(log)
+    await catalog.caught_up()
+    await catalog.keep(1)
     await log.close()
 
 
@@ -156,19 +161,17 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     name = f"{count:,} events" if count != EVENTS else "1 M events"
     home = Home(directory / "million")
     home.create()
-    await build(home.store_path, count)
-    rows = [Row(f"opening jsonl, {name}", await _opened(home.store_path), None, "s")]
-    rows += await _moved(home.store_path, name)
-    rows.append(Row(f"opening sqlite, {name}", await _opened(home.store_path), None, "s"))
-    rows.append(Row(f"serve ready, {name} in sqlite, no snapshot", (await _served(home, 0)).ready, None, "s"))
+    await build(home.store_path, records(count))
+    rows = [Row(f"opening the log, {name}", await _opened(home.store_path), None, "s")]
+    rows.append(Row(f"serve ready, {name}, no snapshot", (await _served(home, 0)).ready, None, "s"))
     taken = [await _served(home, 0) for _ in range(STARTS)]
     ready = statistics.median(each.ready for each in taken)
-    rows.append(Row(f"serve ready, {name} in sqlite", ready, None, "s", 2, 0.5))
+    rows.append(Row(f"serve ready, {name}", ready, None, "s", 2, 0.5))
     empty = Home(directory / "million-none")
     taken = [await _served(empty, 0) for _ in range(STARTS)]
     rows.append(Row("serve ready, an empty log", statistics.median(each.ready for each in taken), None, "s"))
     recording = await _served(home, RECORDING_SECONDS)
-    rows.append(Row(f"memory, {name} in sqlite", recording.memory, None, "MiB", 200, 100))
+    rows.append(Row(f"memory, {name}", recording.memory, None, "MiB", 200, 100))
     rows.append(Row("memory gained while recording continued", recording.gained, None, "MiB"))
     rows += await _commands(home, name)
     shutil.rmtree(home.path)
@@ -181,20 +184,6 @@ class Served(NamedTuple):
     ready: float
     memory: float
     gained: float
-
-
-async def _moved(store: Path, name: str) -> list[Row]:
-    """Migrate the log to sqlite; recording must pause for less than a second."""
-    log = await Log.open(store, seeded_identity(4))
-    start = time.perf_counter()
-    done = await Migration(log, "sqlite").run()
-    taken = time.perf_counter() - start
-    await log.close()
-    discard_kept(store)
-    return [
-        Row(f"migrating jsonl to sqlite, {name}", taken, None, "s"),
-        Row("pause in recording meanwhile", done.held_ms / 1000, None, "s", 1, 0.1),
-    ]
 
 
 async def _opened(store: Path) -> float:
@@ -270,7 +259,7 @@ async def waited_for(home: Home, count: int) -> list[Row]:
     """Measure what a person waits for; the first start reads the whole log, unless an earlier run has done so."""
     if not home.store_path.exists():
         home.create()
-        await build(home.store_path, count, backend="sqlite")
+        await build(home.store_path, records(count))
     index(home.store_path)
     rows = [Row("first start", (await _served(home, 0)).ready, None, "s")]
     async with sidecar(home):  # it completes the catalog

@@ -9,18 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from streams.log.migrate import Migration, discard_kept
-
 from benchmarks.commands import timed
 from benchmarks.limits import beside
-from benchmarks.million import build
+from benchmarks.million import build, keep_catalog, records
 from benchmarks.report import Row
-from sidecar.care.snapshots import CatalogSnapshot
 from sidecar.home import Home
 from sidecar.read.select import newest
-from streams.identity import seeded_identity
-from streams.log.directory import Backend
-from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.query import Filter
 
@@ -28,42 +22,32 @@ SHORT, LONG = 30_000, 150_000
 STREAM: Final = "ses_00000000root"
 LAST: Final = 5
 RUNS = 7
-BACKENDS: Final[tuple[Backend, ...]] = ("jsonl", "sqlite")
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
     """Compare the newest five records of a stream of 150,000 with those of a stream of 30,000; and ``log --last 5``
     with ``--version``, best of seven alternating runs."""
     scale = int(os.environ.get("BENCH_EVENTS", 1_000_000)) / 1_000_000
-    rows = []
-    for backend in BACKENDS:
-        short, long = [await _home(directory, backend, round(n * scale)) for n in (SHORT, LONG)]
-        rate, limit = await beside(partial(_rate, short), partial(_rate, long), seconds)
-        label = f"newest {LAST} of a stream of {LONG:,}, {backend}"
-        rows.append(Row(label, rate, limit, f"of {SHORT:,}", 0.5, 0.9))
-        commands = {"--version": ("--version",), "log": ("log", STREAM, "--last", str(LAST))}
-        taken = [{name: timed(long.path, *given) for name, given in commands.items()} for _ in range(RUNS)]
-        best = {name: min(each[name] for each in taken) for name in commands}
-        label = f"log --last {LAST} of a stream of {LONG:,}, {backend}"
-        rows.append(Row(label, 1 / best["log"], 1 / best["--version"], "--version", 0.4, 0.6))
-        for home in (short, long):
-            shutil.rmtree(home.path)
-    return rows
+    short, long = [await _home(directory, round(n * scale)) for n in (SHORT, LONG)]
+    rate, limit = await beside(partial(_rate, short), partial(_rate, long), seconds)
+    commands = {"--version": ("--version",), "log": ("log", STREAM, "--last", str(LAST))}
+    taken = [{name: timed(long.path, *given) for name, given in commands.items()} for _ in range(RUNS)]
+    best = {name: min(each[name] for each in taken) for name in commands}
+    for home in (short, long):
+        shutil.rmtree(home.path)
+    of = f"{LAST} of a stream of {LONG:,}"
+    return [
+        Row(f"newest {of}", rate, limit, f"of {SHORT:,}", 0.5, 0.9),
+        Row(f"log --last {of}", 1 / best["log"], 1 / best["--version"], "--version", 0.4, 0.6),
+    ]
 
 
-async def _home(directory: Path, backend: Backend, count: int) -> Home:
+async def _home(directory: Path, count: int) -> Home:
     """A home whose log is one stream of ``count`` records, with the catalog that a sidecar leaves."""
-    home = Home(directory / f"newest-{backend}-{count}")
+    home = Home(directory / f"newest-{count}")
     home.create()
-    await build(home.store_path, count, turns=count)
-    log = await Log.open(home.store_path, seeded_identity(3))
-    if backend != log.backend:
-        await Migration(log, backend).run()
-    catalog = CatalogSnapshot(log)
-    await catalog.caught_up()
-    await catalog.keep(1)
-    await log.close()
-    discard_kept(home.store_path)
+    await build(home.store_path, records(count, turns=count))
+    await keep_catalog(home.store_path)
     return home
 
 

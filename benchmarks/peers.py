@@ -1,4 +1,4 @@
-"""Compares our stores with peers: also with 64 in flight, equally durable, in the same rounds, each used in its best
+"""Compares our log with peers: also with 64 in flight, equally durable, in the same rounds, each used in its best
 documented way.
 
 The unit is one event of 1 KiB that its writer knows to be on the disk.
@@ -31,14 +31,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from streams.log.backends import open_backend
-from streams.stores.sqlite.store import SqliteStore
-
 from benchmarks import limits
 from benchmarks.limits import GROUP, ROW_BYTES
 from benchmarks.report import Row
-from benchmarks.store import append_rate
-from streams.store import StreamStore
+from benchmarks.store import IDENTITY, all_moved, append_rate
+from streams.log.log import Log
 
 BODY = b"x" * ROW_BYTES
 WRITES = 8
@@ -52,7 +49,7 @@ NOT_HERE = {
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Measure both of our stores against each peer; a ratio above 1 means ours is faster."""
+    """Measure our log against each peer; a ratio above 1 means ours is faster."""
     try:
         import dbos  # noqa: F401
         import eventsourcing.sqlite  # noqa: F401
@@ -61,27 +58,22 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         print(NOT_HERE["peers"], file=sys.stderr)
         return []
     home = directory / "peers"
-    (home / "sqlite").mkdir(parents=True)
-    jsonl = await open_backend(home / "jsonl", "jsonl")
-    sqlite = await SqliteStore.open(home / "sqlite")
-    stores: dict[str, StreamStore] = {"jsonl": jsonl, "sqlite": sqlite}
+    log = await Log.open(home / "store", IDENTITY)
     rows: list[Row] = []
 
     async def against(name: str, peer: Callable[[float], Awaitable[float]], *, together: bool = False) -> None:
         # A peer that is handed 64 events at a time is compared with one call of ours for 64.
         callers, a_call, label = (1, GROUP, "a call") if together else (GROUP, 1, "in flight")
-        # Measure both of our stores in the same rounds, so that a slow peer, which takes seconds per round, runs only
-        # once for both.
         await peer(seconds / 10)  # warm up before measuring
         theirs: list[float] = []
-        taken: dict[str, list[float]] = {ours: [] for ours in stores}
+        taken: list[float] = []
         for _ in range(limits.ROUNDS):
             theirs.append(await peer(seconds / limits.ROUNDS))
-            for ours, store in stores.items():
-                taken[ours].append(await append_rate(store, callers, seconds / limits.ROUNDS, a_call=a_call))
-        limit = statistics.median(theirs)
-        for ours, rates in taken.items():
-            rows.append(Row(f"{ours} append, {GROUP} {label}", statistics.median(rates), limit, name, is_peer=True))
+            # The mover works beside our appends, but must not slow down the peer.
+            taken.append(await append_rate(log, callers, seconds / limits.ROUNDS, a_call=a_call))
+            await all_moved(log)
+        rate, limit = statistics.median(taken), statistics.median(theirs)
+        rows.append(Row(f"append, {GROUP} {label}", rate, limit, name, is_peer=True))
 
     recorder = EventSourcing(home / "eventsourcing.db")
     await against("eventsourcing, 64 threads", recorder.one_by_one)
@@ -95,8 +87,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
         async with redis_server(home / "redis") as port:
             await against("Redis, 64 connections", lambda s: redis_connections(port, s))
             await against("Redis, a pipeline of 64", lambda s: redis_pipeline(port, s), together=True)
-    await jsonl.close()
-    await sqlite.close()
+    await log.close()
     return rows
 
 

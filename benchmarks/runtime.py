@@ -16,7 +16,6 @@ from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
 from streams.bus.command import Command
 from streams.log.log import Log
-from streams.stores.directory import Backend
 
 IN_FLIGHT = 256
 CHUNK = 512
@@ -55,29 +54,22 @@ async def _rate(one: Callable[[], Awaitable[object]], seconds: float) -> float:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Measure from a command to its durable result, on both stores, and the whole pipeline over NATS."""
-    rows = []
-    backends: tuple[Backend, ...] = ("jsonl", "sqlite")
-    for backend in backends:
-        bare = await Log.open(directory / f"runtime-bare-{backend}", IDENTITY, backend=backend)
-        store = await Log.open(directory / f"runtime-{backend}", IDENTITY, backend=backend)
-        runtime = Runtime(store, IDENTITY, [UserAgent("benchmarks:Echo", Echo)])
-        await runtime.start()
+    """Measure from a command to its durable result, and the whole pipeline over NATS."""
+    bare = await Log.open(directory / "runtime-bare", IDENTITY)
+    store = await Log.open(directory / "runtime", IDENTITY)
+    runtime = Runtime(store, IDENTITY, [UserAgent("benchmarks:Echo", Echo)])
+    await runtime.start()
 
-        async def append(log: Log = bare) -> None:
-            await log.append([an_event(0), an_event(1)])
+    async def append() -> None:
+        await bare.append([an_event(0), an_event(1)])
 
-        async def command(runtime: Runtime = runtime) -> None:
-            await runtime.command("echo", Command(IDENTITY.ulid(), "say", PAYLOAD))
+    async def command() -> None:
+        await runtime.command("echo", Command(IDENTITY.ulid(), "say", PAYLOAD))
 
-        await _rate(command, seconds / 10)  # warm up before measuring
-        rate, limit = await beside(
-            lambda s, one=append: _rate(one, s),
-            lambda s, one=command: _rate(one, s),
-            seconds,  # type: ignore[misc]
-        )
-        rows.append(Row(f"{backend}: command to durable result, 256 in flight", rate, limit, "bare appends of 2"))
-        await runtime.close()
-        await store.close()
-        await bare.close()
-    return [*rows, *await pipeline.measure(directory, seconds)]
+    await _rate(command, seconds / 10)  # warm up before measuring
+    rate, limit = await beside(lambda s: _rate(append, s), lambda s: _rate(command, s), seconds)
+    await runtime.close()
+    await store.close()
+    await bare.close()
+    row = Row("command to durable result, 256 in flight", rate, limit, "bare appends of 2")
+    return [row, *await pipeline.measure(directory, seconds)]
