@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.million import TEXT, index, keep_catalog, records, resident
+from benchmarks.million import TEXT, index, keep_catalog, records, resident, stored
 from benchmarks.million import build as build_log
 from benchmarks.report import Row
 from sidecar.home import Home
@@ -22,7 +22,7 @@ from sidecar.inspector.server import PAGE
 from streams.hashing import GENESIS, encode
 from streams.hashing import chain as chained
 from streams.identity import seeded_identity
-from streams.stores.journal.lines import parse_event_keys
+from streams.stores.plan import Placed
 from streams.stores.stored import Stored
 from tests.sidecar.inspector.conftest import WAIT_MS, Served, chromium, inspecting
 
@@ -159,7 +159,7 @@ def _long(first: int, count: int) -> Iterator[Stored]:
     for offset, fields in zip(range(count), _turns(count), strict=False):
         encoded = encode(identity.stamp(fields))
         previous = chained(previous, encoded.digest_form)
-        yield Stored(first + offset, offset, previous, 0, 1, encoded.canonical, parse_event_keys(encoded.canonical))
+        yield stored(Placed(encoded, offset, first + offset, previous))
 
 
 async def build(home: Home, count: int, long: int) -> None:

@@ -31,7 +31,8 @@ from streams.identity import Identity, seeded_identity
 from streams.log.directory import Hints
 from streams.log.log import Log
 from streams.log.reader import LogReader
-from streams.stores.journal.lines import parse_event_keys
+from streams.stores.journal.lines import format_line, parse_stored
+from streams.stores.plan import Placed
 from streams.stores.sqlite.database import Database
 from streams.stores.sqlite.search import SearchIndex, remove_search
 from streams.stores.stored import Stored
@@ -132,9 +133,14 @@ def records(count: int, turns: int = SESSION_TURNS) -> Iterator[Stored]:
             cause = event.id
             encoded = encode(event)
             previous = chain(previous, encoded.digest_form)
-            yield Stored(position, offset, previous, 0, 1, encoded.canonical, parse_event_keys(encoded.canonical))
+            yield stored(Placed(encoded, offset, position, previous))
             position += 1
         number += 1
+
+
+def stored(placed: Placed) -> Stored:
+    """The record as the mover reads it from the journal, in a batch of its own."""
+    return parse_stored(format_line(placed, 0, 1)[:-1])
 
 
 async def build(store: Path, made: Iterable[Stored]) -> None:
