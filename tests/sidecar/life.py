@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.home import Home
-from streams.stores.journal.files import JsonlReader
+from streams.log.reader import LogReader
 from tests.sidecar.cli.helpers import environment, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, wait_for
 
@@ -174,7 +174,7 @@ def shims(count: int, home: Path, **options: Any) -> Iterator[list[Shim]]:
 async def recorded(home: Home) -> Counter[int]:
     """How often each of the shims' events is in the log, by its number."""
     found: Counter[int] = Counter()
-    async for record in JsonlReader(home.store_path).read_all():
+    async for record in LogReader(home.store_path).read_all():
         if record.event.type == "opencode.life.tick":
             found[record.event.payload["properties"]["n"]] += 1
     return found
