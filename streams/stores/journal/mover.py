@@ -105,8 +105,8 @@ class Mover:
             begun = time.monotonic()
             try:
                 self._move()
-            except (StreamError, OSError) as error:
-                self.fault = str(error)
+            except Exception as error:  # noqa: BLE001 - a thread that ended would let the journal grow in silence
+                self.fault = str(error) if isinstance(error, StreamError | OSError) else repr(error)
                 self._stop.wait(retry)
                 retry = min(2 * retry, LAST_RETRY_SECONDS)
                 continue

@@ -92,6 +92,9 @@ class LogStore(TwoPlaces):
     def head(self) -> int:
         return self._writer.head
 
+    async def _head_now(self) -> int:
+        return self.head
+
     def waiting(self) -> dict[str, object]:
         """What the journal holds: ``{records, files, bytes, fault}``. ``records`` counts those that are not in the
         database yet, and ``fault`` says why they cannot be moved; ``None`` if they can. Blocks briefly.

@@ -83,6 +83,9 @@ class Database(SqliteReader):
     def head(self) -> int:
         return self.last.position
 
+    async def head_now(self) -> int:
+        return self.head
+
     def _removed_some(self) -> None:
         self.has_removed = True
         self._changed()
