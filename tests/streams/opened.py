@@ -26,16 +26,16 @@ PLACES: list[Place] = ["journal", "database", "both"]
 @contextmanager
 def held() -> Iterator[None]:
     """Let the mover rest: records stay in the journal until ``put``, a removal or the end of the log."""
-    before, mover.PAUSE_SECONDS = mover.PAUSE_SECONDS, 1e6
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mover, "PAUSE_SECONDS", 1e6)
         yield
-    finally:
-        mover.PAUSE_SECONDS = before
 
 
 async def put(log: Log, place: Place) -> None:
     """Move the records of a log whose mover rests: all, the older half, or none."""
-    until = {"journal": -1, "database": log.head, "both": log.head // 2}[place]
+    if place == "journal":
+        return
+    until = log.head if place == "database" else log.head // 2
     while log._stored.head < until:
         records, _ = log.mover._next_records(log._stored.head + 1)
         some = [record for record in records if record.position <= until]

@@ -207,9 +207,15 @@ class LogStore(TwoPlaces):
             self._writer.roll()
             return self._writer.head
 
-        head = self._commits.exclusively(roll)
-        self.mover.drain(head)
-        self._writer.drop(head)
+        try:
+            head = self._commits.exclusively(roll)
+            self.mover.drain(head)
+            self._writer.drop(head)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"nothing was removed, because the journal cannot be emptied: {error.strerror or error}",
+                "free disk space or repair the disk, then try again",
+            ) from error
 
     def _shorten(self) -> None:
         """Let a reader of the files read little, now that everything is in the database."""

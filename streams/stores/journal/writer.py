@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from streams.stores.directory import create
 from streams.stores.disk import Disk
@@ -60,7 +61,8 @@ class JournalWriter:
             write_durably(store / HEAD, end)
         self._head_fd = open_or_create(store / HEAD)
         disk.rewrite(self._head_fd, end)
-        self._delete(found.moved)
+        self._deleting, self._moved = Lock(), found.moved
+        self._delete()
 
     def _set_aside(self, segment: Segment, size: int) -> Path:
         directory = self._store / TORN
@@ -96,15 +98,22 @@ class JournalWriter:
             self.index.segments.append(segment)
 
     def drop(self, moved: int) -> None:
-        """Delete the segments whose records are all in the database, whose last position is ``moved``. Any thread may
-        call it. A kill in between leaves segments that the next start deletes.
-        """
-        self._delete(self.index.drop(moved))
+        """Delete the segments whose records are all in the database, whose last position is ``moved``, and those that
+        an earlier call could not delete. Any thread may call it. A kill in between leaves segments that the next start
+        deletes.
 
-    def _delete(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
+        Raises:
+            OSError: a segment cannot be deleted.
+        """
+        with self._deleting:
+            self._moved += self.index.drop(moved)
+            self._delete()
+
+    def _delete(self) -> None:
+        while self._moved:
             with suppress(FileNotFoundError):
-                self._disk.unlink(segment.path)
+                self._disk.unlink(self._moved[0].path)
+            del self._moved[0]
 
     @property
     def folder(self) -> Path:
