@@ -90,9 +90,9 @@ PLAN = (
         {"SERVICE_KILLS": 20},
     ),
     Part("fencing", "sidecars that wake up", (f"{TORTURE}/test_fencing.py",), 1, {"FENCINGS": 50}),
-    Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[jsonl-{{n}}]",), 50, {"KILLS": 1000}),
-    Part("sqlite-kills", "the same on sqlite", (f"{KILL_TEST}[sqlite-{{n}}]",), 50, {"KILLS": 1000}),
-    Part("moving-kills", "the same while it moves", (f"{KILL_TEST}[moving-{{n}}]",), 50, {"KILLS": 1000}),
+    Part("log-kills", "kill -9 of the log's writer", (f"{KILL_TEST}[log-{{n}}]",), 50, {"KILLS": 1000}),
+    Part("moving-kills", "the same while it moves records", (f"{KILL_TEST}[moving-{{n}}]",), 50, {"KILLS": 1000}),
+    Part("journal-kills", "the same when it moves none", (f"{KILL_TEST}[resting-{{n}}]",), 50, {"KILLS": 1000}),
     Part(
         "call-kills",
         "kill -9 at every change of the disk",

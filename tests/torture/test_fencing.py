@@ -10,9 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
-from streams.stores.directory import LOCK, Backend
+from streams.stores.directory import LOCK
 from tests.streams.sizes import size
 from tests.torture.figures import seeded
 from tests.torture.sidecars import HANG_S
@@ -43,8 +41,7 @@ class Usurped(Torment):
         self.one.kill()
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_sidecar_that_wakes_up_breaks_nothing(tmp_path: Path, backend: Backend) -> None:
-    torment = Usurped(tmp_path / "home", seeded(f"fencing {backend}"), backend=backend)
+async def test_a_sidecar_that_wakes_up_breaks_nothing(tmp_path: Path) -> None:
+    torment = Usurped(tmp_path / "home", seeded("fencing"))
     await torment.run(FENCINGS)
-    await judge(f"fencing-{backend}", [torment])
+    await judge("fencing", [torment])

@@ -1,11 +1,11 @@
 """Processes that write one log: killed at random moments, several at once, and for a while with everything else.
 
 - Kills: acknowledged batches are there, others are whole or absent. Each store is killed several times,
-  so recovery follows recovery; a store that moves between the backends is killed in its migrations.
-  ``TORTURE_KILLS`` sets how often.
+  so recovery follows recovery; a writer that moves at once is killed in the mover's transactions, one that does not
+  leaves everything to the next start. ``TORTURE_KILLS`` sets how often.
 - Several want one store: one writes, the others are refused at once; its stale lock keeps nobody out.
   ``TORTURE_WRITER_ROUNDS`` sets how often.
-- A soak: appends, reads, searches, hints, moves, a full disk, kill -9. Memory, descriptors and threads
+- A soak: appends, reads, searches, hints, a database that is held by others, a full disk, kill -9. Memory, descriptors and threads
   must not grow. ``TORTURE_SOAK_S`` sets how many seconds it takes.
 """
 
@@ -16,12 +16,13 @@ import gc
 import multiprocessing
 import pickle
 import resource
+import sqlite3
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +31,6 @@ from signal import SIGKILL
 from typing import Any, Literal, NamedTuple
 
 import pytest
-from streams.log.migrate import Migration, discard_kept
 
 from streams.errors import StoreFailed, StoreLocked, StoreUnavailable
 from streams.event import StreamEvent
@@ -39,7 +39,8 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record, Snapshot
-from streams.stores.directory import Backend, is_being_written
+from streams.stores.directory import is_being_written
+from streams.stores.journal import mover
 from tests.streams.builders import event
 from tests.streams.opened import collect, faults
 from tests.streams.sizes import size
@@ -56,7 +57,7 @@ LIFE_S = min(60, SOAK_S / 2)
 LANES = 6
 PAUSE_S = 0.02
 INDEX_BYTES = 600
-"""What a record may cost in memory: jsonl keeps the place and the key of each."""
+"""What a record may cost in memory, as long as it is in the journal."""
 HANG_S = 120.0
 WITH_FIGURES = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux shows a process's descriptors and memory in /proc"
@@ -65,9 +66,9 @@ WITH_FIGURES = pytest.mark.skipif(
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
 
-Mode = Literal["jsonl", "sqlite", "moving", "soak"]
-"""Which backend is written; ``moving`` goes from one backend to the other and back, without end; ``soak``: the same
-with everything else."""
+Mode = Literal["log", "moving", "resting", "soak"]
+"""When the mover works: as in the product, without any pause, or never; ``soak``: as in the product, with everything
+else."""
 
 Ack = tuple[int, int, tuple[int, ...], str]
 """Lane, number of the batch in it, positions, hash of the last record."""
@@ -128,19 +129,18 @@ class Writer:
             self.tell("refused", str(refused))
             return
         work = [self.append(lane) for lane in range(LANES)]
-        if self.mode in ("moving", "soak"):
-            work.append(self.move())
         if self.mode == "soak":
-            work += [self.read(), self.read(), self.fill(), self.sample()]
+            work += [self.read(), self.read(), self.hold(), self.fill(), self.sample()]
         async with asyncio.timeout(LIFE_S + HANG_S):
             await asyncio.gather(*work)
         await self.log.close()
         self.tell("counts", self.counts)
 
     async def open(self) -> None:
-        backend: Backend = "sqlite" if self.mode == "sqlite" else "jsonl"
+        pause = {"moving": 0.0, "resting": 1e6}.get(self.mode, mover.PAUSE_SECONDS)
+        pytest.MonkeyPatch().setattr(mover, "PAUSE_SECONDS", pause)  # in a process of its own
         segment_bytes = 400_000 if self.mode == "soak" else 12_000
-        self.log = await Log.open(self.store, system_identity(), backend=backend, segment_bytes=segment_bytes)
+        self.log = await Log.open(self.store, system_identity(), segment_bytes=segment_bytes)
         self.usable.set()
 
     async def append(self, lane: int) -> None:
@@ -161,16 +161,18 @@ class Writer:
             if self.mode == "soak":
                 await asyncio.sleep(PAUSE_S)
 
-    async def move(self) -> None:
+    async def hold(self) -> None:
+        """Hold the database as another program would, for longer than the mover waits for it."""
         while self.lives():
-            await asyncio.sleep(LIFE_S / 20 if self.mode == "soak" else 0)
+            await asyncio.sleep(LIFE_S / 20)
             async with self.busy:
-                with suppress(StoreUnavailable):
-                    await Migration(self.log, "sqlite" if self.log.backend == "jsonl" else "jsonl").run()
-                    self.counts["moves"] += 1
-                    if self.mode == "soak" and self.random.random() < 0.3:
-                        await asyncio.to_thread(discard_kept, self.store)
-                        self.log.reread_manifest()
+                other = sqlite3.connect(self.store / "log.db", isolation_level=None, timeout=30)
+                with closing(other):
+                    await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
+                    before = self.log.head
+                    while self.log.head < before + 2 * LANES:
+                        await asyncio.sleep(PAUSE_S)
+                self.counts["holds"] += 1
 
     async def read(self) -> None:
         while self.lives():
@@ -182,7 +184,7 @@ class Writer:
                 assert [r.position for r in tail] == sorted({r.position for r in tail})
                 if known:
                     key = self.random.choice(known)
-                    assert await log.find(key) is not None, f"{key} was acknowledged; the log is in {log.backend}"
+                    assert await log.find(key) is not None, f"{key} was acknowledged"
                 found = await collect(log.query(Filter(types=["agent.*"], streams=[f"ses_{self.random.randrange(9)}"])))
                 assert all(r.event.type == "agent.error" for r in found)
                 if tail:
@@ -288,7 +290,7 @@ def check_acked(acked: dict[int, list[Ack]], records: list[Record]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(max(KILLS // (KILLS_A_STORE * STORES), 1)))
-@pytest.mark.parametrize("mode", ["jsonl", "sqlite", "moving"])
+@pytest.mark.parametrize("mode", ["log", "moving", "resting"])
 async def test_nothing_acknowledged_is_lost_and_nothing_is_invented(tmp_path: Path, mode: Mode, seed: int) -> None:
     async def torment(store: Path, random: Random) -> None:
         acked: dict[int, list[Ack]] = {}
@@ -304,11 +306,10 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_invented(tmp_path: Pa
         await asyncio.gather(*(torment(tmp_path / str(n), Random(seed * STORES + n)) for n in range(STORES)))
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_one_writes_and_its_death_lets_the_next_one_in(tmp_path: Path, backend: Backend) -> None:
+async def test_one_writes_and_its_death_lets_the_next_one_in(tmp_path: Path) -> None:
     acked: dict[int, list[Ack]] = {}
     for number in range(ROUNDS):
-        lives = {number * WRITERS + n: Life(tmp_path / "store", backend, number * WRITERS + n) for n in range(WRITERS)}
+        lives = {number * WRITERS + n: Life(tmp_path / "store", "log", number * WRITERS + n) for n in range(WRITERS)}
         for life in lives.values():
             await asyncio.to_thread(life.take, lambda told=life.told: len(told["acked"]) > 9 or told["refused"])  # type: ignore[misc]
         (winner,) = [run for run, life in lives.items() if life.told["acked"]]
@@ -322,7 +323,7 @@ async def test_one_writes_and_its_death_lets_the_next_one_in(tmp_path: Path, bac
             acked |= {run: found} if found else {}
         assert not is_being_written(tmp_path / "store")
         await check(tmp_path / "store", acked)
-    note(f"two-writers {backend}", kills=ROUNDS, inputs=ROUNDS * WRITERS, events=sum(map(len, acked.values())))
+    note("two-writers", kills=ROUNDS, inputs=ROUNDS * WRITERS, events=sum(map(len, acked.values())))
 
 
 @WITH_FIGURES
@@ -353,4 +354,4 @@ async def test_a_mixed_load_leaves_everything_whole_and_nothing_behind(tmp_path:
     seconds = time.monotonic() - began
     note("soak", seconds=seconds, lives=len(lives), kills=(len(lives) + 1) // 2, lost=0, **figures, **totals)
     assert grown < MAX_GROWTH_MIB and descriptors <= 8 and threads <= 8, figures
-    assert totals["full"] and totals["moves"], "each kind of trouble came"
+    assert totals["full"] and totals["holds"], "each kind of trouble came"

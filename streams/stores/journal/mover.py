@@ -91,7 +91,7 @@ class Mover:
         retry = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             waiting = self.waiting
-            if not waiting:
+            if not waiting and self.fault is None:
                 self._news.clear()
                 if self.waiting:  # appended between the two lines above
                     continue
@@ -119,14 +119,14 @@ class Mover:
         with self._turn:
             first = self._database.head + 1
             records, path = self._next_records(first)
-            if not records:
-                return
             try:
-                self._database.move(records)
+                if records:
+                    self._database.move(records)
             except ValueError as fault:
                 raise CorruptLog(path, None, first, str(fault)) from None
             self._writer.drop(self._database.head)
-        self.moved()
+        if records:
+            self.moved()
 
     def _next_records(self, first: int) -> tuple[list[Stored], str]:
         """The next whole batches, all of one segment, and the segment's path."""

@@ -80,8 +80,8 @@ class LogStore(TwoPlaces):
         self._journal = _IndexedJournal(self._index)
         self._tails = self._writer.tails
         self._fresh: dict[bytes, Placed] = {}
-        self._moved_keys: dict[bytes, int] = {}
-        """For the current commit: the positions of the keys that the database has."""
+        self._known_keys: dict[bytes, int] = {}
+        """For the current commit: the positions of the keys that are stored already."""
         self._commits = GroupCommit(self._commit, self._writer.abandon, store.name)
         self._commits.check = self._stored.check = check
         self.mover = Mover(self._stored, self._writer, self._shorten, store.name)
@@ -140,13 +140,8 @@ class LogStore(TwoPlaces):
         fresh = self._fresh.get(digest)
         if fresh is not None:
             return fresh
-        position = self._index.key(digest)
-        record = None if position is None else self._in_journal_at(position)
-        if record is not None:
-            return record
-        if position is None:
-            position = self._moved_keys.get(digest)
-        found = None if position is None else self._known.at(position)
+        position = self._known_keys.get(digest)
+        found = None if position is None else self._in_journal_at(position) or self._known.at(position)
         return found or (self._known.removed(digest) if self._stored.has_removed else None)
 
     # --- writing ---
@@ -166,7 +161,9 @@ class LogStore(TwoPlaces):
         lines: list[bytes] = []
         decided: list[tuple[Pending, Plan]] = []
         digests = [key_digest(each.event.idempotency_key) for pending in group for each in pending.request.batch]
-        self._moved_keys = self._known.positions(digests)
+        # Ask the journal first: a record leaves it only when the database has it.
+        held = {digest: found for digest in digests if (found := self._index.key(digest)) is not None}
+        self._known_keys = held | self._known.positions([digest for digest in digests if digest not in held])
         for pending in group:
             try:
                 plan_ = plan(pending.request, self)
