@@ -145,5 +145,7 @@ def make_home(home: Path, *recordings: str) -> Path:
 def damage(home: Path, position: int) -> None:
     """Change a stored record, so that its checksum is wrong. No sidecar may run."""
     with closing(sqlite3.connect(home / "store" / "log.db")) as database, database:
-        changed = "UPDATE records SET event = replace(event, '\"schema_version\":1', '\"schema_version\":2')"
-        assert database.execute(f"{changed} WHERE position = ?", [position]).rowcount == 1
+        (event,) = database.execute("SELECT event FROM records WHERE position = ?", [position]).fetchone()
+        changed = event.replace(b'"schema_version":1', b'"schema_version":2')
+        assert changed != event
+        database.execute("UPDATE records SET event = ? WHERE position = ?", [changed, position])

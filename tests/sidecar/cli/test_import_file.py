@@ -18,7 +18,7 @@ from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from streams.identity import seeded_identity
 from streams.store import Record
-from tests.sidecar.cli.helpers import append, make_home, run, run_and_stop
+from tests.sidecar.cli.helpers import append, damage, make_home, run, run_and_stop
 from tests.sidecar.cli.test_top import NOW, intent, made_by
 from tests.sidecar.life import end_sidecars
 
@@ -171,6 +171,29 @@ def test_background_work_comes_along_as_history_that_nobody_acts_on(target: Path
     assert run_and_stop(target, "verify").code == 0
     back = run_and_stop(home, "import", str(file), "--json").objects()
     assert back == [{"added": 0, "known": len(records(file)), "forgotten": 0}]
+
+
+def test_what_a_damaged_log_still_holds_goes_to_a_new_home(tmp_path: Path, target: Path) -> None:
+    """The one way out of damage: every session that can be read, and of a damaged one what is before the damage."""
+    home = make_home(tmp_path / "home", "chat", "task_child")
+    first, second = sorted(
+        (stream["first_ts"], stream["stream_id"]) for stream in run(home, "streams", "--json").objects()
+    )
+    whole = {stream: run(home, "log", stream, "--json").objects() for _, stream in (first, second)}
+    hurt = min(whole, key=lambda stream: whole[stream][0]["position"])
+    lost = whole[hurt][5]["position"]
+    damage(home, lost)
+    assert run(home, "verify").code == 1
+    for number, stream in enumerate(whole):
+        file = tmp_path / f"{number}.jsonl"
+        done = run(home, "export", stream, "-o", str(file))
+        assert done.code == 1 and done.err.endswith(" [log-damaged]\n"), done
+        assert run(target, "import", str(file)).code == 0
+    kept = {each["event"]["id"] for each in run(target, "query", "--json").objects()}
+    readable = [each for records in whole.values() for each in records if each["position"] < lost]
+    readable += [each for stream in whole if stream != hurt for each in whole[stream]]
+    assert {each["event"]["id"] for each in readable} == kept
+    assert run_and_stop(target, "verify").code == 0
 
 
 RECORDED = 1_700_000_000_000
