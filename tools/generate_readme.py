@@ -7,10 +7,10 @@ terminal of 100 columns, in a home with the demo's recording.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import html
 import io
-import json
 import os
 import pty
 import re
@@ -27,6 +27,10 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from streams.log.reader import LogReader
+
 README = ROOT / "README.md"
 PICTURE, DRAWN = ROOT / "docs" / "read.svg", "read"
 """The picture in the README, and the command whose output it shows."""
@@ -55,8 +59,13 @@ def told(arguments: str, home: Path) -> str:
     """Return ``arguments`` with the event's id in ``home``, because each play makes new ids."""
     if _EVENT.search(arguments) is None:
         return arguments
-    line = (next((home / "store" / "log").iterdir())).read_text().splitlines()[WHY_POSITION]
-    return _EVENT.sub(json.loads(line)["event"]["id"][-6:], arguments)
+    return _EVENT.sub(asyncio.run(_event_id(home))[-6:], arguments)
+
+
+async def _event_id(home: Path) -> str:
+    async for record in LogReader(home / "store").read_all(after=WHY_POSITION - 1):
+        return record.event.id
+    raise LookupError(f"the log in {home} has no record {WHY_POSITION}")
 
 
 def run(arguments: str, home: Path) -> str:
