@@ -40,7 +40,7 @@ LOG_ID = "01HF7YAT00LOG"
 TURN = 10
 """Records of a turn in ``session_events``."""
 
-BACKENDS = ("memory", "jsonl", "sqlite")
+BACKENDS = ("memory", "disk")
 
 
 def session_events(count: int, *, first: int = 0, sessions: int = 5, text: str = "x" * 200) -> list[StreamEvent]:
@@ -75,7 +75,7 @@ async def open_store(backend: str, path: Path) -> StreamStore:
     """Open a store of a backend, as named in ``BACKENDS``."""
     if backend == "memory":
         return MemoryStore()
-    return await Log.open(path, seeded_identity(3), backend=backend)  # type: ignore[arg-type]
+    return await Log.open(path, seeded_identity(3))
 
 
 def unsynced(directory: Path) -> dict[str, Any]:

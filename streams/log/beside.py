@@ -18,13 +18,13 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
     """What is wrong with ``store.json``; ``has_log`` says whether the database exists.
 
     Raises:
-        ForeignStore: a newer version or another program wrote it.
+        ForeignStore: a newer or older version or another program wrote it.
     """
     path = store / MANIFEST
     try:
         manifest = read_manifest(store)
     except ForeignStore as error:
-        if error.is_not_ours or is_newer(path):
+        if error.is_not_ours or is_of_another_format(path):
             raise
         return Finding("corrupt", str(path), None, None, None, error.reason)
     if manifest is None and (left := left_files(store)):
@@ -35,13 +35,13 @@ def manifest_finding(store: Path, *, has_log: bool) -> Finding | None:
     return None
 
 
-def is_newer(path: Path) -> bool:
+def is_of_another_format(path: Path) -> bool:
     try:
         found = orjson.loads(read_file(path))
     except orjson.JSONDecodeError:
         return False
     form = found.get("format") if isinstance(found, dict) else None
-    return isinstance(form, int) and form > FORMAT
+    return isinstance(form, int) and form != FORMAT
 
 
 def lost_findings(store: Path, last: int) -> list[Finding]:

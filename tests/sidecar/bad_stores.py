@@ -7,37 +7,44 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Literal
 
 from sidecar.care.snapshots import CatalogSnapshot
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.streams.builders import events
-
-Backend = Literal["jsonl", "sqlite"]
+from tests.streams.unmoved import nothing_moves
 
 STREAM = "ses_a"
 
+MOVED, HEAD = 5, 11
+"""The last position that is in the database of a sound store, and the last position."""
 
-def make_store(store: Path, backend: Backend) -> str:
-    """Make a sound log of three segments, or of one database, with a sidecar's catalog of it.
+
+def make_store(store: Path) -> str:
+    """Make a sound log, half of it in the database and half in three segments of the journal, with a sidecar's catalog
+    of it.
 
     Return the id of one of its events.
     """
 
-    async def write() -> str:
-        log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=1500)
-        made = [await log.append(events(2, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}")) for n in range(6)]
+    async def write(numbers: range) -> str:
+        log = await Log.open(store, seeded_identity(1 + numbers.start), segment_bytes=800)
+        made = [await log.append(events(2, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}")) for n in numbers]
         await CatalogSnapshot(log).keep_last()
         await log.close()
         return made[0][0].event.id
 
-    return asyncio.run(write())
+    found = asyncio.run(write(range(3)))
+    with nothing_moves():
+        asyncio.run(write(range(3, 6)))
+    return found
 
 
 def segments(store: Path) -> list[Path]:
-    return sorted((store / "log").glob("*.jsonl"))
+    """The segments of ``make_store`` whose records are not in the database."""
+    return sorted(path for path in (store / "journal").glob("*.jsonl") if int(path.stem) > MOVED)
 
 
 def database(store: Path, *statements: str) -> None:
@@ -49,7 +56,11 @@ def database(store: Path, *statements: str) -> None:
 
 
 def newer_manifest(store: Path) -> None:
-    (store / "store.json").write_text('{"backend":"jsonl","format":99,"log_id":"x"}')
+    (store / "store.json").write_text('{"format":99,"log_id":"x"}')
+
+
+def older_manifest(store: Path) -> None:
+    (store / "store.json").write_text('{"backend":"sqlite","format":2,"log_id":"x"}')
 
 
 def foreign_manifest(store: Path) -> None:
@@ -57,27 +68,19 @@ def foreign_manifest(store: Path) -> None:
 
 
 def damaged_manifest(store: Path) -> None:
-    (store / "store.json").write_text('{"backend":"jso')
+    (store / "store.json").write_text('{"format":3,"lo')
 
 
 def no_manifest(store: Path) -> None:
     (store / "store.json").unlink()
 
 
-def pointer_to_sqlite(store: Path) -> None:
-    (store / "store.json").write_text('{"backend":"sqlite","format":2,"log_id":"x"}')
-
-
-def pointer_to_jsonl(store: Path) -> None:
-    (store / "store.json").write_text('{"backend":"jsonl","format":1,"log_id":"x"}')
+def first_segment_gone(store: Path) -> None:
+    segments(store)[0].unlink()
 
 
 def middle_segment_gone(store: Path) -> None:
     segments(store)[1].unlink()
-
-
-def first_segment_gone(store: Path) -> None:
-    segments(store)[0].unlink()
 
 
 def middle_segment_cut(store: Path) -> None:
@@ -87,6 +90,12 @@ def middle_segment_cut(store: Path) -> None:
 
 def middle_segment_empty(store: Path) -> None:
     os.truncate(segments(store)[1], 0)
+
+
+def line_damaged(store: Path) -> None:
+    path = segments(store)[1]
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
 
 
 def last_segment_cut(store: Path) -> None:
@@ -103,18 +112,12 @@ def all_segments_gone(store: Path) -> None:
         segment.unlink()
 
 
-def log_directory_gone(store: Path) -> None:
-    shutil.rmtree(store / "log")
+def journal_gone(store: Path) -> None:
+    shutil.rmtree(store / "journal")
 
 
 def head_gone(store: Path) -> None:
-    for name in ("head", "sqlite-head"):
-        (store / name).unlink(missing_ok=True)
-
-
-def log_and_head_gone(store: Path) -> None:
-    log_directory_gone(store)
-    head_gone(store)
+    (store / "head").unlink()
 
 
 def database_gone(store: Path) -> None:
@@ -143,14 +146,18 @@ def database_cut(store: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def wal_gone(store: Path) -> None:
-    """The WAL of a killed sidecar is lost, and with it everything that was not yet in the database."""
+def database_older(store: Path) -> None:
+    """Somebody put an older copy in its place, and the journal no longer has what that copy lacks."""
     before = (store / "log.db").read_bytes()
 
     async def write() -> None:
-        log = await Log.open(store, seeded_identity(2))
+        log = await Log.open(store, seeded_identity(9), segment_bytes=800)
         await log.append(events(3, prefix="lost-", stream="ses_c"))
         await log.close()
+        log = await Log.open(store, seeded_identity(10), segment_bytes=800)
+        with nothing_moves():
+            await log.append(events(1, prefix="kept-", stream="ses_c"))
+            await log.close()
 
     asyncio.run(write())
     (store / "log.db").write_bytes(before)
@@ -178,59 +185,84 @@ def lock_linked(store: Path) -> None:
     _link(store / "lock")
 
 
-def log_linked(store: Path) -> None:
-    _link(store / ("log.db" if (store / "log.db").exists() else "log"))
+def database_linked(store: Path) -> None:
+    _link(store / "log.db")
+
+
+def journal_linked(store: Path) -> None:
+    _link(store / "journal")
 
 
 State = Callable[[Path], None]
 
-LINKED: dict[State, str] = dict.fromkeys((store_linked, lock_linked, log_linked), "symbolic link")
-"""Links, which every command refuses, ``repair`` too: somebody put them there."""
+LINKED: dict[State, str] = dict.fromkeys((store_linked, lock_linked, database_linked, journal_linked), "symbolic link")
+"""Links, which every command refuses: somebody put them there."""
 
 
 def only_head_left(store: Path) -> None:
     """Everything but the head file is deleted, including ``store.json``."""
-    for path in (*store.glob("log.db*"), *store.glob("log/*"), store / "store.json"):
+    for path in (*store.glob("log.db*"), *store.glob("journal/*"), store / "store.json"):
         path.unlink(missing_ok=True)
 
 
-REFUSED: dict[Backend, dict[State, str]] = {
-    "jsonl": {
-        newer_manifest: "format 99.*upgrade durable-stream",
-        foreign_manifest: "choose another home",
-        damaged_manifest: r"store\.json.* `durable-stream repair`",
-        no_manifest: r"store\.json.*is missing.* `durable-stream repair`",
-        pointer_to_sqlite: r"log\.db is missing.* jsonl .*restore",
-        middle_segment_gone: r"records \d+ to \d+ are missing.*restore",
-        first_segment_gone: r"records 0 to \d+ are missing.*restore",
-        middle_segment_cut: r"records \d+ to \d+ are missing.*restore",
-        middle_segment_empty: r"records \d+ to \d+ are missing.*restore",
-        last_segment_cut: "(record 11 .* missing|is incomplete).*restore",
-        last_segment_gone: r"records \d+ to 11 .* missing.*restore",
-        all_segments_gone: "records 0 to 11 .* missing.*restore",
-        log_directory_gone: "records 0 to 11 .* missing.*restore",
-        only_head_left: ": head .* position 11 .*restore",
-        **LINKED,
-        log_and_head_gone: "log/ and head are missing.*restore",
-    },
-    "sqlite": {
-        newer_manifest: "format 99.*upgrade durable-stream",
-        foreign_manifest: "choose another home",
-        damaged_manifest: r"store\.json.* `durable-stream repair`",
-        no_manifest: r"store\.json.*is missing.* `durable-stream repair`",
-        pointer_to_jsonl: r"log/ and head are missing.* sqlite .*restore",
-        only_head_left: r"sqlite-head .* position 1\d .*restore",
-        **LINKED,
-        database_gone: r"log\.db is missing.*restore",
-        wal_gone: r"records 12 to 14 .* missing: log\.db-wal .*restore",
-        database_empty: r"log\.db is missing.*restore",
-        database_of_another_program: r"log\.db.* another program.*restore",
-        database_newer: "schema 99.*upgrade durable-stream",
-        no_database: r"log\.db.* damaged.*restore",
-        database_cut: r"log\.db.* damaged.*restore",
-    },
+LOST: dict[State, str] = {
+    first_segment_gone: "records 6 to 7 are missing before it",
+    middle_segment_gone: "records 8 to 9 are missing before it",
+    middle_segment_cut: "record 9 is missing before it|the batch is incomplete",
+    middle_segment_empty: "records 8 to 9 are missing before it",
+    line_damaged: r"position 8\): wrong checksum",
+    last_segment_cut: "record 11 was written and is missing|the batch is incomplete|the last line is incomplete",
+    last_segment_gone: "records 10 to 11 were written and are missing",
+    all_segments_gone: "records 6 to 11 were written and are missing",
+    journal_gone: "records 6 to 11 were written and are missing",
+    database_older: "records 6 to 11 are missing before it",
+}
+"""What is damaged or missing of what is to be in the journal, and how that is told."""
+
+REFUSED: dict[State, str] = {
+    **LOST,
+    newer_manifest: "format 99.*upgrade durable-stream",
+    older_manifest: "format 2.*export the log",
+    foreign_manifest: "choose another home",
+    damaged_manifest: r"store\.json.*restore it from a backup",
+    no_manifest: r"log\.db, journal, head is left of a log.*restore",
+    only_head_left: "head is left of a log.*restore",
+    **LINKED,
+    database_gone: r"log\.db is missing.*restore",
+    database_empty: r"log\.db is missing.*restore",
+    database_of_another_program: r"log\.db.* another program.*restore",
+    database_newer: "schema 99.*upgrade durable-stream",
+    no_database: r"log\.db.* damaged.*restore",
+    database_cut: r"log\.db.* damaged.*restore",
 }
 """What a store is refused with, whatever is asked of it."""
+
+NOT_OURS = (newer_manifest, older_manifest, foreign_manifest, database_newer, store_linked, lock_linked, journal_linked)
+"""What is no damage."""
+
+
+def damage_in_database(store: Path, place: float) -> int:
+    """Overwrite 8 bytes of a record that far into a log at rest, all in the database; the number of records before
+    it."""
+    path = store / "log.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (count,) = connection.execute("SELECT count(*) FROM records").fetchone()
+        before = int(count * place)
+        (event,) = connection.execute("SELECT event FROM records WHERE position = ?", (before,)).fetchone()
+    data = path.read_bytes()
+    at = data.index(bytes(event)[:100]) + 60
+    path.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
+    return before
+
+
+def damage_in_journal(store: Path, place: float) -> int:
+    """The same for a log whose records are all in the one segment of the journal."""
+    (path,) = (store / "journal").glob("*.jsonl")
+    data = path.read_bytes()
+    at = int(len(data) * place)
+    path.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
+    return data[:at].count(b"\n")
 
 
 def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:

@@ -174,9 +174,11 @@ def shims(count: int, home: Path, **options: Any) -> Iterator[list[Shim]]:
 async def recorded(home: Home) -> Counter[int]:
     """How often each of the shims' events is in the log, by its number."""
     found: Counter[int] = Counter()
-    async for record in LogReader(home.store_path).read_all():
+    reader = LogReader(home.store_path)
+    async for record in reader.read_all():
         if record.event.type == "opencode.life.tick":
             found[record.event.payload["properties"]["n"]] += 1
+    await reader.close()
     return found
 
 

@@ -19,6 +19,7 @@ from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
 from tests.sidecar.cli.helpers import ROOT, append, events_of, run, run_process
 from tests.sidecar.support import RECORDINGS, serving, wait_for
+from tests.streams.unmoved import nothing_moves
 
 NONCE = system_identity().nonce
 
@@ -28,8 +29,9 @@ def recorded(name: str) -> list[StreamEvent]:
 
 
 def test_a_damaged_log_is_refused_with_file_and_line(home: Home) -> None:
-    asyncio.run(append(home.store_path, [recorded("chat")]))
-    segment = next((home.store_path / "log").iterdir())
+    with nothing_moves():
+        asyncio.run(append(home.store_path, [recorded("chat")]))
+    segment = next((home.store_path / "journal").iterdir())
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
@@ -81,12 +83,12 @@ def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
 FIRST, SECOND = RECORDINGS / "chat.jsonl", RECORDINGS / "task_parallel.jsonl"
 
 
-async def hashes_of(path: Path, seed: int, backend: str, *, between: Sequence[str] = ()) -> list[str]:
+async def hashes_of(path: Path, seed: int, *, between: Sequence[str] = ()) -> list[str]:
     """The hashes of all records that a deterministic sidecar made of two recordings and a command for an agent;
     ``between`` are commands of the command line."""
     home = Home(path)
     home.create()
-    home.config_path.write_text(f'[store]\nbackend = "{backend}"\n[worker]\nagents = ["watch.py:Reporter"]\n')
+    home.config_path.write_text('[worker]\nagents = ["watch.py:Reporter"]\n')
     shutil.copy(ROOT / "examples" / "watch.py", path / "watch.py")
     with serving(home, "--deterministic", "--seed", str(seed)):
         await play(home, FIRST, nonce=system_identity().nonce)
@@ -100,11 +102,11 @@ async def hashes_of(path: Path, seed: int, backend: str, *, between: Sequence[st
         await reader.close()
 
 
-async def test_the_same_seed_gives_the_same_records_on_every_backend(tmp_path: Path) -> None:
-    first = await hashes_of(tmp_path / "1", 7, "jsonl")
+async def test_the_same_seed_gives_the_same_records(tmp_path: Path) -> None:
+    first = await hashes_of(tmp_path / "1", 7)
     looks = ["status", "metrics", "streams"]
-    assert first and await hashes_of(tmp_path / "2", 7, "sqlite", between=looks) == first, "who looks changes nothing"
-    assert await hashes_of(tmp_path / "3", 8, "jsonl") != first
+    assert first and await hashes_of(tmp_path / "2", 7, between=looks) == first, "who looks changes nothing"
+    assert await hashes_of(tmp_path / "3", 8) != first
     tokens = {Home(tmp_path / name).read_token() for name in "12"}
     assert len(tokens) == 2 and seeded_identity(7).nonce() not in tokens, "a seed does not tell the token"
     refused = run_process(tmp_path / "1", "serve", "--deterministic")

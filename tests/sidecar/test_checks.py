@@ -16,6 +16,7 @@ from sidecar.background.hosts.lacks import MEANINGS, ONE, TWO
 from sidecar.care.checks import home as at_home
 from sidecar.care.checks.check import Check, scene_of
 from sidecar.care.checks.mending import mend
+from sidecar.care.checks.recording import check_journal
 from sidecar.care.checks.table import diagnose
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, uninstall
@@ -23,10 +24,12 @@ from sidecar.install.tui import TUI_NAME
 from sidecar.install.tui2 import FILE, SETTINGS_NAME
 from streams.event import StreamEvent
 from streams.identity import system_identity
+from streams.log.reader import LogReader
 from tests.real.durable import wait_until
 from tests.sidecar.checking import LINKED, PROGRAM, doctor, levels, look, programs, set_up, status
 from tests.sidecar.cli.helpers import append, run
 from tests.streams.builders import event
+from tests.streams.unmoved import nothing_moves
 
 
 def test_all_is_well(healthy_home: Home) -> None:
@@ -352,11 +355,21 @@ def test_torn_tails_and_gaps_are_notes(healthy_home: Home) -> None:
     assert told["gaps"] == 1 and len(told["notes"]) == 2 and told["problems"] == []  # type: ignore[arg-type]
 
 
-def test_leftovers_are_named_with_the_command_that_takes_them_away(healthy_home: Home) -> None:
-    (healthy_home.store_path / "store.json.new").write_bytes(b"{")
-    (healthy_home.store_path / "hints").mkdir()
-    (healthy_home.store_path / "hints" / "cursor-mirror").write_bytes(b"?")
-    found = look(healthy_home)["leftovers"]
-    assert found.level == "note" and "store.json.new, hints/cursor-mirror" in found.text
-    assert "durable-stream repair" in found.hint
-    assert run(healthy_home.path, "repair").code == 0 and "leftovers" not in look(healthy_home)
+@pytest.mark.parametrize(
+    ("records", "fault", "level"), [(3, None, None), (10**6, None, "note"), (3, "it is full", "problem")]
+)
+def test_a_journal_that_cannot_move_is_told_with_its_size(
+    healthy_home: Home, records: int, fault: str | None, level: str | None
+) -> None:
+    waiting = {"records": records, "files": 1, "bytes": 2048, "fault": fault}
+    scene = scene_of(healthy_home)._replace(answer={"log": {"journal": waiting}})
+    assert [check.level for check in check_journal(scene)] == ([] if level is None else [level])
+    for check in check_journal(scene):
+        assert "2.0 KiB" in check.text and f"{records} records" in check.text and (fault or "") in check.text
+
+
+def test_what_waits_in_the_journal_of_a_log_at_rest_is_no_fault(healthy_home: Home) -> None:
+    with nothing_moves():
+        asyncio.run(append(healthy_home.store_path, [[event("more")]]))
+    assert LogReader(healthy_home.store_path).waiting()["records"] == 1
+    assert "problem" not in levels(healthy_home).values() and "journal" not in look(healthy_home)

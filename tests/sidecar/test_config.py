@@ -102,7 +102,7 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_a_missing_file_gives_the_defaults(tmp_path: Path) -> None:
     config = load_config(tmp_path / "config.toml")
     assert config == load_config(None)
-    assert config.store.segment_bytes == 64 * MIB
+    assert config.store.max_bytes == 0
     assert (config.link.port, config.link.window) == (0, 512)
     assert (config.link.idle_exit_seconds, config.link.hold_seconds) == (600, 2)
     assert (config.redact.enabled, config.redact.patterns, config.redact.keys) == (True, {}, ())
@@ -110,12 +110,12 @@ def test_a_missing_file_gives_the_defaults(tmp_path: Path) -> None:
 
 
 def test_flags_win_over_the_environment_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, "[link]\nport = 1\nwindow = 1\nhold_seconds = 1\n[store]\nsegment_bytes = 8192\n")
+    path = written(tmp_path, "[link]\nport = 1\nwindow = 1\nhold_seconds = 1\n[store]\nmax_bytes = 8192\n")
     monkeypatch.setenv("DURABLE_STREAM_LINK__PORT", "2")
     monkeypatch.setenv("DURABLE_STREAM_LINK__WINDOW", "2")
     config = load_config(path, link={"port": 3})
     assert (config.link.port, config.link.window, config.link.hold_seconds) == (3, 2, 1)
-    assert config.store.segment_bytes == 8192
+    assert config.store.max_bytes == 8192
 
 
 def test_the_other_variables_of_the_product_are_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +171,8 @@ def test_a_mistake_names_the_file_and_the_place_without_a_secret(tmp_path: Path,
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[store]\nsegment_bytes = "many"', "store.segment_bytes: must be a whole number, not 'many'"),
-        ("[store]\nsegment_bytes = 5", "store.segment_bytes: must be at least 4096, not 5"),
+        ('[store]\nmax_bytes = "many"', "store.max_bytes: must be a whole number, not 'many'"),
+        ("[store]\nmax_bytes = -5", "store.max_bytes: must be at least 0, not -5"),
         ("[link]\nport = 70000", "link.port: must be at most 65535, not 70000"),
         ("[link]\nport = 1.5", "link.port: must be a whole number, not 1.5"),
         ("[link]\nport = [1]", "link.port: must be a whole number"),
@@ -181,7 +181,7 @@ def test_a_mistake_names_the_file_and_the_place_without_a_secret(tmp_path: Path,
         ("[link]\nprot = 1", "unknown key link.prot (did you mean link.port?)"),
         (
             "[store]\nzzz = 1",
-            "unknown key store.zzz (the keys are backend, max_age_days, max_bytes, migrate_at_bytes, segment_bytes)",
+            "unknown key store.zzz (the keys are max_age_days, max_bytes)",
         ),
         ("lnk = 1", "unknown key lnk (did you mean link?)"),
         ("link = 1", "link: must be a section of keys and values, not 1"),

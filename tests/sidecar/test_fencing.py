@@ -114,7 +114,7 @@ def test_a_process_that_is_not_proved_to_be_the_sidecar_is_not_killed(sidecars: 
 def test_stop_kills_no_process_that_took_the_pid(sidecars: Sidecars) -> None:
     other = sidecars.other()
     sidecars.home.write_info(SidecarInfo(other.pid, 9, "b" * 32, "0.1.0", 1, 2**42, "another process"))
-    with sidecars.home.lock():  # as `repair` holds it
+    with sidecars.home.lock():  # as a sidecar that starts holds it
         assert run(sidecars.home.path, "stop").code == 0
     assert other.poll() is None
 

@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import pytest
-
 from sidecar.home import Home
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
@@ -65,9 +63,7 @@ def small(home: Home, stack: ExitStack) -> tuple[tuple[str, ...], Callable[[], N
     return LIMITED, limit.unlink
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_the_spool_bridges_a_full_disk(home: Home, backend: str) -> None:
-    home.config_path.write_text(f'[store]\nbackend = "{backend}"\n')
+async def test_the_spool_bridges_a_full_disk(home: Home) -> None:
     with ExitStack() as stack:
         command, give_space = small(home, stack)
         stack.callback(end_sidecars, home)

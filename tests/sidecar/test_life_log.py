@@ -20,9 +20,11 @@ from sidecar.care.logs import log_to, note_failure
 from sidecar.home import Home
 from sidecar.link.client import LinkClosed, ShimClient
 from streams.identity import system_identity
-from tests.sidecar.cli.helpers import run, run_process
-from tests.sidecar.life import COMMAND, end_sidecars, logged, shims, start_as
+from tests.sidecar.cli.helpers import append, run, run_process
+from tests.sidecar.life import COMMAND, end_sidecars, logged, recorded, shims, start_as
 from tests.sidecar.support import running, spool_line, wait_for
+from tests.streams.builders import event
+from tests.streams.unmoved import nothing_moves
 
 MARK = "sk-live-the-users-own-words"
 
@@ -88,11 +90,13 @@ class TestNoPayloads:
         with shims(1, home.path) as (shim,):
             shim.until("welcomes", 1)
         wait_for(lambda: not spool.exists(), "the spool is taken in")
+        assert sum((await recorded(home)).values()) == 20, "it went through all the same"
         # The log cannot be read any more.
-        segment = next((home.store_path / "log").iterdir())
-        assert MARK in segment.read_text(), "it went through all the same"
         end_sidecars(home)
-        segment.write_bytes(segment.read_bytes().replace(MARK.encode(), MARK.upper().encode(), 1))
+        with nothing_moves():
+            await append(home.store_path, [[event("last", payload={"text": MARK})]])
+        segment = max((home.store_path / "journal").iterdir())
+        segment.write_bytes(segment.read_bytes().replace(MARK.encode(), MARK.upper().encode()))
         assert run_process(home.path, "serve", "--idle-exit").code == 1
         text = logged(home)
         assert "could not serve" in text and "link closed" in text

@@ -20,7 +20,7 @@ from tests.sidecar.agents.support import opener
 @pytest.fixture
 def open_store(tmp_path: Path) -> Any:
     """Opens the same log each time."""
-    return opener("jsonl", tmp_path)
+    return opener("disk", tmp_path)
 
 
 @pytest.fixture

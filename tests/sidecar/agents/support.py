@@ -34,7 +34,7 @@ def opener(backend: str, path: Path) -> Callable[[], Any]:
     async def open_store() -> StreamStore:
         if backend == "memory":
             return memory
-        return await Log.open(path / "store", seeded_identity(1), backend=backend)  # type: ignore[arg-type]
+        return await Log.open(path / "store", seeded_identity(1))
 
     return open_store
 

@@ -1,4 +1,4 @@
-"""Effects under a policy, with a ledger, on every backend.
+"""Effects under a policy, with a ledger, on disk.
 
 Here a runner works alone; ``test_effects_in_doubt.py`` has agents, loops and restarts of the whole runtime.
 """

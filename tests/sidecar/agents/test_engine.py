@@ -277,7 +277,7 @@ class TestTheLog:
 
 
 async def test_no_limit_removes_the_memory_of_an_agent(tmp_path: Path) -> None:
-    log = await Log.open(tmp_path / "store", seeded_identity(1), backend="sqlite")
+    log = await Log.open(tmp_path / "store", seeded_identity(1))
     try:
         async with running(log, Counter) as runtime:
             await log.append(steps("completed"))

@@ -173,7 +173,6 @@ def test_any_scenario_equals_the_oracle(scenario: list[Any]) -> None:
         asyncio.run(check(MemoryStore(), scenario))
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 @seed(SEED)
 @given(scenario=SCENARIOS)
 @settings(
@@ -182,9 +181,9 @@ def test_any_scenario_equals_the_oracle(scenario: list[Any]) -> None:
     derandomize=not is_set("RUNTIME_EXAMPLES"),
     database=None,
 )
-def test_the_same_on_disk(backend: str, scenario: list[Any]) -> None:
+def test_the_same_on_disk(scenario: list[Any]) -> None:
     async def run(path: Path) -> None:
-        store = await opener(backend, path)()
+        store = await opener("disk", path)()
         try:
             await check(store, scenario)
         finally:

@@ -80,9 +80,8 @@ async def test_a_replay_gives_the_recorded_outputs_and_states(store: StreamStore
         assert result.offset == (await records(store, agent_stream(agent.name)))[-1].offset
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_it_works_on_a_stopped_home_and_changes_nothing(tmp_path: Path, backend: Any) -> None:
-    store = await Log.open(tmp_path / "store", seeded_identity(1), backend=backend)
+async def test_it_works_on_a_stopped_home_and_changes_nothing(tmp_path: Path) -> None:
+    store = await Log.open(tmp_path / "store", seeded_identity(1))
     await a_life(store)
     await store.close()
     before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}

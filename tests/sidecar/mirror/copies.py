@@ -21,7 +21,6 @@ from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
 from streams.log.presence import located
-from streams.stores.directory import Backend
 from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.cli.helpers import Done, events_of, run, run_and_stop
 
@@ -43,13 +42,13 @@ class Copy:
             f'[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{self.server.port}"]\n'
         )
 
-    def make(self, *recordings: str, backend: Backend = "jsonl") -> Copy:
+    def make(self, *recordings: str) -> Copy:
         """Make a log of these recordings, with new ids, in a home configured for the server."""
         seed = 2 * next(_SEEDS)
         self.configure()
 
         async def write() -> None:
-            log = await Log.open(self.home.store_path, seeded_identity(seed), backend=backend)
+            log = await Log.open(self.home.store_path, seeded_identity(seed))
             translator = Translator(seeded_identity(seed + 1))
             for name in recordings or RECORDINGS:
                 for event in events_of(name, translator):

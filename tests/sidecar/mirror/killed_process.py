@@ -28,7 +28,6 @@ from sidecar.mirror.commands import CommandConsumers
 from sidecar.mirror.task import MirrorTask
 from streams.identity import system_identity
 from streams.log.log import Log
-from streams.stores.directory import Backend
 from streams.system.retry import Retry
 from tests.sidecar.agents.kinds import Policy
 
@@ -130,17 +129,13 @@ def killing(point: Point | None, passing: int) -> Stop:
     return stop
 
 
-def run(
-    path: Path, backend: Backend, options: ConnectOptions, place: Place | None, passing: int, report: Connection
-) -> None:
+def run(path: Path, options: ConnectOptions, place: Place | None, passing: int, report: Connection) -> None:
     """Work until the queue is empty and all is published, and report the agent's status; or be killed on the way."""
     logging.getLogger("sidecar").setLevel(logging.ERROR)  # it warns about each poison
-    report.send(asyncio.run(_run(path, backend, options, place, passing)))
+    report.send(asyncio.run(_run(path, options, place, passing)))
 
 
-async def _run(
-    path: Path, backend: Backend, options: ConnectOptions, place: Place | None, passing: int
-) -> dict[str, Any]:
+async def _run(path: Path, options: ConnectOptions, place: Place | None, passing: int) -> dict[str, Any]:
     def stop(part: str) -> Stop:
         return killing(place.point if place is not None and place.part == part else None, passing)
 
@@ -148,7 +143,7 @@ async def _run(
         return options
 
     identity = system_identity()
-    store = await Log.open(path / "store", identity, backend=backend)
+    store = await Log.open(path / "store", identity)
     runtime = Runtime(
         store,
         identity,

@@ -31,7 +31,6 @@ from streams.hashing import canonical
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
-from streams.stores.directory import Backend
 from tests.mirrors import queued
 from tests.nats_servers import RealServer
 from tests.sidecar.mirror import killed_process
@@ -60,11 +59,8 @@ class Given:
     poison: list[str] = field(default_factory=list)
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_killed_at_any_point_commands_and_letters_are_handled_once(
-    tmp_path: Path, server: RealServer, backend: Backend
-) -> None:
-    random = seeded(f"commands {backend}")
+async def test_killed_at_any_point_commands_and_letters_are_handled_once(tmp_path: Path, server: RealServer) -> None:
+    random = seeded("commands")
     total: Counter[str] = Counter()
     for number in range(max(KILLS // KILLS_A_HOME, 1)):
         path = tmp_path / str(number)
@@ -72,7 +68,7 @@ async def test_killed_at_any_point_commands_and_letters_are_handled_once(
         sessions = Sessions(server.ask_options)
         try:
             await anew(sessions)
-            given, status = await live_and_die(path, backend, server, sessions, random)
+            given, status = await live_and_die(path, server, sessions, random)
             total += await check(path, sessions, given, status)
         finally:
             await sessions.close()
@@ -93,7 +89,7 @@ async def anew(sessions: Sessions) -> None:
 
 
 async def live_and_die(
-    path: Path, backend: Backend, server: RealServer, sessions: Sessions, random: Random
+    path: Path, server: RealServer, sessions: Sessions, random: Random
 ) -> tuple[Given, dict[str, Any]]:
     """Kill the home at each point, each time after new commands, in any order; then let it end."""
     given = Given()
@@ -102,14 +98,11 @@ async def live_and_die(
     for place in places:
         for trial in range(10):
             await send(sessions, path.name, given, random, place)
-            if (
-                await asyncio.to_thread(live, path, backend, server, place, 1 if trial else random.randint(1, 3))
-                is None
-            ):
+            if await asyncio.to_thread(live, path, server, place, 1 if trial else random.randint(1, 3)) is None:
                 break
         else:
             pytest.fail(f"{place} was not passed")
-    status = await asyncio.to_thread(live, path, backend, server, None, 0)
+    status = await asyncio.to_thread(live, path, server, None, 0)
     assert status is not None
     return given, status
 
@@ -130,10 +123,10 @@ async def send(sessions: Sessions, home: str, given: Given, random: Random, plac
     await publish_all(await sessions.get(), messages)
 
 
-def live(path: Path, backend: Backend, server: RealServer, place: Place | None, passing: int) -> dict[str, Any] | None:
+def live(path: Path, server: RealServer, place: Place | None, passing: int) -> dict[str, Any] | None:
     """One process: its report, or ``None`` if it was killed."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    arguments = (path, backend, server.options, place, passing, theirs)
+    arguments = (path, server.options, place, passing, theirs)
     process = CONTEXT.Process(target=killed_process.run, args=arguments)
     process.start()
     theirs.close()

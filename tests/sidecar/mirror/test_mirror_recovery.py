@@ -291,7 +291,7 @@ def holding(directory: Path, text: str) -> list[Path]:
     return [path for path in (directory / "store").rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
-@pytest.mark.parametrize(("backend", "away"), [("memory", False), ("sqlite", True)])
+@pytest.mark.parametrize(("backend", "away"), [("memory", False), ("disk", True)])
 async def test_what_is_forgotten_is_gone_from_the_server_and_the_mirror_is_the_log(
     own: RealServer, tmp_path: Path, backend: str, away: bool
 ) -> None:
