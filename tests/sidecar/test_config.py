@@ -14,7 +14,7 @@ import pytest
 from sidecar.care.checks.check import scene_of
 from sidecar.care.checks.recording import check_start
 from sidecar.components import wait_idle
-from sidecar.config import MIB, ConfigError, load_config
+from sidecar.config import ConfigError, load_config
 from sidecar.home import Home
 from sidecar.version import VERSION, is_newer
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY
