@@ -1,5 +1,5 @@
-"""The jsonl store with a damaged directory: it repairs what was never acknowledged,
-reports everything else by file and line, and is never silent.
+"""A journal that is damaged: opening repairs what was never acknowledged, reports everything else by file and line, and
+is never silent. What the database has, too, cannot be lost.
 
 A *cut* is the size a segment is truncated to. Every cut and flip is scanned as in an opening.
 ``TORTURE_OPENINGS`` sets how many cuts are opened in full; ``TORTURE_READ_EVERY`` = 1 makes readers read every flip.
@@ -7,6 +7,7 @@ A *cut* is the size a segment is truncated to. Every cut and flip is scanned as 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,23 +18,30 @@ import orjson
 import pytest
 
 from streams.errors import CorruptLog
+from streams.hashing import GENESIS
+from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
-from streams.stores.head import Head, check_crc, format_head
-from streams.stores.journal.files import JsonlReader
-from streams.stores.journal.recovery import recover
+from streams.stores.head import EMPTY_HEAD, Head, check_crc, format_head
+from streams.stores.journal.recovery import Recovered
+from streams.stores.journal.recovery import recover as scan
 from tests.streams.builders import event
 from tests.streams.logs import Log, files, findings, make_log, open_store
-from tests.streams.opened import collect
+from tests.streams.opened import collect, held
 from tests.streams.sizes import size
 
 OPENINGS = size("OPENINGS", 24)
 READ_EVERY = size("READ_EVERY", 61)
 
-Expected = tuple[str, int, int]
+Expected = tuple[str, int | None, int]
 """("corrupt", line, position), or ("kept", records, bytes)."""
 
 HEADS = ["intact", "rewound", "missing"]
+
+
+def recover(journal: Path, head: Head | None) -> Recovered:
+    """Scan a journal whose database has no record."""
+    return scan(journal, head, EMPTY_HEAD, lambda _: (0, GENESIS))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +140,7 @@ async def test_recovery_after_recovery_keeps_every_torn_tail(tmp_path: Path, sma
 async def test_one_flipped_bit_anywhere_is_found_by_all(tmp_path: Path, small_log: Log) -> None:
     segment = small_log.put(tmp_path)
     head = small_log.head(3)
-    reader = JsonlReader(tmp_path)
+    reader = LogReader(tmp_path)
     data = bytearray(small_log.data)
     for byte in range(len(data)):
         line = sum(end <= byte for end in small_log.ends) + 1
@@ -156,23 +164,101 @@ async def test_one_flipped_bit_anywhere_is_found_by_all(tmp_path: Path, small_lo
         data[byte] ^= 1 << byte % 8
 
 
-async def test_a_bit_flipped_under_an_open_store_is_found_when_read(tmp_path: Path, small_log: Log) -> None:
+async def test_a_bit_flipped_under_an_open_log_is_found_when_read_and_is_not_moved(
+    tmp_path: Path, small_log: Log
+) -> None:
     segment = small_log.put(tmp_path)
-    log = await open_store(tmp_path)
     data = bytearray(small_log.data)
     data[small_log.ends[1] - 30] ^= 4
-    segment.write_bytes(data)
     key = small_log.records[1].event.idempotency_key
     stream = small_log.records[1].event.stream_id
-    for reading in (log.find(key), collect(log.read(stream)), collect(log.read_all())):
+    with held():
+        log = await open_store(tmp_path)
+    segment.write_bytes(data)
+    for reading in (lambda: log.find(key), lambda: collect(log.read(stream)), lambda: collect(log.read_all())):
         with pytest.raises(CorruptLog) as raised:
-            await reading
-        assert (raised.value.line, raised.value.position) == (2, 1)
+            await reading()
+        assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), 2, 1)
     # A duplicate that cannot be read is refused; the log itself continues.
     with pytest.raises(CorruptLog):
         await log.append([event(key.removeprefix("test:"))])
+    with pytest.raises(CorruptLog) as raised:
+        await asyncio.to_thread(log.mover.drain, log.head)
+    assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), 2, 1)
     assert (await log.append([event("next")]))[0].position == 4
     await log.close()
+    with pytest.raises(CorruptLog):
+        await open_store(tmp_path)
+    assert len(await findings(tmp_path)) == 1
+
+
+# Damage of what the database has, too
+
+
+@pytest.mark.parametrize("head", [-1, None])
+@pytest.mark.parametrize("moved", [1, 3, 4])
+@pytest.mark.parametrize("how", ["damaged", "gone", "one line"])
+async def test_lines_that_the_database_has_may_be_lost(
+    tmp_path: Path, small_log: Log, moved: int, head: int | None, how: str
+) -> None:
+    lost, rest = b"".join(small_log.lines[:moved]), b"".join(small_log.lines[moved:])
+    made = {"damaged": bytes(byte if byte == 10 else 120 for byte in lost), "gone": b"", "one line": b"x\n"}[how]
+    small_log.put(tmp_path, made + rest, head=head, moved=moved)
+    reader = LogReader(tmp_path)
+    if how != "damaged" and moved < 4 and (moved, how) != (1, "one line"):
+        # What follows stands in the wrong line, and the database does not have it.
+        with pytest.raises(CorruptLog):
+            await open_store(tmp_path)
+        with pytest.raises(CorruptLog):
+            await collect(reader.read_all())
+        assert await findings(tmp_path) != []
+        await reader.close()
+        return
+    assert await collect(reader.read_all()) == small_log.records
+    await reader.close()
+    assert await findings(tmp_path) == ([] if head is not None else [("missing", "head", None, None)])
+    log = await open_store(tmp_path)
+    assert await collect(log.read_all()) == small_log.records
+    assert (await log.append([event("next")]))[0].position == 4
+    await log.close()
+    assert await findings(tmp_path) == []
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("moved", [1, 3, 4])
+async def test_a_journal_that_ends_before_the_database_does(
+    tmp_path: Path, small_log: Log, cut: int, moved: int
+) -> None:
+    """After a restore or a power loss: the records from the end of the database on count."""
+    data = small_log.data[: small_log.ends[cut - 1] if cut else 0]
+    small_log.put(tmp_path, data, moved=moved)
+    if cut < 4 and moved < 4:
+        with pytest.raises(CorruptLog) as raised:
+            await open_store(tmp_path)
+        assert raised.value.position == max(moved, cut)
+        assert any(kind == "missing" for kind, *_ in await findings(tmp_path))
+        return
+    log = await open_store(tmp_path)
+    assert await collect(log.read_all()) == small_log.records
+    assert (await log.append([event("next")]))[0].position == 4
+    await log.close()
+    assert await findings(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def other_log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return make_log(tmp_path_factory.mktemp("other"), [2, 2, 1], text=8)
+
+
+async def test_a_database_of_another_log_is_noticed(tmp_path: Path, small_log: Log, other_log: Log) -> None:
+    for moved in (2, 4, 5):
+        store = tmp_path / str(moved)
+        small_log.put(store)
+        other_log.put(tmp_path / f"other{moved}", moved=moved)
+        (store / "log.db").write_bytes((tmp_path / f"other{moved}" / "log.db").read_bytes())
+        with pytest.raises(CorruptLog):
+            await open_store(store)
+        assert await findings(store) != []
 
 
 # Other damage below head
@@ -206,7 +292,7 @@ async def test_damage_below_head_is_named_by_all(tmp_path: Path, small_log: Log,
     make, line, kind = DAMAGE[damage]
     segment = small_log.put(tmp_path, make(list(small_log.lines)))
     before = files(tmp_path)
-    for reading in (open_store(tmp_path), collect(JsonlReader(tmp_path).read_all())):
+    for reading in (open_store(tmp_path), collect(LogReader(tmp_path).read_all())):
         with pytest.raises(CorruptLog) as raised:
             await reading
         assert (raised.value.file, raised.value.line, raised.value.position) == (str(segment), line, line - 1)
@@ -296,7 +382,7 @@ async def test_damage_is_not_passed_over_by_a_reader_that_looks_for_something_el
         damaged = small_log.data[:at] + b"#" + small_log.data[at + 1 :]
         store = tmp_path / str(number)
         small_log.put(store, damaged)
-        reader = JsonlReader(store)
+        reader = LogReader(store)
         for reading in (
             reader.read(record.event.stream_id),
             reader.query(Filter(streams=[record.event.stream_id])),

@@ -19,7 +19,7 @@ from streams.store import NOTHING
 from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
 from streams.stores.journal.lines import parse_keys, position_of, split_lines
 from streams.stores.journal.reading import Journal, JournalLine, Moved
-from streams.stores.journal.segments import HEAD, JOURNAL, Segment, list_segments
+from streams.stores.journal.segments import HEAD, JOURNAL, Segment, end_of, list_segments
 from streams.stores.missing import missing_at_end, missing_before
 from streams.system.files import open_to_read, read_file
 from streams.system.threads import to_its_end
@@ -128,8 +128,8 @@ class FileJournal(Journal):
                         yield located
                     expected += 1
         if expected <= head:
-            file = str(segments[-1].path if segments else self._folder)
-            raise CorruptLog(file, None, expected, missing_at_end(expected, head + 1))
+            file, number_there = end_of(self._folder, segments, expected)
+            raise CorruptLog(file, number_there, expected, missing_at_end(expected, head + 1))
 
 
 async def chunks(segment: Segment, start: int = 0) -> AsyncIterator[bytes]:
@@ -249,7 +249,7 @@ def _last_whole(segment: Segment) -> Head:
         try:
             keys = parse_keys(line)
         except BadLine:
-            break
+            continue  # if whole records follow, a reader is to find the damage
         index, count = keys.tx
         if index + 1 == count:
             head = Head(keys.position, keys.hash)

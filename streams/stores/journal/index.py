@@ -18,11 +18,12 @@ from streams.stores.journal.segments import Segment
 
 
 class Place(NamedTuple):
-    """Where a record's line is in its file, newline included."""
+    """Where a record's line is in its file, newline included, and its number there."""
 
     path: Path
     start: int
     size: int
+    line: int
 
 
 class Index:
@@ -104,7 +105,7 @@ class Index:
     def _place(self, position: int) -> Place:
         segment = self.segments[bisect_right(self.segments, position, key=lambda found: found.first) - 1]
         start = self._starts[position - self.first]
-        return Place(segment.path, start, self._ends[position - self.first] - start)
+        return Place(segment.path, start, self._ends[position - self.first] - start, position - segment.first + 1)
 
     def run(self, first: int, head: int, size: int) -> Place | None:
         """The place of the lines from ``first`` on: in one segment, up to ``head``, and not much longer than ``size``
@@ -118,4 +119,4 @@ class Index:
             until = self.segments[following].first if following < len(self.segments) else self.next_position()
             low, high = first - self.first, min(until, head + 1) - self.first
             last = min(bisect_left(self._ends, begin.start + size, low, high), high - 1)
-            return Place(begin.path, begin.start, self._ends[last] - begin.start)
+            return begin._replace(size=self._ends[last] - begin.start)

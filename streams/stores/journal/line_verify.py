@@ -75,6 +75,7 @@ class LineVerification:
     """First position and count of the batch being read; (0, 0) between batches."""
     _batch_line: int = 0
     _batch_size: int = 0
+    _moved: Head | None = None
     _begun: int = NOTHING
     """The lines up to this position are somebody else's to verify."""
 
@@ -85,9 +86,11 @@ class LineVerification:
                 total += segment.path.stat().st_size
         return total
 
-    def continue_after(self, position: int, chains: Chains) -> None:
-        """Begin after the database's last record, with the chains as they are there."""
+    def continue_after(self, position: int, moved: Head | None, chains: Chains) -> None:
+        """Begin after ``position``, with the chains as they are in the database, which names ``moved`` as its last
+        record."""
         self._begun = self._last = position
+        self._moved = moved
         self._chains = chains
 
     async def verify(self, head: Head | None, segments: list[Segment], writing: bool) -> AsyncIterator[Finding]:
@@ -137,7 +140,10 @@ class LineVerification:
             return False
         stream_id = line.event["stream_id"]
         if line.position <= self._begun:
+            self._compare(place, line)
             return False
+        if self._last == self._begun >= place.segment.first and line.position != place.segment.first + place.line - 1:
+            self._find("missing", place.segment.path, place.line, line.position, "lines are missing before it")
         if not has_form:
             self._find(
                 "tampered", place.segment.path, place.line, line.position, "it is not in canonical form", stream_id
@@ -161,6 +167,12 @@ class LineVerification:
         self._last, self._unread = line.position, 0
         self.summary.records += 1
         return False
+
+    def _compare(self, place: _ScanPlace, line: _Line) -> None:
+        """Compare a record that the database has, too."""
+        if self._moved is not None and line.position == self._moved.position and line.hash.hex() != self._moved.hash:
+            reason = "its hash differs from the one in the database"
+            self._find("tampered", place.segment.path, place.line, line.position, reason, line.event["stream_id"])
 
     def _check_position(self, place: _ScanPlace, line: _Line) -> bool:
         between = line.position - self._last - 1

@@ -19,6 +19,7 @@ from typing import Final
 
 from streams.errors import CorruptLog, StreamError
 from streams.stores.head import BadLine
+from streams.stores.journal.index import Place
 from streams.stores.journal.lines import parse_stored, split_lines
 from streams.stores.journal.writer import JournalWriter
 from streams.stores.sqlite.database import Database
@@ -138,7 +139,7 @@ class Mover:
             with open(place.path, "rb", opener=open_to_read) as file:
                 file.seek(place.start)
                 lines = file.read(place.size)
-            records = _parsed(lines, str(place.path), first)
+            records = _parsed(lines, place, first)
             while records and records[-1].batch_index + 1 != records[-1].batch_count:
                 records.pop()
             if records:
@@ -146,11 +147,11 @@ class Mover:
             size *= 4  # one batch is larger
 
 
-def _parsed(lines: bytes, path: str, first: int) -> list[Stored]:
+def _parsed(lines: bytes, place: Place, first: int) -> list[Stored]:
     records: list[Stored] = []
     for number, (_, line) in enumerate(split_lines(lines)):
         try:
             records.append(parse_stored(line))
         except BadLine as fault:
-            raise CorruptLog(path, None, first + number, str(fault)) from None
+            raise CorruptLog(str(place.path), place.line + number, first + number, str(fault)) from None
     return records

@@ -11,6 +11,7 @@ first segment is indexed from the record on that follows the database's last one
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from streams.errors import CorruptLog
 from streams.stores.head import BadLine, Head
 from streams.stores.journal.index import Index
 from streams.stores.journal.lines import LineKeys, parse_keys, split_lines
-from streams.stores.journal.segments import Segment, list_segments
+from streams.stores.journal.segments import Segment, end_of, list_segments
 from streams.stores.keys import key_digest
 from streams.stores.missing import missing_at_end, missing_before
 from streams.system.files import read_file
@@ -66,8 +67,8 @@ def recover(journal: Path, head: Head | None, moved: Head, tail_of: TailOf) -> R
             break
     last = max(found.index.next_position() - 1, moved.position)
     if head is not None and last < head.position:
-        path = str(segments[-1].path if segments else journal)
-        raise CorruptLog(path, None, last + 1, missing_at_end(last + 1, head.position + 1))
+        file, line = end_of(journal, segments, last + 1)
+        raise CorruptLog(file, line, last + 1, missing_at_end(last + 1, head.position + 1))
     return found
 
 
@@ -115,6 +116,7 @@ class _Scan:
             number += 1
         if is_last and expected <= self._moved.position:
             # Lines that the database has are missing here. A line counts by its number, so this segment takes no more.
+            self._refuse_displaced(segment, data)
             self._found.moved.append(index.segments.pop())
             return True
         if fault is None:
@@ -167,6 +169,13 @@ class _Scan:
             return  # the database has the record
         if (keys.position, keys.hash) != (position, self._moved.hash):
             raise _another(segment, line, position, "database")
+
+    def _refuse_displaced(self, segment: Segment, data: bytes) -> None:
+        """Refuse records of which only this segment knows, and which are not in their lines."""
+        for number, (_, line) in enumerate(split_lines(data), 1):
+            with suppress(BadLine):
+                if (position := parse_keys(line).position) > self._moved.position:
+                    raise CorruptLog(str(segment.path), number, position, "lines are missing before it")
 
     def _refuse_damage(
         self, segment: Segment, line: int, position: int, reason: str, rest: bytes, *, is_last: bool

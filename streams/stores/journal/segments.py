@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,13 @@ def list_segments(log: Path) -> list[Segment]:
     refuse_link(log)
     matched = ((_SEGMENT.fullmatch(path.name), path) for path in log.glob("*.jsonl"))
     return sorted((Segment(int(found[1]), path) for found, path in matched if found), key=lambda found: found.first)
+
+
+def end_of(log: Path, segments: Sequence[Segment], missing: int) -> tuple[str, int | None]:
+    """The file and the line where the journal ends, and where the record at position ``missing`` is not."""
+    if not segments:
+        return str(log), None
+    return str(segments[-1].path), max(missing - segments[-1].first, 0) + 1
 
 
 def sizes_of(log: Path) -> dict[str, int]:

@@ -68,7 +68,7 @@ class LogStore(TwoPlaces):
         try:
             self._known = Known(store)
             try:
-                self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last, self._known.tail)
+                self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last, self._known)
             except BaseException:
                 self._known.close()
                 raise
@@ -121,7 +121,7 @@ class LogStore(TwoPlaces):
         places = self._index.places([position])
         with suppress(FileNotFoundError):
             if places is not None:
-                return JournalLine(_lines_at(places)[0], str(places[0].path), None, position).record()
+                return JournalLine(_lines_at(places)[0], str(places[0].path), places[0].line, position).record()
         return None
 
     # --- planning (see ``Tails``), called only by the writer thread ---
@@ -276,7 +276,7 @@ class _IndexedJournal(Journal):
             except FileNotFoundError as error:
                 raise Moved(error) from None
             for line, place, position in zip(lines, places, wanted, strict=True):
-                yield JournalLine(line, str(place.path), None, position)
+                yield JournalLine(line, str(place.path), place.line, position)
 
 
 def _gone(position: int) -> StoreUnavailable:

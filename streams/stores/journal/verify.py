@@ -41,10 +41,11 @@ class LogVerification:
         writing = not self._alone and is_being_written(self._store)
         with ExitStack() as opened:
             head, segments = await in_thread(self._open, opened)
+            self._database.named = head
             async for finding in self._database.run():
                 yield finding
             database = self._database.summary
-            self._lines.continue_after(database.head, self._database.chains)
+            self._lines.continue_after(database.head, self._database.head, self._database.chains)
             async for finding in self._lines.verify(head, segments, writing):
                 yield finding
         lines = self._lines.summary

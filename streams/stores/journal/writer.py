@@ -13,14 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
+from streams.errors import CorruptLog
 from streams.stores.directory import create
 from streams.stores.disk import Disk
 from streams.stores.head import Head, format_head, read_head
 from streams.stores.hints import TORN
 from streams.stores.journal.lines import format_line
-from streams.stores.journal.recovery import TailOf, recover
+from streams.stores.journal.recovery import recover
 from streams.stores.journal.segments import HEAD, JOURNAL, Segment, segment_name
 from streams.stores.plan import Placed
+from streams.stores.sqlite.database import Known
+from streams.stores.sqlite.files import LOG_FILE
 from streams.system.files import make_directory, open_or_create, read_file, sync_directory, write_durably
 
 
@@ -31,8 +34,9 @@ class JournalWriter:
     written, and ``head`` is the last durable position. ``torn`` and ``head_lost`` say what opening found.
     """
 
-    def __init__(self, store: Path, disk: Disk, segment_bytes: int, moved: Head, tail_of: TailOf) -> None:
-        """Recover the journal, which continues the database. ``moved`` is the database's last record.
+    def __init__(self, store: Path, disk: Disk, segment_bytes: int, moved: Head, known: Known) -> None:
+        """Recover the journal, which continues the database. ``moved`` is the database's last record, and ``known``
+        answers what is asked of the others.
 
         Raises:
             CorruptLog, ForeignStore: see ``recover``; nothing was changed.
@@ -41,7 +45,11 @@ class JournalWriter:
         self._store, self._journal = store, store / JOURNAL
         self._disk, self._segment_bytes = disk, segment_bytes
         head = read_head(store / HEAD)
-        found = recover(self._journal, head, moved, tail_of)
+        in_database = head is not None and head.position <= moved.position
+        if head is not None and in_database and known.hash_at(head.position) not in (None, head.hash):
+            reason = "the record's hash differs from the hash in the head file"
+            raise CorruptLog(str(store / LOG_FILE), head.position + 1, head.position, reason)
+        found = recover(self._journal, head, moved, known.tail)
         create(store, self._journal)  # create directories only now, because a refused log must stay unchanged
         self.index, self.tails = found.index, found.tails
         self.head_lost = head is None and (bool(found.index.segments) or moved.position >= 0)

@@ -237,6 +237,14 @@ class Known:
             lambda row: record_of(row, str(self._path)),
         )
 
+    def hash_at(self, position: int) -> str | None:
+        """The hash of the record at a position; ``None`` if it was pruned or cannot be read."""
+        with suppress(StreamError, OSError), translated(self._path, "reading"):
+            row = self._connection.execute("SELECT hash FROM records WHERE position = ?", [position]).fetchone()
+            if row is not None and isinstance(row[0], bytes):
+                return row[0].hex()
+        return None
+
     def removed(self, digest: bytes) -> Entry | None:
         """What is left of a pruned record with this key. Raises ``StoreUnavailable``."""
         return self._one(lambda: find(self._connection, digest), lambda entry: entry)

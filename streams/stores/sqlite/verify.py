@@ -94,6 +94,8 @@ class SqliteVerification:
     progress: Callable[[int], None] | None = None
     alone: bool = False
     quick: bool = False
+    named: Head | None = None
+    """The record that the head file names, which may be here or in the journal."""
     summary: Summary = field(default_factory=Summary)
     furthest: int | None = None
     """The last position that the log reached, set at the end; ``None`` if unknown."""
@@ -117,6 +119,11 @@ class SqliteVerification:
     def chains(self) -> Chains:
         """Where each stream ended, after ``run``."""
         return self._chains
+
+    @property
+    def head(self) -> Head | None:
+        """The record that the database names as its last one, after ``run``; ``None`` if that cannot be read."""
+        return self._head
 
     @property
     def _path(self) -> Path:
@@ -351,6 +358,8 @@ class SqliteVerification:
         self._last = row.position
         if self._head is not None and row.position == self._head.position:
             self._hash_at_head = row.hash
+        if self.named is not None and row.position == self.named.position and row.hash.hex() != self.named.hash:
+            self._find("tampered", row.position, row.stream, "its hash differs from the one in the head file")
         is_whole = ranges.following(row.position + 1) >= begun + row.batch_count
         self._batch = (0, 0) if is_whole else (begun, row.batch_count)
         event = self._event_of(row)
