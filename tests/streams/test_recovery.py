@@ -33,7 +33,7 @@ from tests.streams.sizes import size
 OPENINGS = size("OPENINGS", 24)
 READ_EVERY = size("READ_EVERY", 61)
 
-Expected = tuple[str, int | None, int]
+Expected = tuple[str, int, int]
 """("corrupt", line, position), or ("kept", records, bytes)."""
 
 HEADS = ["intact", "rewound", "missing"]
@@ -84,7 +84,7 @@ def test_a_segment_cut_at_every_byte_is_judged_rightly(tmp_path: Path, long_log:
             is_torn = found.torn is not None
         except CorruptLog as error:
             assert error.file == str(segment) and f"{segment}:{error.line}" in str(error)
-            assert error.position is not None
+            assert error.position is not None and error.line is not None
             got, is_torn = ("corrupt", error.line, error.position), False
         if got != expected_after(long_log, cut, position) or is_torn != (got[0] == "kept" and got[2] < cut):
             wrong.append((cut, got, is_torn))

@@ -16,8 +16,9 @@ from streams.stores.directory import is_being_written
 from streams.stores.head import Head, read_head
 from streams.stores.journal.line_verify import LineVerification
 from streams.stores.journal.segments import HEAD, JOURNAL, Segment, list_segments
+from streams.stores.sqlite.files import LOG_FILE
 from streams.stores.sqlite.verify import SqliteVerification
-from streams.system.files import open_to_read
+from streams.system.files import open_to_read, refuse_link
 from streams.system.threads import in_thread
 
 
@@ -62,6 +63,7 @@ class LogVerification:
             self.furthest = max(self._database.furthest, self._lines.furthest or self.summary.head)
 
     def _open(self, opened: ExitStack) -> tuple[Head | None, list[Segment]]:
+        refuse_link(self._store / LOG_FILE)
         while True:
             head = read_head(self._store / HEAD)
             segments = list_segments(self._store / JOURNAL)
