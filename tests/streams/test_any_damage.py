@@ -22,9 +22,9 @@ from streams.query import Filter
 from streams.store import Record
 from streams.stores.directory import Backend
 from tests.streams.builders import event
+from tests.streams.databases import change
 from tests.streams.opened import collect, faults
 from tests.streams.sizes import size
-from tests.streams.sqlite_logs import change
 
 HANG_S = 120.0
 PAGE = 4096

@@ -26,10 +26,10 @@ from streams.stores.journal.segments import list_segments
 from streams.stores.sqlite import reader as sqlite_reader
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event
+from tests.streams.databases import change
 from tests.streams.opened import collect
 from tests.streams.removals import BACKENDS
 from tests.streams.sizes import size
-from tests.streams.sqlite_logs import change
 
 Answer = tuple[list[Record], tuple[str, int, int, str] | None]
 

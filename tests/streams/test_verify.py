@@ -1,9 +1,10 @@
-"""Verifying a log: each kind of damage is distinguished, located, and does not end the pass."""
+"""Verifying a journal: each kind of damage is distinguished, located, and does not end the pass."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
@@ -17,13 +18,20 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.verify import Finding, Summary, Verification
 from tests.streams.builders import events
+from tests.streams.opened import held, left_by_a_kill
 
 
 async def write(store: Path, *batches: list[StreamEvent], segment_bytes: int = 64 * 1024 * 1024) -> None:
-    log = await Log.open(store, seeded_identity(1), segment_bytes=segment_bytes)
-    for batch in batches:
-        await log.append(batch)
-    await log.close()
+    """Write a log whose records all stay in the journal."""
+    with held():
+        log = await Log.open(store, seeded_identity(1), segment_bytes=segment_bytes)
+        for batch in batches:
+            await log.append(batch)
+        copy = left_by_a_kill(store, store.with_name("copy"))
+        await log.close()
+    shutil.rmtree(store)
+    copy.rename(store)
+    (store / "lock").touch()
 
 
 async def verify(store: Path) -> tuple[list[Finding], Summary]:
@@ -36,7 +44,7 @@ def kinds(findings: list[Finding]) -> list[tuple[str, int | None, int | None]]:
 
 
 def segments(store: Path) -> list[Path]:
-    return sorted((store / "log").glob("*.jsonl"))
+    return sorted((store / "journal").glob("*.jsonl"))
 
 
 def edit(store: Path, change: Callable[[list[bytes]], list[bytes]], segment: int = 0) -> None:
@@ -65,15 +73,15 @@ def forged(line: bytes, *, rehash_after: str | None = None) -> bytes:
 async def store(tmp_path: Path) -> Path:
     """Ten records, alternating between two streams, each its own batch."""
     batch = [events(1, prefix=f"k{n}_", stream="ses_a" if n % 2 == 0 else "ses_b") for n in range(10)]
-    await write(tmp_path, *batch)
-    return tmp_path
+    await write(tmp_path / "store", *batch)
+    return tmp_path / "store"
 
 
 class TestSoundLogs:
     async def test_every_record_is_counted(self, store: Path) -> None:
         findings, summary = await verify(store)
         assert findings == []
-        assert (summary.records, summary.streams, summary.segments, summary.head) == (10, 2, 1, 9)
+        assert (summary.records, summary.streams, summary.segments, summary.head) == (10, 2, 2, 9)
         assert summary.bytes == segments(store)[0].stat().st_size
 
     async def test_an_empty_directory_and_a_missing_one(self, tmp_path: Path) -> None:
@@ -94,8 +102,8 @@ class TestSoundLogs:
         assert "only a digest, but the log has no record that it was forgotten" in findings[0].reason
 
     async def test_a_payload_that_looks_forgotten_is_taken_as_it_is(self, tmp_path: Path) -> None:
-        await write(tmp_path, events(1, payload={"$sha256": "not a digest"}), events(1, prefix="b"))
-        assert (await verify(tmp_path))[0] == []
+        await write(tmp_path / "store", events(1, payload={"$sha256": "not a digest"}), events(1, prefix="b"))
+        assert (await verify(tmp_path / "store"))[0] == []
 
     async def test_beside_a_writer_what_lies_above_head_is_not_judged(self, store: Path) -> None:
         with segments(store)[0].open("ab") as file:
@@ -158,10 +166,10 @@ class TestDamage:
 
 class TestTornTails:
     async def test_half_a_batch_above_head(self, tmp_path: Path) -> None:
-        await write(tmp_path, events(2))
-        head = (tmp_path / "head").read_bytes()
-        await write(tmp_path, events(3, prefix="n"))
-        (tmp_path / "head").write_bytes(head)
-        edit(tmp_path, lambda lines: lines[:4])
-        findings, summary = await verify(tmp_path)
+        await write(tmp_path / "store", events(2))
+        head = (tmp_path / "store" / "head").read_bytes()
+        await write(tmp_path / "store", events(3, prefix="n"))
+        (tmp_path / "store" / "head").write_bytes(head)
+        edit(tmp_path / "store", lambda lines: lines[:4])
+        findings, summary = await verify(tmp_path / "store")
         assert kinds(findings) == [("torn", 3, 2)] and summary.records == 2

@@ -86,11 +86,11 @@ class LineVerification:
                 total += segment.path.stat().st_size
         return total
 
-    def continue_after(self, position: int, moved: Head | None, chains: Chains) -> None:
+    def continue_after(self, position: int, moved: Head | None, chains: Chains, lost: int) -> None:
         """Begin after ``position``, with the chains as they are in the database, which names ``moved`` as its last
-        record."""
+        record, and of which ``lost`` records were not read."""
         self._begun = self._last = position
-        self._moved = moved
+        self._moved, self._lost = moved, lost
         self._chains = chains
 
     async def verify(self, head: Head | None, segments: list[Segment], writing: bool) -> AsyncIterator[Finding]:

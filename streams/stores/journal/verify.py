@@ -45,8 +45,11 @@ class LogVerification:
             self._database.named = head
             async for finding in self._database.run():
                 yield finding
-            database = self._database.summary
-            self._lines.continue_after(database.head, self._database.head, self._database.chains)
+            database, moved = self._database.summary, self._database.head
+            # What the database cannot show is not the journal's to show: nobody reads it there.
+            end = database.head if moved is None else max(database.head, moved.position)
+            lost = self._database.lost + end - database.head
+            self._lines.continue_after(end, moved, self._database.chains, lost)
             async for finding in self._lines.verify(head, segments, writing):
                 yield finding
         lines = self._lines.summary

@@ -23,7 +23,7 @@ from streams.retention import Removal, StreamRemoval, StreamSize
 from streams.store import NOTHING, Record
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
-from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, translated
+from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, shown, translated
 from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
 
@@ -45,6 +45,23 @@ _TYPES: Final = (
 """Selects the existing types, with one index step for each type."""
 
 Answer = TypeVar("Answer")
+
+
+def _rows_to_damage(
+    connection: sqlite3.Connection, query: str, values: list[Any]
+) -> tuple[list[Any], sqlite3.Error | None]:
+    """``query`` ends with a limit, the last of ``values``."""
+    rows: list[Any] = []
+    try:
+        for row in connection.execute(query, values):
+            rows.append(row)  # noqa: PERF402 - those before the damage count
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
+            raise
+        with suppress(sqlite3.DatabaseError):  # Python drops the row from which SQLite cannot step on
+            rows = connection.execute(query, [*values[:-1], len(rows) + 1]).fetchall()
+        return rows, error
+    return rows, None
 
 
 class SqliteReader:
@@ -207,11 +224,13 @@ class SqliteReader:
         # Few callers need many of the newest records, and they may ask many streams for them.
         low, high, most = max(from_offset, 0), _ABOVE_ALL, _FIRST_FETCH if back else _FETCH
         while bindable(stream_id):
-            rows = await self._fetch(query, [stream_id, low, high, head, most])
+            rows, fault = await self._fetch_to_damage(query, [stream_id, low, high, head, most])
             for row in rows:
                 record = record_of(row, str(self._path))
                 low, high = (low, record.offset) if back else (record.offset + 1, high)
                 yield record
+            if fault is not None:
+                raise self._damaged(None, fault)
             if len(rows) < most:
                 return
             most = min(most * 4, _FETCH)
@@ -268,11 +287,13 @@ class SqliteReader:
         while low < high:
             begin = max(high - reach, low) if back and where else low
             end = min(low + reach, high) if where and not back else high
-            rows = await self._fetch(query, [begin, end, *values, _FETCH])
+            rows, fault = await self._fetch_to_damage(query, [begin, end, *values, _FETCH])
             previous = end + 1 if back else begin
             for row in rows:
                 previous = self._following(previous, row[0], back=back)
                 yield record_of(row, str(self._path))
+            if fault is not None:
+                raise self._damaged(None if where else previous + (-1 if back else 1), fault)
             if len(rows) < _FETCH:
                 low, high, reach = (low, begin, reach * 4) if back else (end, high, reach * 4)
             else:
@@ -313,6 +334,18 @@ class SqliteReader:
 
     async def _fetch(self, query: str, values: list[Any]) -> list[Any]:
         return await asyncio.to_thread(self._rows, query, values)
+
+    async def _fetch_to_damage(self, query: str, values: list[Any]) -> tuple[list[Any], sqlite3.Error | None]:
+        """The rows, or those before a damaged page and the damage."""
+        return await asyncio.to_thread(
+            self._read, lambda connection: _rows_to_damage(connection, query, values), ([], None)
+        )
+
+    def _damaged(self, position: int | None, fault: sqlite3.Error) -> CorruptLog:
+        line = None if position is None else position + 1
+        return CorruptLog(
+            str(self._path), line, position, f"the page that holds it cannot be read: {shown(str(fault))}"
+        )
 
     def _rows(self, query: str, values: list[Any]) -> list[Any]:
         return self._read(lambda connection: connection.execute(query, values).fetchall(), [])

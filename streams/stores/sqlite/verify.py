@@ -121,6 +121,11 @@ class SqliteVerification:
         return self._chains
 
     @property
+    def lost(self) -> int:
+        """How many records up to the last one could not be read, after ``run``."""
+        return self._lost
+
+    @property
     def head(self) -> Head | None:
         """The record that the database names as its last one, after ``run``; ``None`` if that cannot be read."""
         return self._head

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
 
 
 async def opened(store: Path, seed: int) -> Log:
-    return await Log.open(store, seeded_identity(seed), backend="sqlite")
+    return await Log.open(store, seeded_identity(seed))
 
 
 async def write(store: Path, round_: int) -> None:

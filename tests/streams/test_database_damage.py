@@ -20,8 +20,8 @@ from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
 from tests.streams.builders import event, events
+from tests.streams.databases import change, findings, written
 from tests.streams.opened import collect, faults
-from tests.streams.sqlite_logs import change, findings, written
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,22 @@
-"""Verifying a damaged sqlite log: lost records are named by row, position and stream; the rest is verified."""
+"""Verifying a damaged database: lost records are named by row, position and stream; the rest is verified."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
 
 import pytest
-from streams.log.repair import RepairRun, examine
-from streams.log.repair_plan import decide
 
 from streams.findings import Finding, Summary
 from streams.identity import seeded_identity
 from streams.log.log import Log
+from streams.log.reader import LogReader
 from streams.log.verify import Verification
-from streams.store import Record
-from streams.stores.directory import Backend
+from streams.stores.journal import mover
 from tests.streams.builders import event
+from tests.streams.databases import change
+from tests.streams.opened import collect, held, left_by_a_kill
 
 PAGE = 4096
 RECORDS = 120
@@ -23,7 +24,7 @@ RECORDS = 120
 
 async def write(store: Path) -> None:
     """Write records larger than a third of a page, so that a page has few of them."""
-    log = await Log.open(store, seeded_identity(1), backend="sqlite")
+    log = await Log.open(store, seeded_identity(1))
     for number in range(0, RECORDS, 2):
         text = f"{number:04d}" * 200
         await log.append([event(f"{number + n}", stream=f"ses_{n}", payload={"text": text, "n": n}) for n in (0, 1)])
@@ -81,68 +82,95 @@ async def test_where_the_index_is_damaged_too_the_rest_is_one_finding(tmp_path: 
     assert (first.kind, first.position) == ("corrupt", summary.records) and "cannot read any further" in first.reason
 
 
-@pytest.mark.parametrize(
-    ("index", "is_pruned"), [("records_by_causation", False), ("records_by_type", False), ("records_by_key", True)]
-)
-async def test_a_damaged_index_is_told_and_built_anew(tmp_path: Path, index: str, is_pruned: bool) -> None:
+@pytest.mark.parametrize("index", ["records_by_causation", "records_by_type", "records_by_key"])
+async def test_a_damaged_index_is_told_and_nothing_is_lost(tmp_path: Path, index: str) -> None:
     await write(tmp_path)
-    pruned: list[Record] = []
-    if is_pruned:
-        log = await Log.open(tmp_path, seeded_identity(2))
-        pruned = [record async for record in log.read("ses_1", from_offset=0) if record.offset < 20]
-        await log.prune({"ses_1": 20}, at_ms=1)
-        await log.forget(["ses_0"], at_ms=2)
-        await log.close()
-    kept = RECORDS - len(pruned)
     damage(tmp_path, root_page(tmp_path, index))
     findings, summary = await verify(tmp_path)
     assert [(f.kind, f.line, f.position) for f in findings] == [("corrupt", None, None)] * len(findings) != []
-    assert (summary.records, summary.pruned) == (kept, len(pruned))
-    (item,) = decide(await examine(tmp_path), log_id="new")
-    assert item.action == "copy rows"
-    repair_run = RepairRun(tmp_path)
-    await repair_run.carry_out(item)
-    findings, summary = await verify(tmp_path)
-    assert findings == [] and summary.records == kept
-    assert repair_run.aside is not None and [path.name for path in repair_run.aside.iterdir()] == ["log.db"]
-    assert (tmp_path / "log.db").stat().st_mode & 0o777 == 0o600
+    assert summary.records == RECORDS
+
+
+async def test_a_page_is_damaged_and_recording_goes_on(tmp_path: Path) -> None:
+    """Reading ends there, and the journal keeps what follows."""
+    await write(tmp_path)
+    damage(tmp_path, page_of(tmp_path, 41))
+    first = min(p for _, _, p, _ in lost((await verify(tmp_path))[0]) if p is not None)
+    log = await Log.open(tmp_path, seeded_identity(2))
+    records = [(await log.append([event(f"more{n}", stream=f"ses_{n % 2}")]))[0] for n in range(3)]
+    assert [record.position for record in records] == [RECORDS, RECORDS + 1, RECORDS + 2]
+    await log.close()
+    reader = LogReader(tmp_path, to_damage=True)
+    assert [record.position async for record in reader.read_all()] == list(range(first))
+    assert reader.damage is not None and reader.damage.position == first
+    await reader.close()
+
+
+async def test_keys_that_cannot_be_looked_up_count_as_new_and_the_journal_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PAUSE_SECONDS", "FIRST_RETRY_SECONDS"):
+        monkeypatch.setattr(mover, name, 0.0)
+    await write(tmp_path)
+    damage(tmp_path, root_page(tmp_path, "records_by_key"))
+    log = await Log.open(tmp_path, seeded_identity(2))
+    assert log.head == RECORDS - 1
+    records = [(await log.append([event(f"more{n}", stream=f"ses_{n % 2}")]))[0] for n in range(3)]
+    again = await log.append([event("7")])
+    assert not again[0].duplicate and again[0].position == RECORDS + 3
+    assert (await log.append([event("more1", stream="ses_1")]))[0].duplicate, "the journal knows its own"
+    async with asyncio.timeout(60):
+        while log.mover.fault is None:
+            await asyncio.sleep(0.005)
+    waiting = log.waiting()
+    assert waiting["records"] == 4 and waiting["fault"]
+    assert [r.position for r in await collect(log.read_all(after=RECORDS - 1))] == list(range(RECORDS, RECORDS + 4))
+    await log.close()
+    assert (await verify(tmp_path))[0] != []
     log = await Log.open(tmp_path, seeded_identity(3))
-    assert (await log.append([event("more")]))[0].position == RECORDS
-    for record in pruned:
-        (known,) = await log.append([record.event])
-        assert known.duplicate, "a late resend of what was pruned"
+    assert await collect(log.read_all(after=RECORDS - 1)) == [*records, *again]
     await log.close()
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path, backend: Backend) -> None:
-    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+async def test_a_quick_look_asks_nothing_of_a_stream_that_rested_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its newest record is in the journal, and those before it are not looked at."""
+    monkeypatch.setattr("streams.stores.sqlite.verify._QUICK_RECORDS", 7)
+    log = await Log.open(tmp_path / "store", seeded_identity(1))
+    for number in range(40):
+        await log.append([event(f"{number}", stream=f"ses_{number // 15}")])
+    await log.close()
+    with held():
+        log = await Log.open(tmp_path / "store", seeded_identity(1))
+        await log.append([event("late", stream="ses_0")])
+        for quick in (True, False):
+            assert [finding async for finding in Verification(tmp_path / "store", quick=quick).run()] == []
+        copy = left_by_a_kill(tmp_path / "store", tmp_path / "copy")
+        await log.close()
+    for quick in (True, False):
+        assert [finding async for finding in Verification(copy, quick=quick).run()] == []
+
+
+async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path, seeded_identity(1))
     await log.append([event("a")])
     await log.advance("mirror", 5)
     assert (await verify(tmp_path))[0] == []
     await log.close()
 
 
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
 async def test_a_quick_look_begins_near_the_end_and_checks_the_chain_from_there(
-    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.stores.sqlite.verify._QUICK_RECORDS", 7)
-    log = await Log.open(tmp_path, seeded_identity(1), backend=backend, segment_bytes=3000)
+    log = await Log.open(tmp_path, seeded_identity(1), segment_bytes=3000)
     for number in range(20):
         await log.append([event(f"{number}-{n}", stream=f"ses_{(number + n) % 3}") for n in range(1 + number % 3)])
     await log.close()
     quick = Verification(tmp_path, quick=True)
     assert [finding async for finding in quick.run()] == [] and 0 < quick.summary.records < log.head
-    if backend == "sqlite":
-        connection = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
-        connection.execute("UPDATE records SET hash = zeroblob(32) WHERE position = ?", [log.head - 2])
-        connection.close()
-    else:
-        path = sorted((tmp_path / "log").iterdir())[-1]
-        lines = path.read_bytes().split(b"\n")
-        lines[0] = lines[0].replace(b'"actor":"build"', b'"actor":"other"')
-        path.write_bytes(b"\n".join(lines))
+    change(tmp_path, f"UPDATE records SET hash = zeroblob(32) WHERE position = {log.head - 2}")
     # SQLite's own check is cut off early.
     monkeypatch.setattr("streams.stores.sqlite.file_verify._QUICK_S", 0.0)
     assert [finding async for finding in Verification(tmp_path, quick=True).run()]
