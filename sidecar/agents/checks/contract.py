@@ -49,7 +49,9 @@ async def check_agent(spec: str, base: Path, events: Sequence[StreamEvent]) -> l
         LoadError: the agent cannot be loaded, or ends its process.
     """
     given = b"".join(canonical(event.fields()) + b"\n" for event in events)
-    first, second = await asyncio.gather(*(_trial(spec, base, given, seed) for seed in ("1", "2")))
+    trials = [asyncio.ensure_future(_trial(spec, base, given, seed)) for seed in ("1", "2")]
+    await asyncio.wait(trials)  # one that fails must not leave the other one's process behind
+    first, second = [trial.result() for trial in trials]
     findings = [*first.findings, *second.findings]
     pairs = zip(events, first.results, second.results, strict=False)
     differs = next((event.type for event, one, other in pairs if one != other), None)
