@@ -67,13 +67,16 @@ class LogStore(TwoPlaces):
         self._stored = self._database = Database(store, self.recent.clear)
         try:
             self._known = Known(store)
-            try:
-                self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last, self._known)
-            except BaseException:
-                self._known.close()
-                raise
         except BaseException:
             self._stored.close_at_once()
+            raise
+        try:
+            self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last, self._known)
+        except BaseException:
+            # Whoever closes the database last folds its write-ahead file into it, which must not happen to a refused
+            # log. A connection that cannot write cannot do that.
+            self._stored.close_at_once()
+            self._known.close()
             raise
         self.torn, self.head_lost = self._writer.torn, self._writer.head_lost
         self._index = self._writer.index
