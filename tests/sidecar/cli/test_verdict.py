@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import combinations
 from typing import Any
 
@@ -14,12 +15,15 @@ from sidecar.background.hosts.identity import NOBODY
 from sidecar.cli.shared import state
 from sidecar.home import Home, SidecarInfo
 from sidecar.read.asked import checkpoint_id
+from sidecar.read.wording import MANY_WAITING
 from streams.event import StreamEvent
+from streams.log.reader import LogReader
 from tests.sidecar.checking import status
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.cli.test_losses import begun, gap
 from tests.sidecar.cli.test_top import intent, made_by
-from tests.streams.builders import event
+from tests.streams.builders import event, events
+from tests.streams.unmoved import nothing_moves
 
 NOW = time.time_ns() // 1_000_000
 BEGINS = ("intent.started", {"session": "ses_x", "parent": None, "ts": NOW})
@@ -77,14 +81,7 @@ def test_all_is_well_only_if_nothing_is_to_be_said(
     made = [record for kind in kinds for record in KINDS[kind][0]()]
     asyncio.run(append(healthy_home.store_path, [[record] for record in made]))
     if "not compared" in kinds:
-        answer = {"sidecar": {"pid": 1, "port": 2, "version": "0.1.0"}, "log": {"head": 0}, "links": [], "held": 0}
-        answer |= {"spool": {"files": 0, "bytes": 0, "marks": 0}, "not_compared": 2, "config_changed": False}
-
-        async def asked(*_: object) -> dict[str, Any]:
-            return dict(answer)
-
-        monkeypatch.setattr(state, "ask_sidecar", asked)
-        monkeypatch.setattr(Home, "running", lambda home: SidecarInfo(1, 2, "b" * 32, "0.1.0", 1, 0))
+        answering(monkeypatch, not_compared=2)
     found: Any = status(healthy_home)
     assert found["problems"] == []
     assert (found["verdict"] == "All is well.") == (not kinds), found
@@ -92,6 +89,42 @@ def test_all_is_well_only_if_nothing_is_to_be_said(
         _, where, command = KINDS[kind]
         assert [command in said for said in found[where]].count(True) == 1, (kind, found[where])
     assert len(found["notes"]) + len(found["asks"]) == len(kinds), "one sentence each"
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
+    """A sidecar runs and answers this."""
+    answer = {"sidecar": {"pid": 1, "port": 2, "version": "0.1.0"}, "log": {"head": 0}, "links": [], "held": 0}
+    answer |= {"spool": {"files": 0, "bytes": 0, "marks": 0}, "config_changed": False, **more}
+
+    async def asked(*_: object) -> dict[str, Any]:
+        return deepcopy(answer)
+
+    monkeypatch.setattr(state, "ask_sidecar", asked)
+    monkeypatch.setattr(Home, "running", lambda home: SidecarInfo(1, 2, "b" * 32, "0.1.0", 1, 0))
+
+
+@pytest.mark.parametrize(("records", "fault"), [(7, None), (7, "log.db is held"), (MANY_WAITING + 1, None)])
+def test_a_journal_that_grows_is_told_with_its_size_and_the_reason(
+    healthy_home: Home, monkeypatch: pytest.MonkeyPatch, records: int, fault: str | None
+) -> None:
+    journal = {"records": records, "files": 1, "bytes": 5 * 1024 * 1024, "fault": fault}
+    answering(monkeypatch, log={"head": records, "journal": journal})
+    found: Any = status(healthy_home)
+    assert found["problems"] == [] and found["log"]["journal"] == journal
+    if records == 7 and fault is None:
+        assert found["verdict"] == "All is well."
+        return
+    (said,) = found["notes"]
+    assert f"{records} records" in said and "5.0 MiB" in said and (fault or "") in said
+
+
+def test_without_a_sidecar_status_counts_what_waits_in_the_journal(healthy_home: Home) -> None:
+    before = LogReader(healthy_home.store_path).head
+    with nothing_moves():
+        asyncio.run(append(healthy_home.store_path, [events(3, prefix="more")]))
+    found: Any = status(healthy_home)
+    assert found["log"]["journal"]["records"] == 3 and found["log"]["head"] == before + 3
+    assert found["verdict"] == "All is well.", "the next start moves them"
 
 
 def test_what_failed_more_than_a_day_ago_is_over(healthy_home: Home) -> None:
