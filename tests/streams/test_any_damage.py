@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from streams.log.migrate import Migration
 
 from streams.errors import ForeignStore, StreamError
 from streams.identity import seeded_identity
@@ -20,36 +19,36 @@ from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.query import Filter
 from streams.store import Record
-from streams.stores.directory import Backend
 from tests.streams.builders import event
 from tests.streams.databases import change
-from tests.streams.opened import collect, faults
+from tests.streams.opened import collect, faults, held, left_by_a_kill
 from tests.streams.sizes import size
 
 HANG_S = 120.0
 PAGE = 4096
 
 
-async def make(store: Path, backend: Backend, killed: Path | None = None) -> None:
-    """A log of two hundred records; in sqlite with the traces of a removal."""
-    log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=PAGE)
-    for n in range(40):
-        await log.append([event(f"k{n}-{m}", stream=f"ses_{(n + m) % 6}", payload={"t": "x" * n}) for m in range(5)])
-    if backend == "sqlite":
-        await log.prune({"ses_1": 9, "ses_4": 25}, at_ms=1)
-        await log.forget(["ses_2"], at_ms=2)
-    await log.append([event("late", stream="ses_5")])
-    if killed is not None:  # as a writer that died left it, with records in the WAL
-        shutil.copytree(store, killed, ignore=shutil.ignore_patterns("*-shm"))
-    await log.close()
+async def make(store: Path, killed: Path | None = None) -> None:
+    """A log of two hundred records with the traces of a removal; a third of the records is in the journal only."""
+    with held():
+        log = await Log.open(store, seeded_identity(1), segment_bytes=PAGE)
+        for n in range(40):
+            batch = [event(f"k{n}-{m}", stream=f"ses_{(n + m) % 6}", payload={"t": "x" * n}) for m in range(5)]
+            await log.append(batch)
+            if n == 25:
+                await log.prune({"ses_1": 9, "ses_4": 15}, at_ms=1)
+                await log.forget(["ses_2"], at_ms=2)
+        await log.append([event("late", stream="ses_5")])
+        if killed is not None:
+            left_by_a_kill(store, killed)
+        await log.close()
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     place = tmp_path_factory.mktemp("made")
-    asyncio.run(make(place / "jsonl", "jsonl"))
-    asyncio.run(make(place / "sqlite", "sqlite", place / "killed"))
-    return [place / name for name in ("jsonl", "sqlite", "killed")]
+    asyncio.run(make(place / "closed", place / "killed"))
+    return [place / name for name in ("closed", "killed")]
 
 
 def damage(random: Random, path: Path) -> str:
@@ -93,7 +92,6 @@ async def look(store: Path) -> list[str]:
 async def read(store: Path) -> None:
     reader = LogReader(store)
     try:
-        await reader.glance()
         await collect(reader.read_all())
         await collect(reader.query(Filter(streams=["ses_2"], types=["agent.*"])))
         await collect(reader.query(Filter(text="xxx")))
@@ -108,7 +106,7 @@ async def write(store: Path) -> None:
     log = await Log.open(store, seeded_identity(2), segment_bytes=PAGE)
     try:
         await log.append([event("new", stream="ses_0")])
-        await Migration(log, "jsonl" if log.backend == "sqlite" else "sqlite").run()
+        await asyncio.to_thread(log.mover.drain, log.head)
         await log.prune({"ses_3": 5}, at_ms=3)
         await log.forget(["ses_5"], at_ms=4)
     finally:
@@ -155,27 +153,27 @@ def test_every_way_comes_to_its_end_with_our_errors(made: list[Path], tmp_path: 
 
 @pytest.mark.parametrize("table", ["removals", "removed_ranges", "bases", "marks"])
 async def test_a_row_of_what_was_removed_that_is_gone_is_no_accident_of_ours(tmp_path: Path, table: str) -> None:
-    await make(tmp_path, "sqlite")
+    await make(tmp_path)
     change(tmp_path, f"DELETE FROM {table}")
     assert await faults(tmp_path) != []
 
 
 @pytest.mark.parametrize("removal", ["prune", "forget"])
 async def test_a_damaged_record_is_not_removed_and_nothing_is_begun(tmp_path: Path, removal: str) -> None:
-    await make(tmp_path, "sqlite")
+    await make(tmp_path)
     change(tmp_path, "UPDATE records SET event = CAST(event || ' ' AS BLOB) WHERE position = 45")
     before = await faults(tmp_path)
     log = await Log.open(tmp_path, seeded_identity(2))
     with pytest.raises(ForeignStore, match=r"record 45 has a wrong checksum.*verify"):
         await (log.prune({"ses_3": 99}, at_ms=3) if removal == "prune" else log.forget(["ses_3"], at_ms=3))
-    assert not (await log.source.removal()).pending
+    assert not (await log.removal()).pending
     await log.append([event("it continues")])
     await log.close()
     assert await faults(tmp_path) == before and len(before) == 1
 
 
 async def test_damage_in_what_a_cut_off_prune_was_to_remove_keeps_nobody_from_writing(tmp_path: Path) -> None:
-    await make(tmp_path, "sqlite")
+    await make(tmp_path)
     change(tmp_path, "INSERT INTO pending VALUES ('prune', 'ses_3', 99, 1)")
     change(tmp_path, "UPDATE records SET event = CAST(event || ' ' AS BLOB) WHERE position = 45")
     log = await Log.open(tmp_path, seeded_identity(2))

@@ -11,14 +11,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from streams.log.migrate import Migration
 
 from streams.identity import Identity
 from streams.log.log import Log
 from streams.query import Filter
-from streams.stores.directory import Backend
 from tests.streams.builders import event
-from tests.streams.opened import collect, faults
+from tests.streams.opened import collect, faults, moved
 
 NOW = 1_795_000_000_000
 YEAR = 365 * 86_400_000
@@ -42,16 +40,15 @@ def identity(clock: str, seed: int = 1) -> Identity:
 
 @pytest.mark.parametrize("clock", CLOCKS)
 async def test_order_is_that_of_positions(tmp_path: Path, clock: str) -> None:
-    backend: Backend = "sqlite" if list(CLOCKS).index(clock) % 2 else "jsonl"
     jumping = identity(clock)
     written = []
-    log = await Log.open(tmp_path, jumping, backend=backend, segment_bytes=3000)
+    log = await Log.open(tmp_path, jumping, segment_bytes=3000)
     for number in range(30):
         written += await log.append([event(f"{number}-{n}", stream=f"ses_{n}", identity=jumping) for n in range(2)])
         if number == 15:
             # The next process begins with the clock of this one's first moment.
             await log.close()
-            log = await Log.open(tmp_path, identity(clock, 2), backend=backend, segment_bytes=3000)
+            log = await Log.open(tmp_path, identity(clock, 2), segment_bytes=3000)
     assert [record.position for record in written] == list(range(60))
     ids = [record.event.id for record in written]
     assert ids == sorted(set(ids)), "ids of one process ascend, whatever the clock does"
@@ -62,7 +59,7 @@ async def test_order_is_that_of_positions(tmp_path: Path, clock: str) -> None:
         wanted = Filter(since_ms=since, until_ms=until)
         expected = [record for record in written if wanted.matches(record.event)]
         assert await collect(log.query(wanted)) == expected, "by time, in the order of positions"
-    await Migration(log, "sqlite" if backend == "jsonl" else "jsonl").run()
+    await moved(log)
     assert await collect(log.read_all()) == written
     await log.close()
     assert await faults(tmp_path) == []

@@ -12,10 +12,10 @@ import pytest
 from streams.errors import StoreFailed
 from streams.identity import seeded_identity
 from streams.log.log import Log
+from streams.log.reader import LogReader
 from streams.store import Record
 from streams.stores.commit import MAX_COMMIT_BYTES
 from streams.stores.disk import Disk
-from streams.stores.journal.files import JsonlReader
 from tests.streams.builders import event
 from tests.streams.disks import GatedDisk
 from tests.streams.opened import collect
@@ -93,8 +93,8 @@ class TestGroupCommit:
             slow = asyncio.ensure_future(log.append([event("slow")]))
             await _waiting(disk)
             # The lines are in the file, and yet nobody sees them: they are not durable.
-            assert b"test:slow" in next((tmp_path / "log").glob("*.jsonl")).read_bytes()
-            for reader in (log, JsonlReader(tmp_path)):
+            assert b"test:slow" in next((tmp_path / "journal").glob("*.jsonl")).read_bytes()
+            for reader in (log, LogReader(tmp_path)):
                 assert [r.event.idempotency_key for r in await collect(reader.read_all())] == ["test:before"]
                 assert [r.offset for r in await collect(reader.read("ses_a"))] == [0]
                 assert await reader.find("test:slow") is None

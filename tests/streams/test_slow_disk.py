@@ -1,4 +1,4 @@
-"""A slow disk under both backends: every sync takes 5, 50 or 500 ms more.
+"""A slow disk under the log: every sync takes 5, 50 or 500 ms more.
 
 The loop keeps running while the disk works. No append is acknowledged before the end of a sync that began after it was
 submitted. Waiting appends cost no memory beyond themselves. No time is asserted; the test counts the syncs during which
@@ -15,7 +15,6 @@ import pytest
 
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from streams.stores.directory import Backend
 from tests.streams.builders import event
 from tests.streams.calls import Call, watching
 from tests.streams.sizes import is_set, size
@@ -53,13 +52,12 @@ class SlowSyncs:
 
 
 @pytest.mark.parametrize("delay_ms", DELAYS)
-@pytest.mark.parametrize("backend", ["jsonl", "sqlite"])
-async def test_the_loop_goes_on_and_acks_come_late(tmp_path: Path, backend: Backend, delay_ms: int) -> None:
+async def test_the_loop_goes_on_and_acks_come_late(tmp_path: Path, delay_ms: int) -> None:
     slow = SlowSyncs(0)
     early = appended = 0
     lags: list[float] = []
     with watching(tmp_path, slow):
-        log = await Log.open(tmp_path / "store", seeded_identity(1), backend=backend, segment_bytes=200_000)
+        log = await Log.open(tmp_path / "store", seeded_identity(1), segment_bytes=200_000)
         slow.delay_ms = delay_ms
         before = rss_mib()
 
@@ -82,7 +80,7 @@ async def test_the_loop_goes_on_and_acks_come_late(tmp_path: Path, backend: Back
         await log.close()
     held = sum(turns == 0 for turns in slow.turns_in_a_sync)
     note(
-        f"slow-disk {backend} {delay_ms} ms",
+        f"slow-disk {delay_ms} ms",
         inputs=appended,
         early=early,
         syncs=slow.ended,
