@@ -96,7 +96,7 @@ PLAN = (
     Part(
         "call-kills",
         "kill -9 at every change of the disk",
-        (f"{CALLS_TEST}[jsonl-{{n}}]", f"{CALLS_TEST}[sqlite-{{n}}]"),
+        (f"{CALLS_TEST}[{{n}}]",),
         40,
         {"KILL_CHUNKS": 40},
     ),
@@ -137,7 +137,13 @@ PLAN = (
         13,
         {"SOAK_S": 300},
     ),
-    Part("log-differential", "memory, jsonl, sqlite", (f"{STREAMS}/test_differential.py",), 10, {"SEQUENCES": 1_000}),
+    Part(
+        "log-differential",
+        "the log beside one in memory",
+        (f"{STREAMS}/test_differential.py",),
+        10,
+        {"SEQUENCES": 1_000},
+    ),
     Part(
         "log-damage",
         "every cut and every bit",
