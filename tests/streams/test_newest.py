@@ -12,7 +12,6 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams.stores.jsonl import reader as jsonl_reader
 
 from sidecar.read.select import newest
 from streams.errors import CorruptLog
@@ -21,17 +20,16 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
-from streams.stores.directory import Backend
+from streams.stores.journal import files as journal_files
 from streams.stores.journal.segments import list_segments
 from streams.stores.sqlite import reader as sqlite_reader
 from streams.stores.sqlite.search import SearchIndex
 from tests.streams.builders import event
 from tests.streams.databases import change
-from tests.streams.opened import collect
-from tests.streams.removals import BACKENDS
+from tests.streams.opened import PLACES, Place, collect, held, left_by_a_kill, put
 from tests.streams.sizes import size
 
-Answer = tuple[list[Record], tuple[str, int, int, str] | None]
+Answer = tuple[list[Record], tuple[str, int | None, int | None, str] | None]
 
 FILTERS = st.sampled_from(
     [
@@ -51,14 +49,19 @@ BATCHES = st.lists(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_siz
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a log of a few records be read in many pieces."""
-    monkeypatch.setattr(jsonl_reader, "_CHUNK", 257)
+    monkeypatch.setattr(journal_files, "_CHUNK", 257)
     monkeypatch.setattr(sqlite_reader, "_FETCH", 4)
     monkeypatch.setattr(sqlite_reader, "_FIRST_FETCH", 2)
     monkeypatch.setattr(sqlite_reader, "_LEAST_REACH", 3)
 
 
-async def make(store: Path, backend: Backend, batches: list[list[tuple[int, bool]]]) -> None:
-    log = await Log.open(store, seeded_identity(1), backend=backend, segment_bytes=2000)
+async def make(store: Path, place: Place, batches: list[list[tuple[int, bool]]]) -> None:
+    with held():
+        await _make(store.with_name("open"), place, batches, store)
+
+
+async def _make(store: Path, place: Place, batches: list[list[tuple[int, bool]]], copy: Path) -> None:
+    log = await Log.open(store, seeded_identity(1), segment_bytes=2000)
     for number, batch in enumerate(batches):
         await log.append(
             [
@@ -71,6 +74,8 @@ async def make(store: Path, backend: Backend, batches: list[list[tuple[int, bool
                 for n, (stream, is_error) in enumerate(batch)
             ]
         )
+    await put(log, place)
+    left_by_a_kill(store, copy)
     await log.close()
 
 
@@ -96,19 +101,19 @@ async def from_the_end(store: Path, wanted: Filter, count: int, after: int) -> A
     return found, None if fault is None else told(fault)
 
 
-def told(fault: CorruptLog) -> tuple[str, int, int, str]:
+def told(fault: CorruptLog) -> tuple[str, int | None, int | None, str]:
     return fault.file, fault.line, fault.position, fault.reason
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("place", PLACES)
 @settings(max_examples=size("NEWEST", 15), deadline=None)
 @given(batches=BATCHES, wanted=FILTERS, count=st.integers(1, 30), after=st.integers(-1, 20), indexed=st.integers(0, 30))
 def test_any_log(
-    backend: Backend, batches: list[list[tuple[int, bool]]], wanted: Filter, count: int, after: int, indexed: int
+    place: Place, batches: list[list[tuple[int, bool]]], wanted: Filter, count: int, after: int, indexed: int
 ) -> None:
     async def run(store: Path) -> None:
-        await make(store, backend, batches)
-        if backend == "sqlite" and indexed:
+        await make(store, place, batches)
+        if place != "journal" and indexed:
             index = SearchIndex(store)
             index.advance(indexed)
             index.close()
@@ -137,18 +142,19 @@ Damage = Literal[
     count=st.integers(1, 12),
     how=st.sampled_from(Damage.__args__) | st.none(),  # type: ignore[attr-defined]
     back=st.integers(1, 400),
+    where=st.sampled_from(PLACES),
 )
 def test_any_damage_at_the_end(
-    batches: list[list[tuple[int, bool]]], wanted: Filter, count: int, how: Damage | None, back: int
+    batches: list[list[tuple[int, bool]]], wanted: Filter, count: int, how: Damage | None, back: int, where: Place
 ) -> None:
     """The answer is that of a read from the beginning, with its fault, unless nothing that was read is damaged."""
 
     async def run(store: Path) -> None:
-        await make(store, "jsonl" if how else "sqlite", batches)
+        await make(store, where, batches)
         intact = await from_the_beginning(store, wanted, count, -1)
         if how is not None:
             damage(store, how, back)
-        else:
+        elif where != "journal":
             change(store, f"UPDATE records SET event = zeroblob(100) WHERE position = {back % 40}")
         told_so = await from_the_beginning(store, wanted, count, -1)
         ours = await from_the_end(store, wanted, count, -1)
@@ -157,13 +163,13 @@ def test_any_damage_at_the_end(
     in_directory(run)
 
 
-def is_before(fault: tuple[str, int, int, str], answer: Answer) -> bool:
+def is_before(fault: tuple[str, int | None, int | None, str], answer: Answer) -> bool:
     """Whether a fault is in front of all records of an answer."""
-    return bool(answer[0]) and fault[2] < answer[0][0].position
+    return bool(answer[0]) and fault[2] is not None and fault[2] < answer[0][0].position
 
 
 def damage(store: Path, how: Damage, back: int) -> None:
-    path = store / "head" if "head" in how else list_segments(store / "log")[-1].path
+    path = store / "head" if "head" in how else list_segments(store / "journal")[-1].path
     data = bytearray(path.read_bytes())
     at = max(len(data) - back, 0)
     lines = bytes(data).splitlines(keepends=True)
