@@ -30,7 +30,7 @@ DOC = '"""A file."""\n'
         ("streams/stores/a.py", "from ... import bridge", "streams must not import <beyond the top>"),
         ("streams/a.py", "importlib.import_module('bridge.opencode')", "streams must not import bridge.opencode"),
         ("streams/a.py", "__import__(name)", "streams must not import <computed>"),
-        ("streams/log/verify.py", "import aiofiles", "aiofiles is imported in streams/stores/jsonl/*.py"),
+        ("streams/log/verify.py", "import aiofiles", "aiofiles is imported in streams/stores/journal/*.py"),
         ("streams/stores/plan.py", "import aiofiles.os", "aiofiles.os is imported in"),
         ("streams/event.py", "from ulid import ULID", "ulid is imported in streams/identity.py only"),
         ("streams/log/verify.py", "import sqlite3", "sqlite3 is imported in streams/stores/sqlite/*.py only"),
@@ -105,7 +105,7 @@ def test_a_missing_docstring_is_caught() -> None:
         ),
         ("streams/a.py", "import orjson, msgspec, pydantic\nfrom streams.event import StreamEvent"),
         ("streams/stores/a.py", "from ..event import StreamEvent\nfrom . import plan"),
-        ("streams/stores/jsonl/reader.py", "import aiofiles"),
+        ("streams/stores/journal/files.py", "import aiofiles"),
         ("streams/identity.py", "import secrets, time, random\ntime.time_ns()"),
         *((path, "from streams.identity import system_identity\nsystem_identity()") for path in MAKERS),
         (
