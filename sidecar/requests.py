@@ -87,10 +87,14 @@ class SidecarRequests:
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
         await self._sidecar.spools.take()  # record the end of sessions whose OpenCode has died
-        plan, done = await self._sidecar.upkeep.prune(args.request)
+        upkeep = self._sidecar.upkeep
+        plan, done = await upkeep.to_its_end(upkeep.prune(args.request))
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     async def forget(self, args: ForgetArgs) -> dict[str, Any]:
+        return await self._sidecar.upkeep.to_its_end(self._forget(args))
+
+    async def _forget(self, args: ForgetArgs) -> dict[str, Any]:
         await self._sidecar.spools.take()  # the spool of a dead OpenCode may also have items of the session
         upkeep = self._sidecar.upkeep
         touched = [*args.streams, *await upkeep.streams_beside(args.streams, args.sessions)]

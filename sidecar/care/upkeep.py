@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from sidecar.care import retaining
 from sidecar.care.snapshots import CaptureSnapshot, CatalogSnapshot
@@ -26,6 +26,8 @@ from streams.store import Record
 from streams.system.threads import in_thread
 
 log = logging.getLogger("sidecar.care.upkeep")
+
+Result = TypeVar("Result")
 
 SNAPSHOT_RECORDS: Final = 2000
 """A new snapshot is written after this many records. Applying that many takes about 20 ms."""
@@ -66,6 +68,7 @@ class Upkeep:
         """Called after records were removed or forgotten."""
         self._removing = asyncio.Lock()
         """Held during a removal: no snapshot is written then, and nothing is indexed."""
+        self._works: set[asyncio.Task[Any]] = set()
         self._next_prune = 0.0
         self.kept_over_limit = 0
         """How many streams over the configured age or size were not pruned, because they are still needed."""
@@ -214,7 +217,25 @@ class Upkeep:
         plan, _ = await self.prune(request)
         self.kept_over_limit = len(plan.kept)
 
+    async def to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do ``work``, a removal and what follows it, even if the caller is cancelled, as by a command that is
+        interrupted. Only ``close`` cuts it off."""
+        task = asyncio.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._works.discard(task)
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: the caller may have left
+
     async def close(self) -> None:
+        """Cut off what is being removed, which the next start finishes, and close the index."""
+        if works := set(self._works):
+            for task in works:
+                task.cancel()
+            await asyncio.wait(works)
         await self._close_index()
 
     async def _advance_index(self) -> None:

@@ -12,7 +12,7 @@ from streams.errors import CorruptLog
 from streams.log.presence import located
 from streams.query import Filter
 from streams.store import NOTHING, Record, Snapshot
-from streams.stores.directory import is_being_written
+from streams.stores.directory import is_being_written, refuse_links
 from streams.stores.hints import Hints
 from streams.stores.journal.files import FileJournal
 from streams.stores.journal.reading import TwoPlaces
@@ -104,6 +104,7 @@ class LogReader(TwoPlaces):
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         """See ``StreamStore.snapshot``. ``None`` also during a removal."""
+        refuse_links(self.store)
         found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
         if found is None or found.position > self.head:
             return None
@@ -112,6 +113,7 @@ class LogReader(TwoPlaces):
 
     async def rows(self, name: str, version: int) -> ReadRows | None:
         """Like ``snapshot``, for a snapshot in rows (see ``Log.rows``)."""
+        refuse_links(self.store)
         found = await asyncio.to_thread(read_rows, self.store, name, version)
         if found is None or found.snapshot.position > self.head:
             return None

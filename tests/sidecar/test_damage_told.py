@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import shutil
 import sqlite3
@@ -14,35 +12,29 @@ from pathlib import Path
 import pytest
 
 from sidecar.home import Home
-from streams.identity import seeded_identity
-from streams.log.log import Log
+from streams.stores.head import Head, format_head
 from tests.sidecar.bad_stores import (
-    Backend,
+    HEAD,
     all_segments_gone,
-    database_gone,
+    database_older,
     first_segment_gone,
     last_segment_gone,
-    log_directory_gone,
+    line_damaged,
     make_store,
-    no_database,
+    middle_segment_gone,
     segments,
     snapshot,
-    without_shared_memory,
 )
-from tests.sidecar.cli.helpers import run, run_and_stop
-from tests.streams.builders import events
+from tests.sidecar.cli.helpers import run
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[Backend, Path]:
-    made: dict[Backend, Path] = {}
-    for backend in ("jsonl", "sqlite"):
-        home = Home(tmp_path_factory.mktemp(backend) / "home")
-        home.create()
-        home.ensure_token(lambda: "a" * 64)
-        make_store(home.store_path, backend)
-        made[backend] = home.path
-    return made
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = Home(tmp_path_factory.mktemp("sound") / "home")
+    home.create()
+    home.ensure_token(lambda: "a" * 64)
+    make_store(home.store_path)
+    return home.path
 
 
 @pytest.fixture
@@ -57,57 +49,6 @@ def put(home: Path, sound: Path) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     shutil.copytree(sound, home)
     return home / "store"
-
-
-def append(store: Path, count: int) -> None:
-    async def write() -> None:
-        log = await Log.open(store, seeded_identity(2), segment_bytes=1500)
-        await log.append(events(count, prefix="more-", stream="ses_c"))
-        await log.close()
-
-    asyncio.run(write())
-
-
-def live_gone(store: Path, backend: Backend) -> None:
-    (database_gone if backend == "sqlite" else log_directory_gone)(store)
-
-
-def live_damaged(store: Path, backend: Backend) -> None:
-    if backend == "sqlite":
-        no_database(store)
-    else:
-        os.truncate(segments(store)[0], 100)
-
-
-@pytest.mark.parametrize(("backend", "damage", "more"), [("jsonl", live_gone, 0), ("sqlite", live_damaged, 2)])
-def test_where_the_log_is_lost_the_kept_store_is_pointed_at(
-    damaged_home: Path, sound: dict[Backend, Path], damage: Callable[[Path, Backend], None], backend: Backend, more: int
-) -> None:
-    """The advice on how to return to it works."""
-    other: Backend = "jsonl" if backend == "sqlite" else "sqlite"
-    store = put(damaged_home, sound[other])
-    assert run_and_stop(damaged_home, "migrate", "--to", backend).code == 0
-    if more:
-        append(store, more)
-    damage(store, backend)
-    kept = f"{other}.*position 11"
-    for name in ("verify", "status", "doctor"):
-        done = run(damaged_home, name)
-        assert done.code == 1 and re.search(kept, done.out), (name, done)
-    assert re.search(kept, run(damaged_home, "verify", "--json").objects()[-1]["hint"])
-    before = without_shared_memory(snapshot(store))
-    for arguments in (["repair", "--dry-run"], ["repair"]):
-        done = run(damaged_home, *arguments)
-        same = without_shared_memory(snapshot(store)) == before
-        assert done.code == 1 and same, "going back is the user's choice"
-    [names] = re.findall(r"without a backup, move (.*) away and run this command again", done.out)
-    for name in names.split(" and "):
-        path = store / name.rstrip("/")
-        if path.exists():
-            path.rename(store.parent / f"{path.name}-away")
-    assert run(damaged_home, "repair").code == 0
-    done = run(damaged_home, "verify")
-    assert done.code == 0 and "all 12 records" in done.out, done
 
 
 def files(home: Path) -> dict[str, tuple[int, bytes]]:
@@ -128,13 +69,11 @@ def file_for_store(home: Path) -> str:
 
 
 @pytest.mark.parametrize("foreign", [file_for_home, file_for_store])
-def test_what_is_not_ours_is_no_damage(
-    damaged_home: Path, sound: dict[Backend, Path], foreign: Callable[[Path], str]
-) -> None:
-    put(damaged_home, sound["jsonl"])
+def test_what_is_not_ours_is_no_damage(damaged_home: Path, sound: Path, foreign: Callable[[Path], str]) -> None:
+    put(damaged_home, sound)
     wanted = foreign(damaged_home)
     before = files(damaged_home)
-    for name in ("verify", "repair", "repair --dry-run", "streams", "query"):
+    for name in ("verify", "streams", "query"):
         done = run(damaged_home, *name.split())
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1) and wanted in done.err, (name, done)
     assert files(damaged_home) == before
@@ -142,11 +81,9 @@ def test_what_is_not_ours_is_no_damage(
 
 
 @pytest.mark.parametrize("how", ["another program's", "its owner flipped"])
-def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
-    damaged_home: Path, sound: dict[Backend, Path], how: str
-) -> None:
+def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(damaged_home: Path, sound: Path, how: str) -> None:
     """``store.json`` next to it is ours, so the advice is not another home."""
-    store = put(damaged_home, sound["sqlite"])
+    store = put(damaged_home, sound)
     path = store / "log.db"
     if how == "its owner flipped":
         change(store, 68, 0, 0x45)
@@ -159,7 +96,7 @@ def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(
     done = run(damaged_home, "verify")
     assert done.code == 1 and re.search(f"^corrupt: {path}: .*{reason}.*backup", done.out), done
     assert "durable-stream verify" not in done.out
-    for name in ("streams", "query", "status", "doctor", "repair", "repair --dry-run", "serve"):
+    for name in ("streams", "query", "status", "doctor", "serve"):
         done = run(damaged_home, *name.split())
         told = done.out + done.err
         assert done.code == 1 and reason in told and "backup" in told and "another home" not in told, (name, done)
@@ -178,22 +115,20 @@ def change(store: Path, at: bytes | int, by: int, value: int) -> None:
 @pytest.mark.parametrize(
     ("at", "by"), [(b"CREATE INDEX records_by_type", 3), (b"records_by_typerecords", 3), (b"CREATE TABLE records", 30)]
 )
-def test_a_damaged_schema_is_a_fault_in_plain_letters(
-    damaged_home: Path, sound: dict[Backend, Path], at: bytes, by: int
-) -> None:
-    store = put(damaged_home, sound["sqlite"])
+def test_a_damaged_schema_is_a_fault_in_plain_letters(damaged_home: Path, sound: Path, at: bytes, by: int) -> None:
+    store = put(damaged_home, sound)
     change(store, at, by, 0x1B)
-    for name in ("verify", "streams", "status", "doctor", "repair --dry-run"):
+    for name in ("verify", "streams", "status", "doctor"):
         done = run(damaged_home, *name.split())
         assert done.code == 1 and "log.db" in done.out + done.err, (name, done)
         assert "\x1b" not in done.out + done.err, (name, done)
 
 
-@pytest.mark.parametrize("cut", [first_segment_gone, last_segment_gone, all_segments_gone])
-def test_gaps_have_the_same_numbers_everywhere(
-    damaged_home: Path, sound: dict[Backend, Path], cut: Callable[[Path], None]
-) -> None:
-    store = put(damaged_home, sound["jsonl"])
+@pytest.mark.parametrize(
+    "cut", [first_segment_gone, middle_segment_gone, last_segment_gone, all_segments_gone, database_older]
+)
+def test_gaps_have_the_same_numbers_everywhere(damaged_home: Path, sound: Path, cut: Callable[[Path], None]) -> None:
+    store = put(damaged_home, sound)
     cut(store)
     told = {}
     for name in ("verify", "status", "streams", "query", "forget ses_b --yes"):
@@ -201,6 +136,15 @@ def test_gaps_have_the_same_numbers_everywhere(
         [told[name], *_] = re.findall(r"(?:\d+ of the )?records? \d+(?: to \d+)?", done.out + done.err)
         assert done.code == 1 and "log:1" not in done.out + done.err, (name, done)
     assert len(set(told.values())) == 1, told
+
+
+def test_a_damaged_line_is_told_with_the_same_place_everywhere(damaged_home: Path, sound: Path) -> None:
+    store = put(damaged_home, sound)
+    line_damaged(store)
+    place = f"{segments(store)[1]}:1 (position 8): wrong checksum"
+    for name in ("verify", "status", "doctor", "streams", "query", "log", "serve"):
+        done = run(damaged_home, *name.split())
+        assert done.code == 1 and place in done.out + done.err, (name, done)
 
 
 class TestWhatKeepsASidecarFromStarting:
@@ -212,18 +156,18 @@ class TestWhatKeepsASidecarFromStarting:
         assert run(damaged_home, "install", HOME=str(damaged_home.parent), XDG_CONFIG_HOME=str(config)).code == 0
         return damaged_home
 
-    def test_the_last_start_failed_until_one_serves(self, installed_home: Path, sound: dict[Backend, Path]) -> None:
-        store = put(installed_home, sound["jsonl"])
-        segment = segments(store)[0]
-        data = segment.read_bytes()
-        segment.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-        assert run(installed_home, "status").code == 0, "no look at the ends of files sees it"
+    def test_the_last_start_failed_until_one_serves(self, installed_home: Path, sound: Path) -> None:
+        store = put(installed_home, sound)
+        segment, head = segments(store)[-1], store / "head"
+        data = head.read_bytes()
+        head.write_bytes(format_head(Head(HEAD, "0" * 64)))
+        assert run(installed_home, "status").code == 0, "who reads forward does not see it"
         assert run(installed_home, "serve").code == 1
         done = run(installed_home, "status")
         assert done.code == 1 and "the last start of the sidecar failed" in done.out and segment.name in done.out, done
         (check,) = (c for c in run(installed_home, "doctor", "--json").objects() if c["name"] == "start")
         assert check["level"] == "problem" and segment.name in check["text"]
-        segment.write_bytes(data)
+        head.write_bytes(data)
         recording = installed_home.parent / "recording.jsonl"
         recording.write_text('{"t":1,"hook":"dispose","input":null,"output":null}\n')
         assert run(installed_home, "status").code == 1
@@ -236,13 +180,13 @@ class TestWhatKeepsASidecarFromStarting:
         assert run(installed_home, "status").code == 0
 
 
-def test_a_page_of_zeros_is_told_in_a_short_line(damaged_home: Path, sound: dict[Backend, Path]) -> None:
-    store = put(damaged_home, sound["sqlite"])
+def test_a_page_of_zeros_is_told_in_a_short_line(damaged_home: Path, sound: Path) -> None:
+    store = put(damaged_home, sound)
     size = 4096
     with (store / "log.db").open("r+b") as file:
         file.seek(size)  # the map of pages, which every tree in the file is compared with
         file.write(bytes(size))
-    for name in ("verify", "doctor", "repair --dry-run"):
+    for name in ("verify", "doctor"):
         done = run(damaged_home, *name.split())
         (line,) = (line for line in done.out.splitlines() if "SQLite reports" in line or "log.db: " in line)
         assert done.code == 1 and len(line) - len(str(store)) < 250, (name, done)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any, Literal
@@ -32,15 +33,14 @@ from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.retention import Removed
 from streams.rows import Changes
-from streams.stores.directory import Backend
+from streams.store import Record
 from tests.bridge.opencode.playing import dumped, names, play
 from tests.sidecar.agents.support import until
 from tests.streams.builders import event
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
-from tests.streams.opened import collect
+from tests.streams.opened import collect, moved
 
 HANG_S = 20
-BACKENDS: tuple[Backend, ...] = ("jsonl", "sqlite")
 
 
 def recorded() -> list[StreamEvent]:
@@ -69,18 +69,22 @@ def many_sessions(count: int, turns: int = 12) -> list[StreamEvent]:
     return story
 
 
+def open_log(store: Path) -> Coroutine[Any, Any, Log]:
+    return Log.open(store, seeded_identity(1))
+
+
 async def append(log: Log, events: list[StreamEvent]) -> None:
     for begin in range(0, len(events), 256):
         await log.append(events[begin : begin + 256], on_known="keep_first")
 
 
 def upkeep_of(log: Log, capture: CaptureSnapshot, is_quiet: bool = True) -> Upkeep:
-    return Upkeep(log, capture, lambda: is_quiet, lambda: 0, config=StoreConfig(migrate_at_bytes=0))
+    return Upkeep(log, capture, lambda: is_quiet, lambda: 0, config=StoreConfig())
 
 
-async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tuple[bytes, int]:
+async def life(store: Path, events: list[StreamEvent]) -> tuple[bytes, int]:
     """One life of a sidecar like ``serve``: resume, record, end. Return its state as bytes, and where it resumed."""
-    log = await Log.open(store, seeded_identity(1), backend=backend)
+    log = await open_log(store)
     capture = await restore(log)
     kept = capture.kept
     await append(log, events)
@@ -92,10 +96,10 @@ async def life(store: Path, backend: Backend, events: list[StreamEvent]) -> tupl
     return found, kept
 
 
-@pytest.mark.parametrize(("backend", "story"), [("jsonl", "recordings"), ("sqlite", "many sessions")])
+@pytest.mark.parametrize("story", ["recordings", "many sessions"])
 @pytest.mark.parametrize("in_memory", [1, snapshots.IN_MEMORY])
 async def test_lives_that_resume_equal_a_full_replay(
-    tmp_path: Path, backend: Backend, story: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, story: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "IN_MEMORY", in_memory)
     monkeypatch.setattr(snapshots, "SAVED_AT_ONCE", 50)
@@ -103,7 +107,7 @@ async def test_lives_that_resume_equal_a_full_replay(
     third = len(events) // 3
     done = 0
     for part in (events[:third], events[third : 2 * third], events[2 * third :]):
-        state, kept = await life(tmp_path, backend, part)
+        state, kept = await life(tmp_path, part)
         assert kept == done - 1, "it resumes where the life before it ended"
         done += len(part)
     whole = CaptureState()
@@ -124,9 +128,9 @@ async def test_lives_that_resume_equal_a_full_replay(
 @pytest.mark.parametrize("damage", [b"", b"garbage\n{}"])
 async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, name: str, damage: bytes) -> None:
     events = many_sessions(4)
-    await life(tmp_path, "jsonl", events)
+    await life(tmp_path, events)
     (tmp_path / "hints" / f"{name}.db").write_bytes(damage)
-    state, _ = await life(tmp_path, "jsonl", [])
+    state, _ = await life(tmp_path, [])
     whole = CaptureState()
     for each in events:
         whole.apply(each)
@@ -137,7 +141,7 @@ async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, name: str, da
 async def test_a_damaged_row_of_the_catalog_is_told(tmp_path: Path) -> None:
     """A command has no time to make the catalog anew, so it says which file to delete."""
     home = Home(tmp_path)
-    await life(home.store_path, "jsonl", many_sessions(4))
+    await life(home.store_path, many_sessions(4))
     path = home.store_path / "hints" / f"{CATALOG}.db"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE rows SET body = x'00'")
@@ -198,8 +202,8 @@ async def test_neither_memory_nor_a_snapshot_grows_with_the_sessions_that_ever_w
 async def test_after_a_removal_what_is_left_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "IN_MEMORY", 1)
     events = many_sessions(8, 2)
-    await life(tmp_path, "sqlite", events)
-    log = await sqlite_log(tmp_path)
+    await life(tmp_path, events)
+    log = await open_log(tmp_path)
     capture = await restore(log)
     upkeep = upkeep_of(log, capture)
     for session in ("ses_4", "ses_5"):
@@ -209,17 +213,17 @@ async def test_after_a_removal_what_is_left_is_saved_again(tmp_path: Path, monke
     assert sorted(capture.state.sessions) == [f"ses_{number}" for number in (0, 1, 2, 3, 6, 7)]
     left = dumped(capture.state)
     await log.close()
-    assert await life(tmp_path, "sqlite", []) == (left, len(events) - 1)
+    assert await life(tmp_path, []) == (left, len(events) - 1)
 
 
 async def test_a_damaged_row_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "IN_MEMORY", 0)
     events = many_sessions(4)
-    await life(tmp_path, "sqlite", events)
+    await life(tmp_path, events)
     for name in (SNAPSHOT, CATALOG):
         with closing(sqlite3.connect(tmp_path / "hints" / f"{name}.db")) as connection, connection:
             connection.execute("UPDATE rows SET body = x'00'")
-    log = await sqlite_log(tmp_path)
+    log = await open_log(tmp_path)
     told = {"session": "ses_1", "message": "msg_more"}
     records = await log.append([event("more", type_="human.input", stream="ses_1", payload=told)])
     capture, catalog = await restore(log), snapshots.CatalogSnapshot(log)
@@ -257,12 +261,9 @@ class CountingLock(asyncio.Lock):
             await self._asked.acquire()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_nothing_is_kept_of_what_is_being_forgotten(
-    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_kept_of_what_is_being_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """During a removal no snapshot or search index is written; afterwards they lack what was removed."""
-    log = await Log.open(tmp_path, seeded_identity(1), backend=backend)
+    log = await open_log(tmp_path)
     session = "ses_forgotten"
     payload = {"session": session, "title": "the secret title", "message": "msg_1"}
     await append(log, [event("c", type_="lifecycle.session.created", stream=session, payload=payload)])
@@ -286,7 +287,7 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     looking = asyncio.create_task(upkeep.look())
     indexing = asyncio.create_task(upkeep._advance_index())
     async with asyncio.timeout(HANG_S):
-        await lock.asked(3 if backend == "sqlite" else 2)
+        await lock.asked(3)
     assert not list(tmp_path.glob("hints/*.db*")) and not list(tmp_path.glob("search.db*"))
     go_on.set()
     await asyncio.gather(forgetting, looking, indexing)
@@ -296,23 +297,19 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(
     await upkeep.close()
     await log.close()
     assert (tmp_path / "hints" / "catalog.db").exists()
-    assert (tmp_path / "search.db").exists(), "a log that forgot something is in sqlite, and indexed"
+    assert (tmp_path / "search.db").exists()
     holders = [path.name for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert holders == []
-
-
-def sqlite_log(store: Path) -> Coroutine[Any, Any, Log]:
-    return Log.open(store, seeded_identity(1), backend="sqlite")
 
 
 @pytest.mark.parametrize("is_quiet", [True, False])
 async def test_each_commit_is_indexed_without_waiting_for_a_look(
     tmp_path: Path, is_quiet: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while hooks keep arriving; and an index that an older version left behind is completed first."""
+    """Also while hooks keep arriving; and what the index lacks from before is indexed first."""
     monkeypatch.setattr(module, "LOOK_SECONDS", 10 * HANG_S)
     monkeypatch.setattr(module, "INDEX_RECORDS", 2)
-    log = await sqlite_log(tmp_path)
+    log = await open_log(tmp_path)
     await append(log, many_sessions(3))
     upkeep = upkeep_of(log, await restore(log), is_quiet)
     searched, reader = Filter(text="wo" + "rds"), LogReader(tmp_path)
@@ -338,7 +335,7 @@ async def test_while_hooks_keep_arriving_a_search_index_never_lacks_more_than_it
     monkeypatch.setattr(module, "INDEX_RECORDS", 2)
     monkeypatch.setattr(module, "INDEX_LAG", 5)
     monkeypatch.setattr(module, "INDEX_REST", 1e9)
-    log = await sqlite_log(tmp_path)
+    log = await open_log(tmp_path)
     await append(log, many_sessions(20))
     upkeep = upkeep_of(log, await restore(log), is_quiet=False)
     async with AsyncExitStack() as stack:
@@ -351,9 +348,10 @@ async def test_while_hooks_keep_arriving_a_search_index_never_lacks_more_than_it
 @pytest.mark.parametrize("what", ["prune", "forget"])
 async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: Path, what: str) -> None:
     """Otherwise the disk would keep its space and the forgotten text."""
-    log = await sqlite_log(tmp_path)
+    log = await open_log(tmp_path)
     await append(log, many_sessions(3))
     upkeep = upkeep_of(log, await restore(log))
+    await moved(log)
     await upkeep._advance_index()
     assert "search.db" in held_open(tmp_path)
     if what == "prune":
@@ -367,3 +365,64 @@ async def test_a_removal_lets_go_of_the_search_index_which_it_deletes(tmp_path: 
     await upkeep.close()
     await log.close()
     assert held_open(tmp_path) == set()
+
+
+def damaged(store: Path) -> None:
+    (store / "search.db").write_bytes(b"damaged" * 1000)
+
+
+def cut_off(store: Path) -> None:
+    os.truncate(store / "search.db", 5000)
+
+
+def without_tables(store: Path) -> None:
+    with closing(sqlite3.connect(store / "search.db")) as connection:
+        connection.execute("DROP TABLE progress")
+
+
+def ahead(store: Path) -> None:
+    """As beside a log that was restored from a backup."""
+    with closing(sqlite3.connect(store / "search.db")) as connection, connection:
+        connection.execute("UPDATE progress SET position = 999")
+
+
+@pytest.mark.parametrize("damage", [damaged, cut_off, without_tables, ahead])
+async def test_a_damaged_search_index_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    log = await open_log(tmp_path)
+    await append(log, [event(f"e{n}", payload={"text": "its words"}) for n in range(20)])
+    await moved(log)
+    for number in range(2):
+        upkeep = upkeep_of(log, await restore(log))
+        await upkeep._advance_index()
+        assert upkeep._index is not None and upkeep._index.position == log.head
+        await upkeep.close()
+        if not number:
+            damage(tmp_path)
+            assert len(await found_by(tmp_path, "its words")) == 20, "an index is only a help"
+    assert len(await found_by(tmp_path, "its words")) == 20
+    await log.close()
+
+
+async def test_an_index_that_is_damaged_under_the_sidecar_is_made_anew(tmp_path: Path) -> None:
+    log = await open_log(tmp_path)
+    await append(log, [event(f"e{n}", payload={"text": "its words"}) for n in range(20)])
+    await moved(log)
+    upkeep = upkeep_of(log, await restore(log))
+    await upkeep._advance_index()
+    for path in tmp_path.glob("search.db*"):
+        path.write_bytes(b"damaged" * 1000)
+    await append(log, [event("more", payload={"text": "its words"})])
+    await moved(log)
+    await upkeep._advance_index()
+    assert upkeep._index is not None and upkeep._index.position == log.head
+    assert len(await found_by(tmp_path, "its words")) == 21
+    await upkeep.close()
+    await log.close()
+
+
+async def found_by(store: Path, text: str) -> list[Record]:
+    reader = LogReader(store)
+    try:
+        return await collect(reader.query(Filter(text=text)))
+    finally:
+        await reader.close()
