@@ -5,8 +5,8 @@
   leaves everything to the next start. ``TORTURE_KILLS`` sets how often.
 - Several want one store: one writes, the others are refused at once; its stale lock keeps nobody out.
   ``TORTURE_WRITER_ROUNDS`` sets how often.
-- A soak: appends, reads, searches, hints, a database that is held by others, a full disk, kill -9. Memory, descriptors and threads
-  must not grow. ``TORTURE_SOAK_S`` sets how many seconds it takes.
+- A soak: appends, reads, searches, hints, a database that others hold, a full disk, kill -9. Memory, descriptors
+  and threads must not grow. ``TORTURE_SOAK_S`` sets how many seconds it takes.
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ class Writer:
         while self.lives():
             await asyncio.sleep(LIFE_S / 20)
             async with self.busy:
-                other = sqlite3.connect(self.store / "log.db", isolation_level=None, timeout=30)
+                other = sqlite3.connect(
+                    self.store / "log.db", isolation_level=None, timeout=30, check_same_thread=False
+                )
                 with closing(other):
                     await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
                     before = self.log.head

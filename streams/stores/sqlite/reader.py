@@ -50,7 +50,6 @@ Answer = TypeVar("Answer")
 def _rows_to_damage(
     connection: sqlite3.Connection, query: str, values: list[Any]
 ) -> tuple[list[Any], sqlite3.Error | None]:
-    """``query`` ends with a limit, the last of ``values``."""
     rows: list[Any] = []
     try:
         for row in connection.execute(query, values):
@@ -333,13 +332,17 @@ class SqliteReader:
         return await asyncio.to_thread(self._with_log, ask, without)
 
     async def _fetch(self, query: str, values: list[Any]) -> list[Any]:
-        return await asyncio.to_thread(self._rows, query, values)
+        rows, fault = await self._fetch_to_damage(query, values)
+        if fault is not None:
+            with translated(self._path, "reading"):
+                raise fault
+        return rows
 
     async def _fetch_to_damage(self, query: str, values: list[Any]) -> tuple[list[Any], sqlite3.Error | None]:
-        """The rows, or those before a damaged page and the damage."""
-        return await asyncio.to_thread(
-            self._read, lambda connection: _rows_to_damage(connection, query, values), ([], None)
-        )
+        """The rows of a query that ends with a limit, the last of ``values``; or those before a damaged page, and the
+        damage.
+        """
+        return await asyncio.to_thread(self._rows, query, values)
 
     def _damaged(self, position: int | None, fault: sqlite3.Error) -> CorruptLog:
         line = None if position is None else position + 1
@@ -347,8 +350,9 @@ class SqliteReader:
             str(self._path), line, position, f"the page that holds it cannot be read: {shown(str(fault))}"
         )
 
-    def _rows(self, query: str, values: list[Any]) -> list[Any]:
-        return self._read(lambda connection: connection.execute(query, values).fetchall(), [])
+    def _rows(self, query: str, values: list[Any]) -> tuple[list[Any], sqlite3.Error | None]:
+        nothing: tuple[list[Any], sqlite3.Error | None] = ([], None)
+        return self._read(lambda connection: _rows_to_damage(connection, query, values), nothing)
 
     def _with_log(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
         def in_one_state(connection: sqlite3.Connection) -> Answer:
