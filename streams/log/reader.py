@@ -69,11 +69,11 @@ class LogReader(TwoPlaces):
                 async for record in open_records:
                     yield record
         except CorruptLog as error:
-            self._end(error)
+            self._end_at(error)
 
-    def _end(self, error: CorruptLog) -> None:
-        if not self._to_damage:
-            raise error
+    def _end_at(self, error: Exception) -> None:
+        if not self._to_damage or not isinstance(error, CorruptLog):
+            raise error from None
         self.damage = self.damage or error
 
     async def newest(
@@ -99,7 +99,7 @@ class LogReader(TwoPlaces):
         try:
             return await super().find_event(event_id)
         except CorruptLog as error:
-            self._end(error)
+            self._end_at(error)
             return None
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
@@ -136,7 +136,7 @@ class LogReader(TwoPlaces):
             async for _ in super().read_all(after=await self._database.head_now()):
                 pass
         except CorruptLog as error:
-            self._end(error)
+            self._end_at(error)
 
     async def is_removing(self) -> bool:
         """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""

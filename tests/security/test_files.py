@@ -26,6 +26,7 @@ from streams.log.log import Log
 from tests.memory import MemoryStore
 from tests.sidecar.support import spool_line
 from tests.streams.builders import event
+from tests.streams.unmoved import nothing_moves
 
 TOKEN = "7e" * 32
 INFO = SidecarInfo(pid=os.getpid(), port=4000, boot="b", version="0.1", protocol=1, started_ms=5)
@@ -155,9 +156,10 @@ async def in_use(home: Home, upset: Callable[[], None] = lambda: None) -> None:
 async def filled(home: Home) -> None:
     """A home as left by a run, with a segment in its log."""
     await in_use(home)
-    store = await Log.open(home.store_path, seeded_identity(1))
-    await store.append([event("a")])
-    await store.close()
+    with nothing_moves():
+        store = await Log.open(home.store_path, seeded_identity(1))
+        await store.append([event("a")])
+        await store.close()
 
 
 async def test_a_home_in_use_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
@@ -180,8 +182,9 @@ SWAPPED = [
     "store/head",
     "store/lock",
     "store/store.json",
-    "store/log",
-    "store/log/00000000000000000000.jsonl",
+    "store/log.db",
+    "store/journal",
+    "store/journal/00000000000000000000.jsonl",
     "spool",
 ]
 

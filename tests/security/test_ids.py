@@ -85,10 +85,10 @@ def test_no_id_ever_names_a_file(tmp_path: Path) -> None:
     assert len(made) >= len(sessions) - 1
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    asyncio.run(append(home / "store", [[each] for each in made], segment_bytes=4096))
+    asyncio.run(append(home / "store", [[each] for each in made]))
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {re.sub(r"\d{20}", "N", file) for file in files} == {
-        f"home/store/{name}" for name in ("store.json", "lock", "head", "log/N.jsonl")
+        f"home/store/{name}" for name in ("store.json", "lock", "head", "log.db", "journal/N.jsonl")
     }
     assert len(run(home, "streams", "--json").objects()) == len({each.stream_id for each in made})
 

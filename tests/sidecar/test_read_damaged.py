@@ -110,12 +110,14 @@ def test_what_may_stand_after_the_damage_is_not_called_unknown(damaged: tuple[Pa
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1), (line, done)
 
 
-def test_no_file_looks_whole_that_is_not(damaged: tuple[Path, int, str, str], tmp_path: Path) -> None:
+def test_a_page_is_not_written_and_an_export_says_that_it_ends_at_the_damage(
+    damaged: tuple[Path, int, str, str], tmp_path: Path
+) -> None:
     home, *_ = damaged
-    for name in ("a.jsonl", "b.html"):
-        form = ("--format", "html") if name == "b.html" else ()
-        done = run(home, "export", ROOT, *form, "--output", str(tmp_path / name))
-        assert done.code == 1 and "[log-damaged]" in done.err and not (tmp_path / name).exists(), done
+    for name, form in (("a.jsonl", "jsonl"), ("b.html", "html")):
+        done = run(home, "export", ROOT, "--format", form, "--output", str(tmp_path / name))
+        assert done.code == 1 and "[log-damaged]" in done.err, done
+        assert (tmp_path / name).exists() is (form == "jsonl"), done
 
 
 async def test_each_route_of_the_page_answers_and_says_where_the_damage_is(

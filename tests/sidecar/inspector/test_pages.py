@@ -18,11 +18,11 @@ from sidecar.read.wording import ago, lasted
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.bridge.opencode.playing2 import play2
+from tests.sidecar.bad_stores import damage_in_database
 from tests.sidecar.cli.helpers import make_home, run
 from tests.sidecar.cli.test_troubles import doubting
 from tests.sidecar.inspector.conftest import DEMO, ROOT, TITLE, WAIT_MS, Served, aside, inspecting, looking, record
 from tests.sidecar.read.conversations import announced_late
-from tests.sidecar.test_read_damaged import damage
 
 
 def test_sessions_are_listed_with_their_project_and_open_by_keyboard(page: Page, served: Served) -> None:
@@ -335,7 +335,7 @@ def test_nine_tabs_are_live_and_one_that_is_left_takes_over(browser: Browser, tm
 
 def test_a_damaged_log_is_shown_up_to_the_damage(browser: Browser, tmp_path: Path) -> None:
     home = aside(make_home, tmp_path / "home", DEMO, "chat")
-    damage(home / "store", "jsonl", 0.9)
+    damage_in_database(home / "store", 0.9)
     with looking(browser, home) as (page, served):
         for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/work", "/costs"):
             page.goto(served.base + path)
