@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from streams.errors import CorruptLog, ForeignStore, MissingLog
+from streams.errors import CorruptLog, ForeignStore, MissingLog, StoreUnavailable
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
@@ -48,6 +49,36 @@ async def test_what_is_changed_is_found(tmp_path: Path, statement: str, kind: st
     found = await findings(tmp_path)
     assert found and (found[0].kind, found[0].position) == (kind, position)
     assert reason in found[0].reason and found[0].line == position + 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM head",
+        "UPDATE head SET hash = '?'",
+        "UPDATE streams SET hash = '?'",
+        "UPDATE streams SET next_offset = 'x'",
+    ],
+)
+async def test_a_damaged_row_beside_the_records_is_told(tmp_path: Path, statement: str) -> None:
+    await written(tmp_path)
+    connection = sqlite3.connect(tmp_path / "log.db")
+    for table in ("head", "streams"):  # as damage of a page, which no rule of the table stops
+        sql = f"UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE name = '{table}'"
+        connection.executescript(f"PRAGMA writable_schema = ON; {sql};")
+    connection.close()
+    change(tmp_path, statement)
+    for quick in (False, True):
+        assert [finding async for finding in Verification(tmp_path, quick=quick).run()]
+    try:
+        log = await Log.open(tmp_path, seeded_identity(1))
+    except ForeignStore:
+        assert "head" in statement
+        return
+    with pytest.raises(StoreUnavailable):
+        await log.append([event("more", stream="ses_1")])
+    await log.append([event("more", stream="another")])
+    await log.close()
 
 
 Damage = Callable[[Path], None]

@@ -172,7 +172,7 @@ class Writer:
                 with closing(other):
                     await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")
                     before = self.log.head
-                    while self.log.head < before + 2 * LANES:
+                    while self.log.head < before + 2 * LANES and self.lives():
                         await asyncio.sleep(PAUSE_S)
                 self.counts["holds"] += 1
 

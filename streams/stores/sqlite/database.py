@@ -22,7 +22,7 @@ from streams.stores.head import Head
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connect_to_write, translated
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
-from streams.stores.sqlite.removed import HEAD, find, load
+from streams.stores.sqlite.removed import find, last_of, load, tail_of
 from streams.stores.sqlite.rows import INSERT, SELECT, Row, positions_of, record_of, row_of
 from streams.stores.stored import Stored
 from streams.system.threads import InTurn
@@ -65,7 +65,7 @@ class Database(SqliteReader):
         moved pages, and never shortens the file."""
         try:
             with translated(self._path, "opening"):
-                position, hash_ = self._writing.execute(HEAD).fetchone()
+                position, hash_ = last_of(self._writing)
                 self.has_removed = bool(load(self._writing).bases)
         except BaseException:
             self._writing.close()
@@ -262,9 +262,3 @@ class Known:
 
 
 Answer = TypeVar("Answer")
-
-
-def tail_of(connection: sqlite3.Connection, stream_id: str) -> Tail:
-    """(next offset, last hash) of a stream; (0, GENESIS) for a new one."""
-    row = connection.execute("SELECT next_offset, hash FROM streams WHERE name = ?", [stream_id]).fetchone()
-    return (0, GENESIS) if row is None else (row[0], row[1])

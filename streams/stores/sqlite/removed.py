@@ -15,7 +15,7 @@ from zlib import crc32
 
 import orjson
 
-from streams.hashing import digest_form_of, is_digest, payload_digest
+from streams.hashing import GENESIS, digest_form_of, is_digest, payload_digest
 from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
 from streams.stores.keys import key_digest
 
@@ -53,12 +53,33 @@ def _as_written(table: str, row: tuple[Any, ...], *types: type) -> tuple[Any, ..
     return row
 
 
-def head_of(connection: sqlite3.Connection) -> int:
+def last_of(connection: sqlite3.Connection) -> tuple[int, bytes]:
+    """The log's last position and the hash of its record."""
     row = connection.execute(HEAD).fetchone()
     if row is None:
         raise DamagedRow("head", "its row is missing")
-    position: int = _as_written("head", row, int, bytes)[0]
-    return position
+    position, hash_ = _as_written("head", row, int, bytes)
+    return position, hash_
+
+
+def head_of(connection: sqlite3.Connection) -> int:
+    return last_of(connection)[0]
+
+
+def tail_of(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes]:
+    """(next offset, last hash) of a stream; (0, GENESIS) for a new one."""
+    row = connection.execute("SELECT next_offset, hash FROM streams WHERE name = ?", [stream_id]).fetchone()
+    if row is None:
+        return (0, GENESIS)
+    offset, hash_ = _as_written("streams", row, int, bytes)
+    return offset, hash_
+
+
+def tails_of(connection: sqlite3.Connection) -> Iterator[tuple[str, int, bytes]]:
+    """``tail_of``, of every stream."""
+    for row in connection.execute("SELECT name, next_offset, hash FROM streams"):
+        name, offset, hash_ = _as_written("streams", row, str, int, bytes)
+        yield name, offset, hash_
 
 
 def version_of(connection: sqlite3.Connection) -> int:

@@ -45,7 +45,7 @@ from streams.stores.sqlite.files import (
     connect_to_read,
     translated,
 )
-from streams.stores.sqlite.removed import HEAD, DamagedRow, load, version_of
+from streams.stores.sqlite.removed import last_of, load, tails_of, version_of
 from streams.system.threads import in_thread
 
 Answer = TypeVar("Answer")
@@ -64,8 +64,6 @@ _NAMED: Final = (
     " FROM records INDEXED BY records_by_stream WHERE position > ?"
 )
 """Selects the positions of records, and their streams, from an index alone. Used for unreadable rows."""
-
-_TAILS: Final = "SELECT name, next_offset, hash FROM streams"
 
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
@@ -331,9 +329,10 @@ class SqliteVerification:
         if self._lost:
             return  # where the streams end is not known
         try:
-            rows = self._asked(connection, lambda each: each.execute(_TAILS).fetchall())
-        except DAMAGE:
-            return  # the check of the file has found it
+            rows = self._asked(connection, lambda each: list(tails_of(each)))
+        except DAMAGE as error:
+            self._find("corrupt", None, None, f"the table of streams cannot be read: {damage_text(error)}")
+            return
         for name, offset, hash_ in rows:
             if self._chains.contradicts(name, offset, hash_):
                 self._find("tampered", None, str(name), "the table of streams contradicts the stream's last record")
@@ -428,9 +427,7 @@ class SqliteVerification:
 
 
 def _head_of(connection: sqlite3.Connection) -> tuple[int, str]:
-    position, hash_ = connection.execute(HEAD).fetchone() or (None, None)
-    if type(position) is not int or type(hash_) is not bytes:
-        raise DamagedRow("head", "its row is missing or damaged")
+    position, hash_ = last_of(connection)
     return position, hash_.hex()
 
 
