@@ -33,8 +33,8 @@ class Torment:
 
     moments = ("starting", "up", "linked", "acking", "acking", "acking", "acking")
 
-    def __init__(self, path: Path, random: Random, **store: object) -> None:
-        self.one = RunningSidecar(path, store={"segment_bytes": 200_000, **store}, link={"window": 64})
+    def __init__(self, path: Path, random: Random) -> None:
+        self.one = RunningSidecar(path, link={"window": 64})
         self.lanes = [Lane(n, Random(random.random())) for n in range(1, LANES + 1)]
         self.log: Counter[Content] = Counter()
         self.lost_acked = self.kills = 0
