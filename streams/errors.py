@@ -1,4 +1,4 @@
-"""The errors of the log; ``log/migrate.py`` and ``stores/sqlite/files.py`` add three.
+"""The errors of the log; ``stores/sqlite/files.py`` adds one.
 
 Every class has a ``code`` that stays the same when its text changes; docs/operations.md lists the codes.
 Errors carry their facts as fields and build their text in ``__str__``: what
@@ -143,5 +143,5 @@ class ForeignStore(BadStore):
 
     @property
     def is_not_ours(self) -> bool:
-        """True if another program wrote the store, so that the store is not damaged and there is nothing to repair."""
+        """True if another program wrote the store, so that the store is not damaged."""
         return self.reason == NOT_OURS

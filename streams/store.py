@@ -178,7 +178,7 @@ class StreamStore(StreamReader, Protocol):
 
 
 class RetentionStore(StreamStore, Protocol):
-    """A store that can remove records: sqlite, and a ``Log``, which first migrates to sqlite."""
+    """A store that can remove records."""
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         """Remove the records of each named stream below an offset, durably; ``at_ms`` is the time, in ms UTC.

@@ -1,1 +1,1 @@
-"""The log over its directory: opening, reading, migrating, verifying, repairing."""
+"""The log over its directory: opening, reading, verifying."""

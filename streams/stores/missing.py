@@ -1,4 +1,4 @@
-"""The wording for gaps in a jsonl log, so that missing records have the same numbers and words everywhere. Pure."""
+"""The wording for gaps in a log, so that missing records have the same numbers and words everywhere. Pure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def mend(home: Home, command: Sequence[str], fix: Fix) -> str:
         case "prepare":
             done = prepare(config_directories, [fix.path])
             if not done.lines:
-                raise HomeError(fix.path, "there was nothing to repair", "see docs/operations.md")
+                raise HomeError(fix.path, "there was nothing to mend", "see docs/operations.md")
             return "; ".join(done.lines)
         case "close":
             fix.path.chmod(0o700)

@@ -1,1 +1,1 @@
-"""The sqlite backend: one database."""
+"""The database of a log."""

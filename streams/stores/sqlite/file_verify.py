@@ -1,4 +1,4 @@
-"""Verify the file of a sqlite log as a whole, apart from its records.
+"""Verify the file of a log's database as a whole, apart from its records.
 
 The checks cover opening, pages and indexes. Each check gives one sentence per fault, and none for a sound file. Damage
 never raises an exception: an unreadable file is reported in a sentence, too. All checks block, and ``connection`` must

@@ -1,8 +1,8 @@
-"""Files, schema and errors of the sqlite backend: how to open SQLite, and how to translate its errors.
+"""Files, schema and errors of the database: how to open SQLite, and how to translate its errors.
 
 ::
 
-    store/  store.json  format, backend and log id       lock  held by the writer
+    store/  store.json  format and log id                lock  held by the writer
             log.db      records                          log.db-wal, log.db-shm  SQLite's own
             journal/    records that are not in log.db yet   head  the last durable record
             search.db   full-text index; derived, may be deleted

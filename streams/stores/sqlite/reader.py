@@ -1,4 +1,4 @@
-"""Read a sqlite log, in the sidecar and in other processes at the same time.
+"""Read a log's database, in the sidecar and in other processes at the same time.
 
 A reader cannot write and never repairs anything. A reader sees committed records, which with ``synchronous=FULL`` are
 durable. Reading fetches a few rows at a time, and each fetch is a separate query that continues after the last
@@ -382,7 +382,7 @@ class SqliteReader:
     def _connected(self) -> ReadConnection | None:
         place = _place(self._path)
         if self._connection is not None and (
-            # The path names another file if the log was migrated away and back and the old store was discarded.
+            # The path names another file if somebody replaced it, as with a backup.
             place not in (None, self._place) or not self._connection.can_go_on(self._path)
         ):
             self._connection.close()

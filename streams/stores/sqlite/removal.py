@@ -1,4 +1,4 @@
-"""Prune and forget in a sqlite log, in chunks between other commits.
+"""Prune and forget in a log's database, in chunks between other commits.
 
 A removal first writes down what it will remove, in a separate transaction. If a ``kill -9`` interrupts the removal, the
 remaining work is done when the log is next opened for writing. At the end, a removal empties the write-ahead file,

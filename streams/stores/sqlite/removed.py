@@ -1,4 +1,4 @@
-"""The records that a sqlite log removed on purpose: their tables, and changing them in chunks.
+"""The records that a log removed on purpose: their tables, and changing them in chunks.
 
 ``removed`` holds an entry for each pruned record, ``removed_ranges`` their positions;
 ``bases``, ``marks`` and ``singles`` are as in ``Removal``. ``pending`` holds what an operation

@@ -1,4 +1,4 @@
-"""Converts records to rows of the sqlite backend and back, and filters to SQL. Opens no connection."""
+"""Converts records to rows of the database and back, and filters to SQL. Opens no connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verify a whole sqlite log, row by row to its end, continuing after each fault.
+"""Verify a log's whole database, row by row to its end, continuing after each fault.
 
 A row has everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So the bytes reveal a changed column, the checksum
