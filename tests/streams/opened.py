@@ -75,7 +75,7 @@ class Opened:
     """``open_store`` opens the same history each time it is called within one test."""
 
     async def open_store(self) -> StreamStore:
-        raise NotImplementedError("a backend's suite says how to open it")
+        raise NotImplementedError("a store's suite says how to open it")
 
     @pytest.fixture
     async def store(self) -> AsyncIterator[StreamStore]:

@@ -152,7 +152,7 @@ class StoreContract(HintsContract, ContentContract):
         assert [r.offset for r in seen] == [0, 1, 2]
 
     async def test_read_all_from_any_position_gives_the_rest(self, store: StreamStore) -> None:
-        """However a backend finds the start: near the end it may look records up, otherwise it may scan."""
+        """However a store finds the start: near the end it may look records up, otherwise it may scan."""
         for first in range(0, 40, 4):
             await store.append([event(f"k{n}", stream=f"ses_{n % 3}") for n in range(first, first + 4)])
         whole = await collect(store.read_all())

@@ -80,8 +80,7 @@ class Attacker:
 
 
 async def test_hostile_bytes_close_their_own_connection_at_most(tmp_path: Path) -> None:
-    sections = {"link": {"handshake_seconds": 30.0}, "capture": {"exclude": EXCLUDED}}
-    with sidecar(tmp_path / "home", **sections) as one:
+    with sidecar(tmp_path / "home", capture={"exclude": EXCLUDED}) as one:
         async with shim_link(one, shim(9999)) as client:
             neighbour = Neighbour(client, "ses_neighbour")
             alone = await neighbour.measure(40)
