@@ -37,6 +37,7 @@ from streams.stores.plan import Known as KnownRecord
 from streams.stores.plan import Placed, Plan, Request, as_record, encode_batch, plan
 from streams.stores.recent import Recent
 from streams.stores.sqlite.database import Database, Known
+from streams.stores.sqlite.files import LOG_FILE, wal_bytes
 from streams.system.files import open_to_read
 from streams.system.threads import in_thread
 
@@ -73,10 +74,11 @@ class LogStore(TwoPlaces):
         try:
             self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last, self._known)
         except BaseException:
-            # Whoever closes the database last folds its write-ahead file into it, which must not happen to a refused
-            # log. A connection that cannot write cannot do that.
-            self._stored.close_at_once()
-            self._known.close()
+            # Whoever closes the database last folds its write-ahead file into it and deletes it. That must not happen
+            # to a refused log, so a connection that cannot write is the last one, unless the file is empty.
+            closings = [self._stored.close_at_once, self._known.close]
+            for close in closings if wal_bytes(store / LOG_FILE) else closings[::-1]:
+                close()
             raise
         self.torn, self.head_lost = self._writer.torn, self._writer.head_lost
         self._index = self._writer.index

@@ -238,7 +238,7 @@ def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bo
             return None
         if is_being_written(path.parent):
             raise
-        if _wal_bytes(path):
+        if wal_bytes(path):
             raise StoreUnavailable(
                 f"{path} cannot be read in place, because part of its data is still in {path.name}-wal",
                 "make the directory writable and free some space, or copy the home elsewhere and read the copy",
@@ -284,7 +284,8 @@ def _connect_to_read(path: Path, mode: str, damaged: bool) -> ReadConnection:
     return connection
 
 
-def _wal_bytes(path: Path) -> int:
+def wal_bytes(path: Path) -> int:
+    """The size of a database's write-ahead file; 0 if there is none."""
     wal = path.with_name(f"{path.name}-wal")
     return wal.stat().st_size if wal.exists() else 0
 
