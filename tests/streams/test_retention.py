@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -102,9 +103,10 @@ class TestForgottenBytes:
 
     async def test_after_a_kill_at_any_step_the_next_start_finishes_it(self, tmp_path: Path, place: Place) -> None:
         copies: list[Path] = []
+        steps = count(PLACES.index(place))  # each place has other steps, together all
 
         def keep(call: Call) -> None:
-            if is_removing:
+            if is_removing and next(steps) % len(PLACES) == 0:
                 copies.append(left_by_a_kill(tmp_path / "store", tmp_path / f"killed{len(copies)}"))
 
         is_removing = False
@@ -114,7 +116,7 @@ class TestForgottenBytes:
             await log.forget(["ses_1"], at_ms=NOW)
             is_removing = False
             await log.close()
-        assert len(copies) > 10
+        assert len(copies) > 5
         finished = 0
         for copy in copies:
             begun = (await LogReader(copy).removal()).pending
