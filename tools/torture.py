@@ -65,7 +65,7 @@ PLAN = (
         "idle, slow, deaf, restless peers",
         (f"{TORTURE}/test_crowds.py",),
         1,
-        {"IDLE": 1000, "LORIS": 500, "DEAF": 20, "DEAF_BYTES": 2**23, "RECONNECTS": 10_000, "NEIGHBOUR_HOOKS": 300},
+        {"IDLE": 200, "LORIS": 200, "DEAF": 20, "DEAF_BYTES": 2**23, "RECONNECTS": 10_000, "NEIGHBOUR_HOOKS": 300},
     ),
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
     Part(

@@ -242,7 +242,8 @@ def of_opencode_2(path: Path) -> Iterator[Crowd]:
             os.kill(crowd.service(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("opencode", [pytest.param(of_opencode_1, marks=pytest.mark.torture), of_opencode_2])
+@pytest.mark.torture
+@pytest.mark.parametrize("opencode", [of_opencode_1, of_opencode_2])
 def test_each_result_of_a_crowd_is_seen_once_whoever_is_killed_and_when(tmp_path: Path, opencode: Any) -> None:
     with opencode(tmp_path) as crowd:
         crowd.life(crowd.victims[1], f"crowd {SEED}")

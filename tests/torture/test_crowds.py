@@ -32,7 +32,7 @@ ME = 9999
 
 
 async def test_idle_connections_cost_their_neighbours_little(tmp_path: Path) -> None:
-    with sidecar(tmp_path / "home", link={"max_connections": IDLE + 20}) as one, ExitStack() as stack:
+    with sidecar(tmp_path / "home") as one, ExitStack() as stack:
         async with shim_link(one, shim(ME)) as client:
             neighbour = Neighbour(client, "ses_n")
             alone = await neighbour.measure(HOOKS)
@@ -67,9 +67,7 @@ BEGINNINGS = (b"", b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: 127.0.
 
 
 async def test_slow_handshakes_end_and_keep_nobody_out(tmp_path: Path) -> None:
-    seconds = 1.0
-    limits = {"max_connections": LORIS + 20, "handshake_seconds": seconds}
-    with sidecar(tmp_path / "home", link=limits) as one:
+    with sidecar(tmp_path / "home") as one:
         async with shim_link(one, shim(ME)) as client:
             neighbour = Neighbour(client, "ses_n")
             alone = await neighbour.measure(HOOKS)
@@ -82,7 +80,7 @@ async def test_slow_handshakes_end_and_keep_nobody_out(tmp_path: Path) -> None:
 
 
 async def test_a_burst_while_nobody_accepts_is_answered_to_the_last(tmp_path: Path) -> None:
-    with sidecar(tmp_path / "home", link={"max_connections": BURST, "handshake_seconds": 0.5}) as one:
+    with sidecar(tmp_path / "home") as one:
         os.kill(one.pid, signal.SIGSTOP)
         try:
             # They send nothing: what the system has no room for would be forgotten on the other side alone.
