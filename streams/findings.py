@@ -1,4 +1,4 @@
-"""What verification of a log can find, in either backend. Pure.
+"""What verification of a log can find. Pure.
 
 There are four kinds of fault:
 

@@ -1,4 +1,4 @@
-"""The append-only log: the one interface every backend implements.
+"""The append-only log: the one interface that every store implements.
 
 Two numbers locate a record, and they are never interchangeable:
 
@@ -12,7 +12,7 @@ subtract them.
 running sidecar; ``StreamStore`` adds ``append``, the only way to write events, and ``subscribe``, which follows the
 log.
 
-Backends: jsonl, sqlite. Each backend passes ``tests/streams/store_contract.py``. This module does no I/O.
+Every store passes ``tests/streams/store_contract.py``. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Backends of ``streams.store.StreamStore``: jsonl and sqlite, and what they share.
+"""The log on disk: ``journal/`` acknowledges a record, ``sqlite/`` is the database to which it moves.
 
-``StreamStore`` says what each must do; ``commit.py`` does group commit, ``plan.py``
-plans an append. ``streams/log/`` picks the backend.
+``plan.py`` decides what an append writes, ``commit.py`` lets many appends share a sync. ``streams/log/`` is the log
+that the rest of the program uses.
 """

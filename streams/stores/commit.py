@@ -82,7 +82,7 @@ class Trust:
 
 
 class GroupCommit:
-    """One writer thread in front of a backend's ``commit``.
+    """One writer thread in front of a store's ``commit``.
 
     ``commit(pendings)`` runs on the writer thread or on the loop, never on both at once. ``commit`` sets every
     ``outcome`` (records, or the ``StreamError`` that refuses that append). When all records are durable, it returns the

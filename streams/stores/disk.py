@@ -1,7 +1,5 @@
-"""The system calls that change a store's files, in ``Disk``, so that tests can make those of the jsonl writer fail.
-
-The jsonl writer uses them for the log and its head file. The sqlite store uses them only for its head file and to
-delete files that were set aside, because SQLite itself writes the database.
+"""The system calls that change the journal, its head file and files that were set aside, in ``Disk``, so that tests can
+make them fail. SQLite itself writes the database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The head file: a separate file that names a log's last durable record. Both backends keep a head file.
+"""The head file: a separate file that names a log's last durable record.
 
 Every record up to the named record must exist and be complete. The file is rewritten in place after each commit, before
 the ack, without a separate sync.

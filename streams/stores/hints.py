@@ -1,4 +1,4 @@
-"""Cursors and snapshots: hints in small files next to a log of either backend.
+"""Cursors and snapshots: hints in small files next to a log.
 
 Hints may lag behind or be lost, and correctness never depends on them: a reader without its cursor starts at the
 beginning, and a projection without a snapshot is folded from the first record. So hints are written without a separate

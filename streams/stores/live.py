@@ -1,4 +1,4 @@
-"""The live tail shared by all backends: replay from the log, then wait for the next commit."""
+"""The live tail: replay from the log, then wait for the next commit."""
 
 from __future__ import annotations
 

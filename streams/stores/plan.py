@@ -1,7 +1,8 @@
 """Decide what an append writes: keys, expected offsets, places and hashes. Pure.
 
-Every backend plans with this module, so all backends give the same records, errors and hashes. Each plan sees the tails
-as they will be after all earlier plans, because the appends of one group commit are planned one after another.
+Every store plans with this module, also the one in memory of the tests, so all give the same records, errors and
+hashes. Each plan sees the tails as they will be after all earlier plans, because the appends of one group commit are
+planned one after another.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Plan:
 
 
 class Tails(Protocol):
-    """What planning needs to know of a backend's log, including earlier plans of the same commit."""
+    """What planning needs to know of a log, including earlier plans of the same commit."""
 
     def next_position(self) -> int:
         """The position the next new record takes."""

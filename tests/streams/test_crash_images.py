@@ -1,7 +1,7 @@
 """A kill at every change to the disk, and power losses: what was acknowledged is there.
 
 Every change to a store's files is recorded while a script of 200 operations is played: appends over several segments,
-the head file, cursors, snapshots, a torn tail, moves between the backends, discarding the old one, pruning and
+the head file, cursors, snapshots, a torn tail, moves to the database, pruning and
 forgetting. For a moment of the script ``images.py`` makes a possible disk, and the store on it is opened. After a kill
 the disk has all that was written before that moment, and perhaps some pages of the write under way; after a power loss,
 any part of what was not synced. Acknowledged records must be there, nothing may be invented, a removal is done or not

@@ -105,7 +105,7 @@ class StoreInterrupted(StoreUnavailable):
 
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """Translate SQLite's errors into the store's errors, so that no error of ``sqlite3`` leaves the backend.
+    """Translate SQLite's errors into the store's errors, so that no error of ``sqlite3`` leaves this folder.
 
     Raises:
         ForeignStore: the file is damaged or not a database.
@@ -204,7 +204,7 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
                     "move the home to a local file system: data written here could be lost",
                 )
             connection.execute("PRAGMA foreign_keys = ON")
-            # Keep SQLite from checkpointing within a commit, because ``SqliteStore`` checkpoints between two commits.
+            # Keep SQLite from checkpointing within a commit, because ``Database`` checkpoints between two transactions.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             _upgrade(connection, steps)
             # SQLite syncs the directory for the WAL only in the connection that created the WAL, which may be a reader.

@@ -40,7 +40,7 @@ class Exclusive(Protocol):
 
 
 class SqliteRemover:
-    """The part of ``SqliteStore`` that removes records and payloads. The methods block; ``InTurn`` lets only one
+    """The part of ``Database`` that removes records and payloads. The methods block; ``InTurn`` lets only one
     operation run at a time.
 
     ``changed`` is called after each transaction, while no commit is running.
