@@ -29,7 +29,7 @@ from streams.system.files import open_to_read
 PAUSE_SECONDS: Final = 0.1
 """How long nothing must have been appended before the mover works."""
 
-MANY: Final = 10_000
+MANY: Final = 11_000
 """So many records are moved although appends go on."""
 
 MOST_BYTES: Final = 2 * 1024 * 1024

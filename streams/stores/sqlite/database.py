@@ -23,7 +23,7 @@ from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connec
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import find, last_of, load, tail_of
-from streams.stores.sqlite.rows import INSERT, SELECT, Row, positions_of, record_of, row_of
+from streams.stores.sqlite.rows import SELECT, Row, insert, positions_of, record_of, row_of
 from streams.stores.stored import Stored
 from streams.system.threads import InTurn
 
@@ -137,7 +137,7 @@ class Database(SqliteReader):
         return rows, tails
 
     def _insert(self, rows: Sequence[Row], tails: Mapping[str, Tail], last: Stored) -> None:
-        self._writing.executemany(INSERT, rows)
+        insert(self._writing, rows)
         self._writing.executemany(
             "UPDATE streams SET next_offset = ?, hash = ? WHERE id = ?",
             [(*tail, self._stream_id(name)) for name, tail in tails.items()],

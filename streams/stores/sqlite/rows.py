@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 from zlib import crc32
 
@@ -18,7 +19,14 @@ from streams.stores.stored import Stored
 
 Row = tuple[Any, ...]
 
-INSERT: Final = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_VALUES: Final = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT: Final = f"INSERT INTO records VALUES {_VALUES}"  # noqa: S608 - a constant
+
+ROWS_AT_ONCE: Final = 64
+"""How many rows one statement inserts. Python gives its lock away for each statement, and must get it back from a busy
+event loop."""
+
+_INSERT_MANY: Final = f"INSERT INTO records VALUES {', '.join([_VALUES] * ROWS_AT_ONCE)}"  # noqa: S608 - constants
 
 COLUMNS: Final = "records.position, records.offset, records.hash, records.crc, records.event"
 SELECT: Final = f"SELECT {COLUMNS} FROM records"  # noqa: S608 - a constant
@@ -50,6 +58,14 @@ def row_of(record: Stored, stream: int) -> Row:
         count,
         event,
     )
+
+
+def insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+    """Insert rows, within a transaction."""
+    whole = len(rows) - len(rows) % ROWS_AT_ONCE
+    for begin in range(0, whole, ROWS_AT_ONCE):
+        connection.execute(_INSERT_MANY, [*chain.from_iterable(rows[begin : begin + ROWS_AT_ONCE])])
+    connection.executemany(INSERT, rows[whole:])
 
 
 def record_of(row: Sequence[Any], file: str) -> Record:
