@@ -11,7 +11,7 @@ import os from "node:os";
 import path from "node:path";
 import { endAll } from "./headless.js";
 
-/** How much of the end of a command's output is told, bytes. */
+/** How many bytes of the end of a command's output the sidecar gets. */
 const TAIL = 16_000;
 /** How long one call waits for the end of a command, ms. */
 const WAIT_MS = 500;
@@ -92,7 +92,7 @@ export class Copies {
     try {
       if (this.#asked.has(event.command)) this.#asked.set(event.command, { ...event.env });
     } catch {
-      // A getter threw an error, so this is another form of event, and the sidecar is told nothing.
+      // A getter threw an error, so this is another form of event, and the sidecar gets nothing.
     }
   }
 

@@ -56,7 +56,7 @@ async function gone(pid) {
   }
 }
 
-test("a command runs in the copy with the variables of this process, and its end and output are told", async (t) => {
+test("a command runs in the copy with the variables of this process, and the sidecar gets its end and output", async (t) => {
   const { directory, run } = bench(t, { WHOSE: "ada", GIT_DIR: "/elsewhere", OPENCODE_SERVER_PASSWORD: "secret" });
   const tell = 'echo "$WHOSE $DURABLE_STREAM_PROJECT $PWD$GIT_DIR$OPENCODE_SERVER_PASSWORD"; ls -A';
   assert.deepEqual(await run(tell), { code: 0, output: `ada /project ${directory}\n` });
@@ -75,7 +75,7 @@ test("what a command leaves running delays nothing and runs on", async (t) => {
   process.kill(pid, "SIGKILL");
 });
 
-test("a command that cannot begin is told as one that failed", async (t) => {
+test("a command that cannot begin counts as failed", async (t) => {
   const { run } = bench(t);
   for (const directory of ["/none", "/proc"]) assert.equal((await run("true", { directory })).code, 126);
 });
@@ -125,7 +125,7 @@ test("the snapshots of a directory are removed when it is gone, and nothing else
   assert.ok(!fs.existsSync(kept) && fs.existsSync(path.dirname(kept)));
 });
 
-test("the variables of a command that the sidecar may begin are told once, and those of no other", async (t) => {
+test("the sidecar gets the variables of a command that it may begin once, and those of no other", async (t) => {
   const { copies, call } = bench(t);
   const [command, other] = [await call("variables.ask", {}), await call("variables.ask", {})];
   const env = { ASKER: "terminal" };

@@ -23,6 +23,7 @@ from streams.stores.hints import HintAhead, Hints
 from streams.stores.journal.segments import HEAD
 from streams.stores.journal.store import SEGMENT_BYTES, LogStore
 from streams.stores.live import LiveTail
+from streams.stores.plan import Request, encode_batch
 from streams.stores.space import mib_to_open
 from streams.stores.sqlite.kept import KeptRows
 from streams.system.threads import in_thread
@@ -130,7 +131,7 @@ class Log(LogStore):
     ) -> list[Record]:
         """See ``StreamStore.append``."""
         try:
-            return await super().append(events, expected=expected, on_known=on_known)
+            return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
         finally:
             self._live.notify()
 

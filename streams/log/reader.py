@@ -83,7 +83,7 @@ class LogReader(TwoPlaces):
         ``query``. Reads the log from its end, and no further than it must.
 
         ``fits`` sees the records newest first. The result is ``None`` if the end that was read is damaged: only a read
-        from the beginning tells what is damaged, and where.
+        from the beginning finds the first damaged record.
         """
         found: list[Record] = []
         try:

@@ -448,7 +448,7 @@ def _original(top: str, directory: str, project: str) -> Callable[[str], str]:
 
     def original(pattern: str) -> str:
         if not directory.endswith(below) or not f"{directory}/".startswith(f"{top.rstrip('/')}/"):
-            raise HostError(f"{directory} is no copy of {project} in {top}, so its rules are not known", permanent=True)
+            raise HostError(f"{directory} does not copy {project} in {top}, so its rules are unknown", permanent=True)
         return os.path.relpath(Path(top[len(directory) - len(below) :] or "/", pattern), top)
 
     return original

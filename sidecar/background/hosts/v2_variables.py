@@ -23,7 +23,7 @@ KEPT: Final = 200
 
 
 class Variables:
-    """What is known of the variables of our sessions, and which service was told. ``link_of`` returns the link to the
+    """The variables of our sessions, and the service that has them. ``link_of`` returns the link to the
     plugin of a service, or raises ``HostAbsent``."""
 
     def __init__(self, link_of: Callable[[ServiceClient], ShimConnection]) -> None:

@@ -37,7 +37,7 @@ async def stop(run: Run) -> None:
     out, home = run.out, run.own_home
     info = home.running()
     if info is not None and info.process and not info.still_runs:
-        # There is no sidecar to stop: another process holds the lock or has the sidecar's pid.
+        # No sidecar runs: another process holds the lock or has the sidecar's pid.
         info = None
     info = info or home.unlocked()
     if info is None:

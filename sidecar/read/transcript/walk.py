@@ -1,6 +1,6 @@
 """The walk over a conversation: what a transcript tells, piece by piece, in which order. Pure.
 
-Markdown and HTML lay out the same pieces. A new kind of item is told here, with the kinds of pieces that
+Markdown and HTML lay out the same pieces. Add a new kind of item here, with the kinds of pieces that
 every layout has.
 """
 

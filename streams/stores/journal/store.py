@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import StoreUnavailable, StreamError
-from streams.event import StreamEvent
 from streams.query import Filter
 from streams.retention import Removed
-from streams.store import OnKnown, Record
+from streams.store import Record
 from streams.stores.commit import GroupCommit, Pending
 from streams.stores.disk import Disk
 from streams.stores.journal.index import Index, Place
@@ -34,7 +33,7 @@ from streams.stores.journal.segments import sizes_of
 from streams.stores.journal.writer import JournalWriter
 from streams.stores.keys import key_digest
 from streams.stores.plan import Known as KnownRecord
-from streams.stores.plan import Placed, Plan, Request, as_record, encode_batch, plan
+from streams.stores.plan import Placed, Plan, as_record, plan
 from streams.stores.recent import Recent
 from streams.stores.sqlite.database import Database, Known
 from streams.stores.sqlite.files import LOG_FILE, wal_bytes
@@ -74,8 +73,8 @@ class LogStore(TwoPlaces):
         try:
             self._writer = JournalWriter(store, disk, segment_bytes, self._stored.last, self._known)
         except BaseException:
-            # Whoever closes the database last folds its write-ahead file into it and deletes it. That must not happen
-            # to a refused log, so a connection that cannot write is the last one, unless the file is empty.
+            # The last connection that closes folds the write-ahead file into the database and deletes it. That must not
+            # happen to a refused log, so a connection that cannot write is the last one, unless the file is empty.
             closings = [self._stored.close_at_once, self._known.close]
             for close in closings if wal_bytes(store / LOG_FILE) else closings[::-1]:
                 close()
@@ -150,15 +149,6 @@ class LogStore(TwoPlaces):
         return found or (self._known.removed(digest) if self._stored.has_removed else None)
 
     # --- writing ---
-
-    async def append(
-        self,
-        events: Sequence[StreamEvent],
-        *,
-        expected: Mapping[str, int] | None = None,
-        on_known: OnKnown = "conflict",
-    ) -> list[Record]:
-        return await self._commits.submit(Request(encode_batch(events), expected or {}, on_known))
 
     def _commit(self, group: Sequence[Pending]) -> float:
         seconds = 0.0
