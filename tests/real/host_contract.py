@@ -209,6 +209,7 @@ class HostContract:
         assert await self.is_state(session, "busy")
         await self.host.abort(session, directory=self.directory)
         await until(lambda: self.is_status(session, "idle"))
+        await until(lambda: self.is_state(session, "aborted"))
         self.model.release("contract")
         await self.host.abort(session, directory=self.directory)  # nothing runs: no error
 

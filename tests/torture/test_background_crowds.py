@@ -12,9 +12,11 @@ import json
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from tests.real.model_server import HANG_LIMIT_S, ModelRequest, ModelServer, Ste
 from tests.real.terminal import ENTER, READY, Terminal
 from tests.streams.sizes import size
 from tests.torture.figures import SEED, note, seeded
-from tests.torture.tormented import Tormented
+from tests.torture.tormented import STALL_S, Tormented
 from tools.install_opencode import binary_path
 
 pytestmark = pytest.mark.real_opencode
@@ -38,6 +40,9 @@ CONTINUED = "The server restarted"
 """How the message begins with which OpenCode 2 continues a turn."""
 GIVES_UP_S = 20.0
 """When a person opens another terminal: one tries for a while only to start the service again."""
+STARTS_S = 60.0
+TERMINALS = 5
+"""How long one may take on a busy machine until the service runs, and how many a person tries."""
 SETTINGS = "[phantom]\nmax_running = 8\n"
 RECORDS_OF_ONE = 20
 """About how many records the agents write for one of them."""
@@ -107,7 +112,9 @@ class Crowd(Tormented):
             if not is_first:
                 return Step(say=f"result of {mark}")
             return Step(calls=[(self.shell, {"command": f"echo {mark} >> {self.marks}", "description": "mark"})])
-        if not is_first and (CONTINUED not in request.user_text or request.since_user()):
+        # A result may be among what continues a turn.
+        news = json.dumps(list(takewhile(lambda each: each.get("role") == "user", reversed(request.messages))))
+        if not is_first and CONTINUED not in news:
             return Step(say="heard")
         known = set(_started(request))
         names = {f"{mark}.{at}": ("copy", "shared")[at % 2] for at in range(CROWD)}
@@ -161,6 +168,8 @@ class Crowd2(Crowd):
     shell = "shell"
     client: Any
     screen: Terminal
+    killed, windows, quiet = 0, 0, (0, 0.0)
+    """The last process of OpenCode 2 that was killed; the last position in the log, and when it was seen first."""
 
     def ask(self, mark: str) -> None:
         """Type the prompt."""
@@ -182,18 +191,49 @@ class Crowd2(Crowd):
         for child in (self.screen.process, self.client.process):
             if child.pid == killed:
                 child.wait()  # a terminal takes a service that nobody waited for, a zombie, for one that runs
+        self.killed = killed
         try:
-            wait_until(lambda: self._is_back(killed), f"{victim} after a kill", GIVES_UP_S)
+            wait_until(self._is_back, f"{victim} after a kill", GIVES_UP_S)
         except TimeoutError:
-            self.screen.close()
-            wait_until(lambda: self._is_back(killed), f"{victim} after a kill and another terminal")
+            self.stalled()
 
-    def _is_back(self, killed: int) -> bool:
+    def _is_back(self) -> bool:
         if self.screen.process.poll() is not None:
+            self._open()
+        return self.service() != self.killed
+
+    def stalled(self) -> None:
+        """A person opens another terminal, until one has started the service again."""
+        self.windows += 1
+        self.screen.close()
+        for _ in range(TERMINALS):
+            with suppress(TimeoutError):
+                wait_until(self._is_back, "a service", STARTS_S)
+                return
             self.screen.close()
-            wait_until(lambda: self._intents(self.mark), f"the intents of {self.mark}")
-            self.screen = window(self.client, "--session", self._intents(self.mark)[0]["parent"])
-        return self.service() != killed
+        raise TimeoutError(f"{TERMINALS} terminals did not start the service again: {self.screen.lines()}")
+
+    def _open(self) -> None:
+        """Open a terminal with the session that asked."""
+        self.screen.close()
+        words = ("query", "--type", "human.input", "--text", f"ask for {self.mark}")
+        asked = wait_until(lambda: self.durable.lines(*words), f"who asked for {self.mark}")
+        self.screen = window(self.client, "--session", asked[0]["event"]["payload"]["session"])
+
+    def _settled(self, mark: str) -> bool:
+        """A person also looks if nothing is recorded any more."""
+        if super()._settled(mark):
+            return True
+        if (head := self.head()) != self.quiet[0]:
+            self.quiet = head, time.monotonic()
+        elif time.monotonic() > self.quiet[1] + STALL_S:
+            self.stalled()
+            self.quiet = head, time.monotonic()
+        return False
+
+    def figures(self) -> dict[str, Any]:
+        """With how many terminals a person opened because nothing happened."""
+        return super().figures() | {"windows": self.windows}
 
     def judge(self, mark: str) -> None:
         """Ask the service that runs now."""
@@ -239,7 +279,8 @@ def of_opencode_2(path: Path) -> Iterator[Crowd]:
         with two_with_plugin(model, durable) as client:
             crowd = Crowd2(durable, client, model)
             yield crowd
-            os.kill(crowd.service(), signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(crowd.service(), signal.SIGTERM)
 
 
 @pytest.mark.torture

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from bridge.opencode.capture.shapes import is_abort
 from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.protocol import CallError
 from sidecar.background.hosts import lacks
@@ -223,11 +224,13 @@ class V1Host(Host):
         if last.get("role") != "assistant":
             made = (last.get("time") or {}).get("created", 0)
             return Look("busy" if self._now_ms() - made < SETTLE_MS else "unanswered")
-        over = last.get("finish") in ("stop", "length") or last.get("error")
+        fault = last.get("error") or {}
+        over = fault or last.get("finish") in ("stop", "length")
         if not over or not (last.get("time") or {}).get("completed"):
             return Look("unanswered")
-        fault = last.get("error") or {}
-        if fault and fault.get("name") != "MessageAbortedError":
+        if is_abort(fault):
+            return Look("aborted")
+        if fault:
             return Look("failed", str((fault.get("data") or {}).get("message") or fault.get("name") or ""))
         texts = [part.get("text", "") for part in found[-1].get("parts", []) if part.get("type") == "text"]
         return Look("answered", "\n".join(texts))

@@ -1,9 +1,10 @@
 """What became of the prompt of a background session on OpenCode 2, from the session's messages. Pure.
 
 Measured on 2.0.15. Most turns end with a message of the type ``idle`` that has the turn's outcome. What follows the
-first such message after the prompt belongs to other turns: those of a person, of a shell command or of a notice. Two
-kinds of turns end without it: a turn in which a person refused a permission or dismissed a question, and a turn that
-was cut off by the end of its service. The service continues both as soon as it has started again.
+first such message after the prompt belongs to other turns: those of a person, of a shell command or of a notice. A turn
+that succeeded without a finished answer is no end: it called no model. Two kinds of turns end without that message: a
+turn in which a person refused a permission or dismissed a question, and a turn that was cut off by the end of its
+service. The service continues both as soon as it has started again.
 
 A turn may leave behind subagents and shell commands that run in the background. Each of them reports to the session
 when it ends, and its report starts another turn; a subagent does so also after a restart and when it was deleted. The
@@ -66,9 +67,10 @@ def turn_of(messages: Sequence[dict[str, Any]]) -> Turn | None:
                 outcome = _OUTCOMES.get(str(message.get("outcome")), "failed")
                 if outcome == "answered" and state == "cut":
                     return Turn("stopped")  # a refused turn that ``V2Host.abort`` has closed
-                if outcome != "answered" or not running:
+                if running and outcome == "answered":
+                    state = "waiting"
+                elif outcome != "answered" or (last.get("finish") and not last.get("error")):
                     return Turn(outcome, _error(last) if outcome == "failed" else said_in(last))
-                state = "waiting"
     return Turn(state, said_in(last), tuple(running))
 
 

@@ -345,7 +345,9 @@ class IntentAgent(OwnAgent[State]):
             # service knows which turn answers the prompt, and whether the work is over.
             return [asked.check(intent, event.ts)]
         if outcome == "completed":
-            return self._end(intent, "intent.completed", event.ts)
+            # The OpenCode that died may have taken the answer along, so its session says what it answered.
+            is_heard = intent.is_answered and intent.result
+            return self._end(intent, "intent.completed", event.ts) if is_heard else [asked.check(intent, event.ts)]
         if outcome == "interrupted":
             return self._interrupted(intent, session, event.ts)
         if outcome == "failed":

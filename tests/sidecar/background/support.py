@@ -97,6 +97,12 @@ class Bench:
         await self.settled()
         return record
 
+    async def answered(self, session: str, text: str = "done") -> None:
+        """A model said this, and its turn is over."""
+        await self.happened("execution.output", session=session, kind="text", text=text)
+        await self.happened("execution.step", session=session, kind="inference", finish="stop", tokens={}, cost=0)
+        await self.happened("turn.ended", session=session, outcome="completed")
+
     async def settled(self) -> None:
         """Wait until all is handled, and send a tick to each agent whose deadline has come, as the sidecar does."""
         await settled(self.runtime, self.store)

@@ -129,7 +129,7 @@ def test_ended_work_goes_on_in_its_session_and_copy_as_new_work() -> None:
     world.settle()
     new = world.intent("new")
     assert (new.session, new.state, world.done[PROMPT, new.id]) == (old.session, "running", 1)
-    world.spends(f"ses_{old.id}", 5)
+    world.spends(f"ses_{old.id}", 5, finish="stop")
     assert (world.intent("new").tokens, world.intent("old").tokens) == (5, 7), "each pays for its own"
     world.happens("execution.output", session=old.session, kind="text", text="the second answer")
     world.happens("turn.ended", session=old.session, outcome="completed")
@@ -420,6 +420,31 @@ def test_the_end_of_a_turn_is_only_a_reason_to_look(outcome: str) -> None:
         "message.sending",
     ]
     assert world.intent("a").result == "forty two"
+
+
+def heard(*said: str) -> World:
+    """A world of OpenCode 1 with one intent, whose turn ends after its model was heard to say this and to stop."""
+    world = World(isolation="shared")
+    world.register("a")
+    world.settle()
+    for text in said:
+        world.happens("execution.output", session="ses_int_a", kind="text", text=text)
+    world.spends("ses_int_a", 1, finish="stop" if said[-1:] != ("I begin",) else "tool-calls")
+    world.happens("turn.ended", session="ses_int_a", outcome="completed")
+    return world
+
+
+@pytest.mark.parametrize("said", [(), ("I begin",)])
+def test_an_answer_that_a_dying_opencode_took_along_is_read_in_its_session(said: tuple[str, ...]) -> None:
+    world = heard(*said)
+    assert world.intent("a").state == "running"
+    found(world, "answered", "forty two")
+    assert (world.intent("a").state, world.intent("a").result) == ("completed", "forty two")
+
+
+def test_an_answer_that_was_heard_needs_no_look() -> None:
+    world = heard("I begin", "forty two")
+    assert (world.intent("a").state, world.intent("a").result) == ("completed", "forty two")
 
 
 @pytest.mark.parametrize("more", [0, 1])

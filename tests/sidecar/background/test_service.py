@@ -185,8 +185,7 @@ async def test_a_result_that_a_call_returned_is_not_told_again_unless_its_turn_w
         if stopped:
             host.answers("msg_2")
         phantom = f"ses_{intent.id}"
-        await run.happened("execution.output", session=phantom, kind="text", text="forty two")
-        await run.happened("turn.ended", session=phantom, outcome="completed")
+        await run.answered(phantom, "forty two")
         (notice,) = made.people.messages.data.messages.values()
         assert await waits == notice.text and "forty two" in notice.text
         await run.settled()
@@ -240,7 +239,7 @@ async def test_one_chain_of_causes_and_one_trace_lead_from_the_call_to_the_messa
         assert about is not None and (about.parent, about.turn, about.call) == (PARENT, "msg_1", "call_1")
         # The end comes from another chain.
         await run.command("intents", "intent.cancel", intent="int_none")
-        await run.happened("turn.ended", session=session, outcome="completed")
+        await run.answered(session)
         await run.settled()
         events = {r.event.id: r.event for r in await records(run.store, "agent/intents")}
         for stream in ("agent/intents/effects", "agent/messages", "agent/messages/effects"):
@@ -263,7 +262,7 @@ async def test_a_result_that_waits_for_others_when_the_sidecar_dies_is_told_once
             given = RegisterArgs(prompt="do it", directory="/p", parent=PARENT, key=key)
             intent = await made.register_intent(given)
         await run.settled()
-        await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+        await run.answered(f"ses_{intent.id}")
         assert [notice.state for notice in made.people.messages.data.messages.values()] == ["queued"]
     async with orchestration(tmp_path) as (made, host, run):
         assert host.prompts == []
@@ -398,7 +397,7 @@ async def worked(made: DurableStream, run: Bench, project: Path, does: Callable[
     )
     await run.settled()
     does(Path(made.data.intents[intent.id].place))
-    await run.happened("turn.ended", session=f"ses_{intent.id}", outcome="completed")
+    await run.answered(f"ses_{intent.id}")
     assert made.data.intents[intent.id].state == "completed"
     return intent.id
 
@@ -468,7 +467,7 @@ async def test_ended_work_goes_on_with_the_rights_of_its_session(tmp_path: Path)
             with pytest.raises(RequestError) as raised:
                 await ask(made, name, **args)
             assert raised.value.code == "still-running"
-        await run.happened("turn.ended", session=second.session, outcome="completed")
+        await run.answered(second.session)
         assert made.data.intents[new].changes["count"] == 1 and not Path(second.place).exists()
         with pytest.raises(RequestError) as raised:
             await ask(made, "spawn", **given, agent="other")
@@ -482,7 +481,7 @@ async def test_a_copy_in_which_later_work_was_done_goes_with_the_later_work(tmp_
         new = (await ask(made, "spawn", prompt="and now", directory="/p", continues=old))["id"]
         await run.settled()
         root = Path(made.data.intents[new].place)
-        await run.happened("turn.ended", session=f"ses_{old}", outcome="completed")
+        await run.answered(f"ses_{old}")
         assert (await ask(made, "intent_discard", intent=old))["copy"] == "" and root.is_dir()
         assert (await ask(made, "intent_discard", intent=new))["copy"] == str(root) and not root.exists()
 

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError
-from sidecar.background.hosts.host import HostAbsent, HostError, Part
+from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v1_ids import message_id, part_ids
 from streams.identity import system_identity
@@ -183,6 +183,31 @@ async def test_of_a_closed_session_the_opencode_that_does_the_work_says_what_it_
     with pytest.raises(HostAbsent):
         await one.rights(SESSION, None)
     assert (await one.rights(SESSION, None, work="int_1")).effect("bash", "ls") == "deny"
+
+
+STOPPED = {"finish": "stop", "time": {"completed": 2}}
+ABORT = {"name": "MessageAbortedError", "data": {"message": "Aborted"}}
+
+
+@pytest.mark.parametrize(
+    ("about", "found"),
+    [
+        (STOPPED, Look("answered", "for")),
+        (STOPPED | {"finish": "length"}, Look("answered", "for")),
+        (STOPPED | {"error": ABORT}, Look("aborted")),
+        ({"time": {"completed": 2}, "error": ABORT}, Look("aborted")),
+        (STOPPED | {"error": {"name": "APIError", "data": {"message": "no"}}}, Look("failed", "no")),
+        ({"finish": "stop", "time": {"created": 1}}, Look("unanswered")),
+        ({"time": {"completed": 2}}, Look("unanswered")),
+        (STOPPED | {"finish": "tool-calls"}, Look("unanswered")),
+        (STOPPED | {"finish": "unknown"}, Look("unanswered")),
+    ],
+)
+async def test_an_answer_counts_only_if_it_is_complete_and_without_an_error(about: dict[str, Any], found: Look) -> None:
+    link = FakeLink("hosting", NOBODY)
+    link.keep({"messageID": "msg_1", "parts": [{"type": "text", "text": "do it"}]})
+    link.history.append({"info": {"role": "assistant", **about}, "parts": [{"type": "text", "text": "for"}]})
+    assert await host(link).look(SESSION, directory="/project") == found
 
 
 async def test_a_plugin_that_is_older_than_the_sidecar_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

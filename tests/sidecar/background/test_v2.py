@@ -108,6 +108,12 @@ TAILS: dict[str, tuple[list[Json], Turn]] = {
         Turn("failed", "no"),
     ),
     "failed without an answer": ([idle("failed")], Turn("failed")),
+    "succeeded without an answer": ([idle()], Turn("open")),
+    "succeeded after an answer that an abort broke off": (
+        [answer("for", finish="error", error=ABORTED), CONTINUED, idle()],
+        Turn("open", "for"),
+    ),
+    "succeeded after an unfinished answer": ([answer("for", finish=""), idle()], Turn("open", "for")),
     "failed, with some outcome of a later version": ([SAID, idle("lost")], Turn("failed")),
     "recovered from an error": ([answer(error={"type": "x", "message": "no"}), SAID, idle()], DONE),
     "aborted": ([BROKEN_OFF, idle("interrupted")], Turn("aborted")),

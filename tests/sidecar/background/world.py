@@ -6,9 +6,10 @@ from collections import Counter
 from typing import Any
 
 from sidecar.agents.agent import decisions
-from sidecar.background.intents.intent_effects import ABORT, COLLECT, CREATE, ISOLATE, PROMPT
+from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.background.intents.state import Intent, steps_of
+from sidecar.background.intents.watch import CHECKED
 from sidecar.background.intents.works import Asker
 from sidecar.background.messages.agent import MessageAgent
 from sidecar.background.messages.deliver import WAKE
@@ -93,7 +94,7 @@ class World:
         self.happens("intent.register", **given, above=[parent] if parent else [], **more)
         return self.agent.data.intents[f"int_{name}"]
 
-    def act(self, which: int = 0) -> None:
+    def act(self, which: int = 0) -> list[str]:
         """Let the host do one of the effects that wait."""
         kind, node, args = self.effects.pop(which)
         self.done[kind, node] += 1
@@ -112,6 +113,9 @@ class World:
             result = {"saved": True, "files": [], "count": 0, "diff": "+one"}
         if kind == PROMPT:
             self.busy.add(args["session"])
+        if kind == CHECK:
+            about = {name: args[name] for name in CHECKED}
+            result = {"state": "busy" if args["session"] in self.busy else "answered", **about}
         if kind == ABORT:
             self.busy.discard(args["session"])
         if kind == WAKE:
@@ -120,7 +124,7 @@ class World:
                 saved = self.messages.setdefault(node, [])
                 saved += [each["key"] for each in args["texts"] if each["key"] not in saved]
             self.keeps = True
-        self.happens("effect.completed", kind=kind, node=node, result=result)
+        return self.happens("effect.completed", kind=kind, node=node, result=result)
 
     def settle(self) -> None:
         while self.effects or self.deadline() == 0:
@@ -132,7 +136,9 @@ class World:
     def ends(self, intent: Intent, outcome: str = "completed", **more: Any) -> list[str]:
         session = f"{self._begin}{intent.id}"
         self.busy.discard(session)
-        return self.happens("turn.ended", session=session, outcome=outcome, **more)
+        found = self.happens("turn.ended", session=session, outcome=outcome, **more)
+        # On OpenCode 1, only a turn whose answer was not heard is looked at.
+        return self.act(-1) if found == ["intent.checked"] and self._begin == "ses_" else found
 
     def loses_its_opencode(self, name: str) -> None:
         """Its turn breaks off, and then no OpenCode hosts its session: it waits for one."""
