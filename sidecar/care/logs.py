@@ -44,15 +44,16 @@ def note_failure(home: Home, error: Exception) -> None:
 
 _OUTCOME: Final = re.compile(
     r"^(\S+ [\d:]+)\S* "
-    r"(?:ERROR sidecar: could not serve: (.*)|INFO sidecar: (?:serving on port|stopped while starting).*)$",
+    r"(?:ERROR sidecar: (?:could not serve|stopped): (.*)|INFO sidecar: (?:serving on port|stopped while starting).*)$",
     re.MULTILINE,
 )
 _LOOKED_AT: Final = 256 * 1024
-"""How many bytes at the end of the log file are searched for the last start. Few lines follow a failed start."""
+"""How many bytes at the end of the log file are searched for the last start. Few lines follow a failure."""
 
 
-def failed_start(home: Home) -> tuple[str, str] | None:
-    """When and why the last start in ``sidecar.log`` failed; ``None`` if it did not, or is not in the file."""
+def failure(home: Home) -> tuple[str, str] | None:
+    """When and why the last sidecar in ``sidecar.log`` could not start or go on; ``None`` if it could, or is not in the
+    file."""
     try:
         with open(home.log_path, "rb", opener=open_unfollowed) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LOOKED_AT, 0))

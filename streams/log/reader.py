@@ -38,10 +38,15 @@ class LogReader(TwoPlaces):
 
     def __init__(self, store: Path, *, to_damage: bool = False) -> None:
         self.store, self._to_damage = store, to_damage
-        self.damage: CorruptLog | None = None
-        self._database = SqliteReader(store)
+        self._damage: CorruptLog | None = None
+        self._database = SqliteReader(store, to_damage=to_damage)
         self._files = self._journal = FileJournal(store)
         self._is_located = False
+
+    @property
+    def damage(self) -> CorruptLog | None:
+        """Where the first read ended that met damage, or how the database is damaged."""
+        return self._damage or self._database.damage
 
     @property
     def head(self) -> int:
@@ -74,7 +79,7 @@ class LogReader(TwoPlaces):
     def _end_at(self, error: Exception) -> None:
         if not self._to_damage or not isinstance(error, CorruptLog):
             raise error from None
-        self.damage = self.damage or error
+        self._damage = self._damage or error
 
     async def newest(
         self, wanted: Filter, count: int, *, after: int = NOTHING, fits: Callable[[Record], bool] = every_record

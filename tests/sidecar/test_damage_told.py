@@ -164,7 +164,7 @@ class TestWhatKeepsASidecarFromStarting:
         assert run(installed_home, "status").code == 0, "who reads forward does not see it"
         assert run(installed_home, "serve").code == 1
         done = run(installed_home, "status")
-        assert done.code == 1 and "the last start of the sidecar failed" in done.out and segment.name in done.out, done
+        assert done.code == 1 and "the last sidecar failed" in done.out and segment.name in done.out, done
         (check,) = (c for c in run(installed_home, "doctor", "--json").objects() if c["name"] == "start")
         assert check["level"] == "problem" and segment.name in check["text"]
         head.write_bytes(data)
@@ -174,7 +174,7 @@ class TestWhatKeepsASidecarFromStarting:
         try:
             played = run(installed_home, "play", str(recording))
             assert played.code == 0, played
-            assert "last start" not in run(installed_home, "status").out
+            assert "last sidecar" not in run(installed_home, "status").out
         finally:
             run(installed_home, "stop")
         assert run(installed_home, "status").code == 0

@@ -37,3 +37,14 @@ def change(store: Path, statement: str) -> None:
     with connection:
         connection.execute(statement)
     connection.close()
+
+
+def garble(store: Path, table: str) -> None:
+    """Overwrite the first page of a table or an index of a log at rest."""
+    connection = sqlite3.connect(store / "log.db")
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", [table]).fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with (store / "log.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xa5" * size)

@@ -100,16 +100,16 @@ SILENT_SECONDS: Final = 5
 
 
 def check_start(scene: Scene) -> list[Check]:
-    """Whether the last start of a sidecar failed. Until a start succeeds, OpenCode's hooks wait in the spool."""
+    """Whether the last sidecar could not start or go on."""
     if scene.home.is_locked():
         return []
-    from sidecar.care.logs import failed_start
+    from sidecar.care.logs import failure
 
-    failed = failed_start(scene.home)
+    failed = failure(scene.home)
     if failed is None:
         return []
     reason, _, hint = failed[1].partition("; ")
-    text = f"the last start of the sidecar failed ({failed[0]}), so nothing is recorded: {reason}"
+    text = f"the last sidecar failed ({failed[0]}); until one runs, OpenCode's hooks wait in the spool: {reason}"
     mended = "after that, run `durable-stream serve` to see whether it starts"
     return [Check("start", "problem", text, f"{hint or 'fix the cause'}; {mended}")]
 

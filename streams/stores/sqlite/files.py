@@ -125,11 +125,13 @@ def translated(path: Path, doing: str) -> Iterator[None]:
 _NO_TEXT: Final = "Could not decode to UTF-8"
 
 
-VERIFY_OR: Final = "run `durable-stream verify`, or "
+VERIFY: Final = "run `durable-stream verify`, then "
+
+RESTORE: Final = "restore it from a backup, or save what can be read with `durable-stream export`"
 
 
 def _damaged(path: Path, how: str) -> ForeignStore:
-    return ForeignStore(str(path), f"it is damaged ({shown(how)}): {VERIFY_OR}restore it from a backup")
+    return ForeignStore(str(path), f"it is damaged ({shown(how)}): {VERIFY}{RESTORE}")
 
 
 def shown(text: str) -> str:
@@ -348,7 +350,7 @@ def _check_owner(connection: sqlite3.Connection, path: Path, newest: int) -> int
     return version
 
 
-_FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY_OR}restore it from a backup"
+_FOREIGN: Final = f"another program wrote it, or its header is damaged: {VERIFY}{RESTORE}"
 
 
 def _is_named(path: Path) -> bool:

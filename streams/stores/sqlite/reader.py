@@ -18,12 +18,22 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 
 from streams.errors import CorruptLog, ForeignStore, StoreUnavailable, StreamError
+from streams.hashing import encode
 from streams.query import Filter, type_matches
-from streams.retention import Removal, StreamRemoval, StreamSize
+from streams.retention import Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.at_rest import ReadConnection
-from streams.stores.sqlite.files import LOG_FILE, SEARCH_FILE, SEARCH_STEPS, STEPS, connect_to_read, shown, translated
+from streams.stores.sqlite.files import (
+    LOG_FILE,
+    SEARCH_FILE,
+    SEARCH_STEPS,
+    STEPS,
+    connect_to_read,
+    shown,
+    translate,
+    translated,
+)
 from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
 
@@ -71,8 +81,11 @@ class SqliteReader:
         StoreUnavailable: the file cannot be opened.
     """
 
-    def __init__(self, store: Path, *, exists: bool = False, alone: bool = False) -> None:
-        self._store, self._path, self._alone = store, store / LOG_FILE, alone
+    def __init__(self, store: Path, *, exists: bool = False, alone: bool = False, to_damage: bool = False) -> None:
+        """``to_damage``: read a damaged file, too, as far as that works. ``damage`` then says what is wrong with it,
+        apart from its records; at a damaged record, reading ends with ``CorruptLog`` as ever."""
+        self._store, self._path, self._alone, self._to_damage = store, store / LOG_FILE, alone, to_damage
+        self.damage: CorruptLog | None = None
         self._exists = exists
         """True if the file exists or once existed. In this case, a missing file means that the log is gone, not
         empty."""
@@ -84,7 +97,16 @@ class SqliteReader:
     @property
     def head(self) -> int:
         """See ``StreamReader.head``. Read from the file at each call."""
-        return self._with_log(head_of, NOTHING)
+        return self._with_log(self._last, NOTHING)
+
+    def _last(self, connection: sqlite3.Connection) -> int:
+        try:
+            return head_of(connection)
+        except sqlite3.DatabaseError as error:
+            if not isinstance(translate(error, self._path, "reading"), ForeignStore):
+                raise
+            self._note(error)
+            return int(connection.execute("SELECT coalesce(max(position), -1) FROM records").fetchone()[0])
 
     async def read(self, stream_id: str, *, from_offset: int = 0) -> AsyncIterator[Record]:
         async for record in self._stream(stream_id, from_offset, await self.head_now()):
@@ -149,19 +171,34 @@ class SqliteReader:
             last = rows[-1][0]
 
     async def removal(self) -> Removal:
-        return await self._ask(load, Removal())
+        try:
+            return await self._ask(load, Removal())
+        except ForeignStore as fault:
+            self._note(fault)
+            return Removal()
 
     async def removed(self) -> dict[str, StreamRemoval]:
         return (await self.removal()).gone()
 
     async def sizes(self, *, until: int = _ABOVE_ALL) -> list[StreamSize]:
         """See ``StreamStore.sizes``; up to position ``until``. Reads the whole table, but not the events."""
-        rows = await self._fetch(
+        rows, fault = await self._fetch_to_damage(
             "SELECT name, min(offset), max(offset) + 1, count(*), sum(length(event)), min(ts), max(ts)"
-            " FROM records JOIN streams ON streams.id = records.stream WHERE position <= ? GROUP BY name ORDER BY name",
-            [until],
+            " FROM records JOIN streams ON streams.id = records.stream WHERE position <= ?"
+            " GROUP BY name ORDER BY name LIMIT ?",
+            [until, -1],
         )
-        return [StreamSize(*row) for row in rows]
+        if fault is None:
+            return [StreamSize(*row) for row in rows]
+        tally = Tally()
+        try:
+            async for record in self._scan(until, fault):
+                event = record.event
+                tally.add(event.stream_id, record.offset, event.ts, len(encode(event).canonical))
+        except CorruptLog:
+            if not self._to_damage:
+                raise
+        return tally.sizes()
 
     def let_go_of_search(self) -> None:
         """Close the full-text index, which may be deleted; the next search reopens it if it exists."""
@@ -228,11 +265,25 @@ class SqliteReader:
                 record = record_of(row, str(self._path))
                 low, high = (low, record.offset) if back else (record.offset + 1, high)
                 yield record
-            if fault is not None:
+            if fault is not None and back:
                 raise self._damaged(None, fault)
+            if fault is not None:
+                async for record in self._scan(head, fault):
+                    if record.event.stream_id == stream_id and record.offset >= low:
+                        yield record
+                return
             if len(rows) < most:
                 return
             most = min(most * 4, _FETCH)
+
+    async def _scan(self, until: int, fault: sqlite3.Error) -> AsyncIterator[Record]:
+        """Yield all records up to position ``until`` or to damage, without an index or another table, because of the
+        ``fault`` of one. Raises the fault unless the caller reads to damage."""
+        if not self._to_damage:
+            raise self._damaged(None, fault)
+        self._note(fault)
+        async for record in self._matching("", [], NOTHING, until=until):
+            yield record
 
     async def _of_streams(self, wanted: Filter, head: int, *, back: bool) -> AsyncIterator[Record]:
         """Yield matching records of ``wanted.streams``, merged by position, because the index orders them by offset."""
@@ -360,7 +411,7 @@ class SqliteReader:
             try:
                 return ask(connection)
             finally:
-                connection.execute("COMMIT")
+                connection.execute("ROLLBACK")  # SQLite commits nothing after it met damage
 
         return self._read(in_one_state, without)
 
@@ -388,13 +439,31 @@ class SqliteReader:
             self._connection.close()
             self._connection = None
         if self._connection is None:
-            self._connection, self._place = connect_to_read(self._path, len(STEPS), alone=self._alone), place
+            self._connection, self._place = self._opened(), place
         if self._connection is None:
             if self._exists:
                 raise StoreUnavailable(f"{self._path} was moved away while it was being read", "read the log again")
             return None
         self._exists = True
         return self._connection
+
+    def _opened(self) -> ReadConnection | None:
+        self.damage = None
+        try:
+            return connect_to_read(self._path, len(STEPS), alone=self._alone)
+        except ForeignStore as fault:
+            if not self._to_damage:
+                raise
+            connection = connect_to_read(self._path, len(STEPS), alone=self._alone, damaged=True)
+            self._note(fault)
+            return connection
+
+    def _note(self, fault: Exception) -> None:
+        """Note that the file is damaged. Raises the fault unless the caller reads to damage."""
+        if not self._to_damage:
+            raise fault
+        how = shown(str(fault.__cause__ or fault))
+        self.damage = self.damage or CorruptLog(str(self._path), None, None, f"it is damaged ({how})")
 
     def _search_rows(self, grams: str, after: int, until: int, indexed: int, order: str) -> list[int] | None:
         """``None`` if the index is damaged, was deleted, or lacks some of these records."""

@@ -41,7 +41,7 @@ from streams.stores.sqlite.file_verify import (
 from streams.stores.sqlite.files import (
     LOG_FILE,
     STEPS,
-    VERIFY_OR,
+    VERIFY,
     connect_to_read,
     translated,
 )
@@ -144,7 +144,7 @@ class SqliteVerification:
         except ForeignStore as error:
             if error.is_not_ours or "upgrade" in error.reason:
                 raise
-            self._find("corrupt", None, None, error.reason.replace(VERIFY_OR, ""))
+            self._find("corrupt", None, None, error.reason.replace(VERIFY, ""))
             connection = None
         for finding in drained(self._found):
             self._told.add(finding)
