@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import sqlite3
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -44,28 +43,6 @@ def _raw(path: Path, group: int, seconds: float) -> float:
         return count / (time.perf_counter() - start)
     finally:
         os.close(fd)
-
-
-def bare_sqlite_rate(directory: Path, seconds: float) -> float:
-    """Rows of 1 KiB per second with plain ``sqlite3``: ``executemany`` of 64 and a commit; as durable as the store.
-
-    WAL and ``synchronous=FULL``, one table with an integer key and no other index, SQLite's default checkpoints.
-    """
-    connection = sqlite3.connect(directory / "bare.db", isolation_level=None)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, body BLOB NOT NULL)")
-        rows = [(b"x" * ROW_BYTES,)] * GROUP
-        count, start = 0, time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT INTO rows (body) VALUES (?)", rows)
-            connection.execute("COMMIT")
-            count += GROUP
-        return count / (time.perf_counter() - start)
-    finally:
-        connection.close()
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, tuple[float, float]]:

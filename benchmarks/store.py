@@ -1,5 +1,5 @@
-"""The log: appends compared with raw writes and plain SQLite, how long the database lags behind, appends on a slow
-disk, and replay compared with ``orjson.loads``.
+"""The log: appends compared with raw writes, how long the database lags behind, appends on a slow disk, and replay
+compared with ``orjson.loads``.
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-from benchmarks.limits import GROUP, ROUNDS, bare_sqlite_rate, beside, raw_group_rate, raw_rate
+from benchmarks.limits import GROUP, ROUNDS, beside, raw_group_rate, raw_rate
 from benchmarks.report import Row
 from streams.event import StreamEvent
 from streams.hashing import GENESIS, encode
@@ -88,12 +88,12 @@ async def append_rate(
     return done / spent
 
 
-async def burst_rate(log: Log, in_flight: int, seconds: float, *, a_call: int = 1) -> float:
+async def burst_rate(log: Log, in_flight: int, seconds: float) -> float:
     """As ``append_rate``, in bursts of ``BURST`` events; before each of them, everything is in the database."""
     done, spent = 0, 0.0
     while spent < seconds:
         await all_moved(log)
-        spent += await appended(log, [an_event(done + n) for n in range(BURST)], in_flight, a_call)
+        spent += await appended(log, [an_event(done + n) for n in range(BURST)], in_flight)
         done += BURST
     await all_moved(log)  # the mover must not work beside what is measured next
     return done / spent
@@ -139,22 +139,17 @@ async def _appends(log: Log, directory: Path, seconds: float) -> list[Row]:
         await all_moved(log)
         return rate
 
-    def bursts(in_flight: int, a_call: int = 1) -> Callable[[float], Awaitable[float]]:
-        return lambda s: burst_rate(log, in_flight, s, a_call=a_call)
-
-    async def bare(s: float) -> float:
-        return bare_sqlite_rate(directory, s)
+    async def bursts(s: float) -> float:
+        return await burst_rate(log, GROUP, s)
 
     rows = []
-    for label, limit, work, unit, *promise in (
-        ("raw file, 64 lines a sync", raw, raw_groups, "R"),
-        ("append, 1 in flight", raw, one, "R", 0.5, 0.6),
-        (f"append, 64 in flight, a burst of {BURST:,}", raw, bursts(GROUP), "R", 5, 6),
-        (f"append, 64 a call, a burst of {BURST:,}", raw, bursts(1, GROUP), "R"),
-        ("append, 64 in flight", bare, bursts(GROUP), "sqlite3 executemany", 0.6, 0.95),
+    for label, work, *promise in (
+        ("raw file, 64 lines a sync", raw_groups),
+        ("append, 1 in flight", one, 0.5, 0.6),
+        (f"append, 64 in flight, a burst of {BURST:,}", bursts, 5, 6),
     ):
-        rate, beside_it = await beside(limit, work, seconds)
-        rows.append(Row(label, rate, beside_it, unit, *promise))
+        rate, limit = await beside(raw, work, seconds)
+        rows.append(Row(label, rate, limit, "R", *promise))
     return rows
 
 
@@ -169,7 +164,7 @@ async def _endless(log: Log, directory: Path, seconds: float) -> list[Row]:
     rate, limit = statistics.median(rates), statistics.median(limits)
     return [
         Row("append, 64 in flight, without end", rate, limit, "R", 3.5, 4.5),
-        Row("last of them to all in the database", statistics.median(waits), None, "s", 2, 0.5),
+        Row("after the last of them, until all are in the database", statistics.median(waits), None, "s", 2, 0.5),
     ]
 
 

@@ -26,7 +26,6 @@ OURS = {
     "append, 64 in flight, without end": "Durable Stream",
     "append, 64 in flight, a burst of 10,000": "Durable Stream, a burst",
 }
-PLAIN_SQLITE = "append, 64 in flight"
 LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
@@ -104,8 +103,6 @@ def bars(figures: dict[str, Any]) -> list[tuple[str, float, str]]:
             found.append((OURS[row["path"]], row["value"], "ours"))
         if row["path"] in LIMITS:
             found.append((LIMITS[row["path"]], row["value"], "limit"))
-        if row["path"] == PLAIN_SQLITE:
-            found.append((row["unit"], row["limit"], "limit"))
     found += [(name, statistics.median(rates), "peer") for name, rates in peers.items()]
     return sorted(found, key=lambda bar: bar[1])
 
