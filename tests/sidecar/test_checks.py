@@ -314,7 +314,7 @@ def test_a_home_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = asyncio.run(collect())
     assert found["home"].level == found["log"].level == "note"
     told = status(home)
-    assert [problem[:22] for problem in told["problems"]] == ["no plugin is installed"]
+    assert [problem[:22] for problem in told["problems"]] == ["plugin: not installed,"]
     assert told["verdict"] == "Not installed:"
     assert not home.path.exists()
 

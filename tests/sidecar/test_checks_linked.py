@@ -17,8 +17,9 @@ from sidecar.background.people.channels import channel_name
 from sidecar.care.checks import unlinked
 from sidecar.care.checks.channels import check_channels, check_turns, check_urls
 from sidecar.care.checks.check import Check, Scene, scene_of
+from sidecar.care.checks.linked import check_links
 from sidecar.care.checks.opencode import check_opencode, check_services
-from sidecar.care.checks.recording import check_links, survey
+from sidecar.care.checks.recording import survey
 from sidecar.care.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
 from sidecar.care.checks.unlinked import check_sandboxes, check_unlinked
 from sidecar.cli.printing.output import Output
@@ -234,7 +235,7 @@ def test_urls_without_the_library_name_the_command_that_installs_it(
 def found(home: Home, *answers: StreamEvent) -> list[Check]:
     asyncio.run(append(home.store_path, [answers]))
     scene = scene_of(home, ("durable-stream",), home.path, {"HOME": str(home.path), "PATH": ""})
-    return check_channels(scene._replace(survey=asyncio.run(survey(home))))
+    return check_channels(scene._replace(survey=asyncio.run(survey(home, 0))))
 
 
 def test_a_channel_whose_newest_message_failed_is_named_without_its_url(notifying_home: Home) -> None:

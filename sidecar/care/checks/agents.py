@@ -16,9 +16,12 @@ _UNSENT: Final = "cmd_unsent:"
 
 
 def check_agents(scene: Scene) -> list[Check]:
-    """What is wrong with the running sidecar's agents and their commands; of agents at rest, what the log says."""
+    """What is wrong with the running sidecar's agents and their commands; of agents at rest, what the log says.
+
+    ``status`` shows what a checkpoint asks as a question.
+    """
     notes = agent_notes(scene.answer if scene.answer is not None else {"worker": {"agents": scene.survey.agents}})
-    return [Check("agents", "note", trouble.text, trouble.hint) for trouble in notes]
+    return [Check("agents", "note", each.text, each.hint) for each in notes if not (scene.quick and each.is_asked)]
 
 
 def agent_notes(status: Mapping[str, Any]) -> list[Trouble]:

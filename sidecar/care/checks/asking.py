@@ -58,6 +58,19 @@ async def ask_sidecar(home: Home, method: str, nonce: Callable[[], str]) -> dict
     return answer
 
 
+async def heard(home: Home, nonce: Callable[[], str]) -> tuple[Mapping[str, Any] | None, str]:
+    """The running sidecar's status, or ``None`` and why it did not answer. Both are empty if no sidecar runs, and if
+    this command may not use the home: then the check of the home or of the token says why."""
+    if home.running() is None:
+        return None, ""
+    try:
+        return await ask_sidecar(home, "status", nonce), ""
+    except NotAsked:
+        return None, ""
+    except SidecarSilent as error:
+        return None, str(error)
+
+
 def torn_files(store: Path) -> list[Path]:
     """The incomplete tails that were set aside, oldest first; empty if the store is not readable."""
     torn = store / "torn"

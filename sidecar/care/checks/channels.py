@@ -35,17 +35,20 @@ def check_turns(scene: Scene) -> list[Check]:
 
 
 def check_channels(scene: Scene) -> list[Check]:
-    """The configured channels that did not accept the newest message sent on them, named without secrets."""
-    if scene.config is None or not scene.survey.failing:
+    """The channels that did not accept the newest message sent on them, named without secrets: those that are
+    configured, and for ``status`` all of the last day."""
+    failing = scene.survey.failing
+    if not failing or (scene.config is None and not scene.quick):
         return []
-    from sidecar.background.people.channels import Channels
+    names = list(failing)
+    if scene.config is not None and not scene.quick:
+        from sidecar.background.people.channels import Channels
 
+        names = [name for name in Channels(scene.config.notify).names if name in failing]
     hint = (
         "run `durable-stream notify test` to see whether the channel works now; `durable-stream notices` lists the "
         "messages"
     )
     return [
-        Check("notify", "note", f"{name} did not accept the newest message: {scene.survey.failing[name]}", hint)
-        for name in Channels(scene.config.notify).names
-        if name in scene.survey.failing
+        Check("notify", "note", f"{name} did not accept the newest message: {failing[name]}", hint) for name in names
     ]

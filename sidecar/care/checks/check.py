@@ -13,6 +13,7 @@ from sidecar.install.plugin import Installed, Target, read_plugin
 
 if TYPE_CHECKING:
     from sidecar.config import Config
+    from sidecar.read.catalog import Catalog
 
 Level = Literal["ok", "note", "problem"]
 
@@ -73,6 +74,12 @@ class Survey(NamedTuple):
     """What the log says of agents, as in the status of a sidecar."""
     saved: int = 0
     """How many ended intents have changes that are saved in a repository."""
+    work: tuple[tuple[str, str], ...] = ()
+    """What failed in the last day, and work that waits for a terminal: a text and a hint each."""
+    cut_off: str | None = None
+    """A removal that was interrupted."""
+    catalog: Catalog | None = None
+    """What the log tells of its sessions; ``None`` if the log cannot be read."""
 
 
 class Plugin(NamedTuple):
@@ -106,6 +113,8 @@ class Scene(NamedTuple):
     """When the survey ended."""
     packages: tuple[Path, ...] = ()
     """The OpenCode configuration files that name our npm package."""
+    quick: bool = False
+    """Whether the checks are those of ``status``."""
 
     @property
     def is_installed(self) -> bool:
@@ -146,7 +155,7 @@ def scene_of(
             found.append(Plugin(target, names))
     needless = quick and (has_defaults(home, environ) or (served and not names_exclusions(home)))
     packages = tuple(settings_with_package(cwd, environ))
-    scene = Scene(home, command, cwd, environ, config_directories, tuple(found), packages=packages)
+    scene = Scene(home, command, cwd, environ, config_directories, tuple(found), packages=packages, quick=quick)
     return scene if needless else _with_config(scene)
 
 

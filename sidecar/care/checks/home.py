@@ -79,7 +79,7 @@ def check_token(scene: Scene) -> list[Check]:
     if not home.path.is_dir():
         return []
     if not os.path.lexists(home.token_path):
-        return [Check("token", "note", "does not exist yet", "the first start of the sidecar creates it")]
+        return [Check("token", "ok", "does not exist yet; the first start of the sidecar creates it")]
     try:
         home.read_token()
     except HomeError as error:
@@ -90,6 +90,8 @@ def check_token(scene: Scene) -> list[Check]:
 def check_config(scene: Scene) -> list[Check]:
     """Whether the configuration can be read, and whether the running sidecar is using it."""
     path = scene.home.config_path
+    if scene.config is None and not scene.config_fault:
+        return []  # a quick scene does not read defaults
     if scene.config is None:
         return [Check("config", "problem", scene.config_fault, scene.config_advice)]
     if (scene.answer or {}).get("config_changed"):

@@ -25,11 +25,16 @@ if TYPE_CHECKING:
 
 def check_nats(scene: Scene) -> list[Check]:
     """Whether ``[nats]`` can work as configured, and its present state."""
+    now = (scene.answer or {}).get("nats")
+    if scene.quick:
+        fault = (
+            [_note(now["problem"], "`durable-stream doctor` says more")] if now is not None and now["problem"] else []
+        )
+        return [*fault, *_mirror(now)]
     if scene.config is None:
         return []
     config = scene.config.nats
     found: list[Check] = []
-    now = (scene.answer or {}).get("nats")
     if now is not None and now["mode"] != config.mode:
         text = f"mode {config.mode} is configured, but the running sidecar started with mode {now['mode']}"
         found.append(_note(text, "run `durable-stream stop`; the next sidecar uses the configured mode"))

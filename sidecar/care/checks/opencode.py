@@ -172,7 +172,7 @@ def check_plugin(scene: Scene) -> list[Check]:
         else:
             hint = "set DURABLE_STREAM_HOME for OpenCode, or run `durable-stream doctor` without `--home`"
             checks.append(Check("plugin", "note", f"{text}, which records into {scene.package_home}", hint))
-    if scene.plugins and not any(plugin.names.command == scene.command for plugin in scene.plugins):
+    if scene.plugins and scene.command and not any(plugin.names.command == scene.command for plugin in scene.plugins):
         hint = "run `durable-stream install` from the copy that you want to use"
         text = f"the plugin starts another copy of this program: {' '.join(scene.plugins[0].names.command[:1])}"
         checks.append(Check("plugin", "note", text, hint))
@@ -184,7 +184,7 @@ def _check_plugin(scene: Scene, plugin: Plugin) -> Check:
     missing = missing_files(plugin)
     if missing:
         return missing[0]
-    if output_of([*names.command, "--version"]) is None:
+    if not scene.quick and output_of([*names.command, "--version"]) is None:
         text = f"{' '.join(names.command)} cannot be run"
         return Check("plugin", "problem", text, again(target), Fix("install", target.config))
     if names.home != str(scene.home.path):
@@ -219,17 +219,14 @@ def check_copies(scene: Scene) -> list[Check]:
     return [Check("copies", "note", text, hint)]
 
 
-def check_versions(scene: Scene) -> list[Check]:
-    """The versions of this program, of each plugin and its program, and of the running sidecar."""
-    return [*_check_refused(scene), *_check_versions(scene)]
-
-
-def _check_refused(scene: Scene) -> list[Check]:
+def check_refused(scene: Scene) -> list[Check]:
+    """Whether the running sidecar had to refuse a plugin."""
     refused = refused_plugin(scene.answer or {})
     return [] if refused is None else [Check("versions", "problem", *refused)]
 
 
-def _check_versions(scene: Scene) -> list[Check]:
+def check_versions(scene: Scene) -> list[Check]:
+    """The versions of this program, of each plugin and its program, and of the running sidecar."""
     found: dict[str, str] = {"this program": VERSION}
     for plugin in scene.plugins:
         if not missing_files(plugin):

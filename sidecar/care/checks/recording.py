@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +11,7 @@ from typing import Any, Final
 from sidecar.care.checks.asking import torn_files
 from sidecar.care.checks.check import Check, Scene, Survey
 from sidecar.home import Home
+from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
 from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, waiting_text
 from streams.errors import CorruptLog, StreamError
@@ -31,42 +30,53 @@ MAX_NAMED = 5
 
 EVERY_FAULT: Final = f"`durable-stream verify` shows every fault; {WAY_OUT}"
 
-_LINKED = re.compile(r"^(\S+ [\d:]+)\S* INFO sidecar: link opened: .*, OpenCode (?!recording$)", re.MULTILINE)
-"""A line of ``sidecar.log``; links of `play` do not count."""
 
-
-async def survey(home: Home) -> Survey:
-    """Read what the checks need from the log."""
-    from sidecar.background.intents.afterwards import copy_of
-    from sidecar.background.reading import read_agents, read_failing, read_intents
-
+async def survey(home: Home, now_ms: int, *, quick: bool = False) -> Survey:
+    """Read what the checks need from the log; for the ``quick`` checks, without the records themselves."""
     newest, last_ts = 0, None
     try:
         reader = LogReader(home.store_path)
         head = reader.head
-        async for record in reader.read_all(after=max(head - TAIL_RECORDS, NOTHING)):
-            newest += 1
-            last_ts = max(last_ts or 0, record.event.ts)
+        if not quick:
+            async for record in reader.read_all(after=max(head - TAIL_RECORDS, NOTHING)):
+                newest += 1
+                last_ts = max(last_ts or 0, record.event.ts)
         pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
         catalog, damage = await catalog_of(reader)
         if damage is not None:
             raise damage
-        failing = await read_failing(reader)
-        work, agents = await read_intents(reader), await read_agents(reader)
-        directories = tuple(dict.fromkeys(each.directory for each in catalog.newest_first() if each.directory))
-        losses = tuple(catalog.loss_texts())
-        fault, torn = await _quick_findings(home)
-        journal = await asyncio.to_thread(reader.waiting)
+        told = await _of_agents(reader, catalog, now_ms, quick=quick)
+        fault, torn = (None, None) if quick else await _quick_findings(home)
+        journal, cut_off = await asyncio.to_thread(reader.waiting), await reader.cut_off()
     except CorruptLog as error:
         return Survey(fault=str(error), hint=EVERY_FAULT)
     except StreamError as error:
         return Survey(fault=str(error))
     except OSError as error:
         return Survey(fault=f"cannot be read: {error.strerror} ({error.filename or home.store_path})")
-    kept = tuple(str(home.path / "copies" / each.copy["name"]) for each in work.intents.values() if copy_of(work, each))
-    saved = sum(bool(each.changes.get("saved")) for each in work.intents.values())
-    found = Survey(head, newest, last_ts, directories, fault, EVERY_FAULT, torn, journal, pruned, failing)
-    return found._replace(losses=losses, copies=kept, agents=agents, saved=saved)
+    directories = tuple(dict.fromkeys(each.directory for each in catalog.newest_first() if each.directory))
+    found = Survey(head, newest, last_ts, directories, fault, EVERY_FAULT, torn, journal, pruned)
+    return found._replace(losses=tuple(catalog.loss_texts()), cut_off=cut_off, catalog=catalog, **told)
+
+
+async def _of_agents(reader: LogReader, catalog: Catalog, now_ms: int, *, quick: bool) -> dict[str, Any]:
+    """What the streams of agents tell."""
+    if not catalog.agents:
+        return {}
+    from sidecar.background.reading import read_agents, read_failing, read_intents
+    from sidecar.care.checks.work import RECENT_MS, notes_of
+
+    told: dict[str, Any] = {"agents": await read_agents(reader)}
+    told["failing"] = await read_failing(reader, now_ms - RECENT_MS if quick else 0)
+    work = await read_intents(reader)
+    told["work"] = tuple(notes_of(work, now_ms))
+    if not quick:
+        from sidecar.background.intents.afterwards import copy_of
+
+        copies = [each.copy["name"] for each in work.intents.values() if copy_of(work, each)]
+        told["copies"] = tuple(str(reader.store.parent / "copies" / name) for name in copies)
+        told["saved"] = sum(bool(each.changes.get("saved")) for each in work.intents.values())
+    return told
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
@@ -84,6 +94,9 @@ def check_sidecar(scene: Scene) -> list[Check]:
     """Whether the sidecar is running and answers."""
     info = scene.home.running()
     if info is None:
+        if (unlocked := scene.home.unlocked()) is not None:
+            text = f"pid {unlocked.pid} is still running, but its lock file was deleted"
+            return [Check("sidecar", "problem", text, "stop it with `durable-stream stop`")]
         return [Check("sidecar", "ok", "not running; OpenCode starts it when needed")]
     if scene.answer is None and not scene.silence:
         text = f"running as pid {info.pid}; the sidecar was not queried, because this command cannot use the home"
@@ -93,10 +106,6 @@ def check_sidecar(scene: Scene) -> list[Check]:
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]
     up = describe_span((scene.answer.get("sidecar") or {}).get("uptime_ms") or 0)
     return [Check("sidecar", "ok", f"pid {info.pid} on port {info.port} is authenticated; up {up}")]
-
-
-SILENT_SECONDS: Final = 5
-"""A plugin that lost its link has another one before that."""
 
 
 def check_start(scene: Scene) -> list[Check]:
@@ -114,47 +123,6 @@ def check_start(scene: Scene) -> list[Check]:
     return [Check("start", "problem", text, f"{hint or 'fix the cause'}; {mended}")]
 
 
-def silence_text(answer: Mapping[str, Any]) -> str:
-    """What ``status`` and ``doctor`` say of headless OpenCodes that hang or hung; empty if there is nothing to say."""
-    if (seconds := answer.get("silent") or 0) >= SILENT_SECONDS:
-        ends = "if it makes no progress, it is ended, and another one goes on with the work"
-        return f"a headless OpenCode has had no link to the sidecar for {counted(seconds, 'second')}; {ends}"
-    return ""
-
-
-def check_links(scene: Scene) -> list[Check]:
-    """Whether the plugin in any OpenCode has ever connected to the sidecar. A plugin file alone records nothing."""
-    answer = scene.answer or {}
-    linked = {link["pid"] for link in answer.get("links") or []}
-    if text := silence_text(answer):
-        return [Check("links", "problem", text, "`durable-stream intents` shows the work that this holds up")]
-    if linked:
-        headless = ", including the headless one" if answer.get("headless") in linked else ""
-        return [Check("links", "ok", f"{counted(len(linked), 'OpenCode')} connected now{headless}")]
-    last = _last_link(scene.home)
-    if last is not None:
-        return [Check("links", "ok", f"none now; the last one opened at {last}")]
-    if not scene.is_installed:
-        return []
-    text = f"the plugin is installed, but {scene.home.log_path} shows that no OpenCode has ever connected"
-    if scene.survey.head > NOTHING:
-        text += "; the records came through the spool, from `durable-stream play`, or from before that file begins"
-    hint = "restart OpenCode in a project, without `--pure`, `OPENCODE_PURE` or `DURABLE_STREAM=off`"
-    return [Check("links", "note", text, hint)]
-
-
-def _last_link(home: Home) -> str | None:
-    """When the newest link opened, according to ``sidecar.log``; ``None`` if that file shows no link."""
-    for path in (home.log_path, *(home.log_path.with_name(f"{home.log_path.name}.{n}") for n in range(1, 101))):
-        try:
-            found = _LINKED.findall(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            return None
-        if found:
-            return str(found[-1])
-    return None
-
-
 def check_log(scene: Scene) -> list[Check]:
     """Whether the head and the newest records are intact."""
     log = scene.survey
@@ -163,8 +131,10 @@ def check_log(scene: Scene) -> list[Check]:
     if log.head == NOTHING:
         return [Check("log", "note", "nothing recorded yet", "use OpenCode, then run `durable-stream doctor` again")]
     kept = log.head + 1 - log.pruned
-    whole = f"the newest {log.newest} are intact" if kept else "none is left"
-    text = f"{kept_text(kept, log.pruned)}; {whole}"
+    whole = "" if scene.quick else f"; the newest {log.newest} are intact" if kept else "; none is left"
+    text = f"{kept_text(kept, log.pruned)}{whole}"
+    if log.cut_off is not None and scene.answer is None:
+        return [Check("log", "note", text, log.cut_off)]
     if log.torn is not None:
         return [Check("log", "note", f"{text}; {log.torn}", "the next start of the sidecar mends this")]
     return [Check("log", "ok", text)]

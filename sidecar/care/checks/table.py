@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.care.checks import agents, channels, nats, opencode, recording, terminal, tracing, unlinked
+from sidecar.care.checks import agents, channels, linked, nats, opencode, recording, terminal, tracing, unlinked, work
 from sidecar.care.checks import home as at_home
-from sidecar.care.checks.asking import NotAsked, SidecarSilent, ask_sidecar
+from sidecar.care.checks.asking import heard
 from sidecar.care.checks.check import Check, Scene, scene_of
 from sidecar.home import Home
-from sidecar.install.plugin import RESTART
 from streams.identity import Identity
 
 CheckFunction = Callable[[Scene], list[Check]]
@@ -22,6 +21,7 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     opencode.check_plugin,
     terminal.check_terminals,
     opencode.check_copies,
+    opencode.check_refused,
     opencode.check_versions,
     opencode.check_excluded,
     at_home.check_home,
@@ -39,6 +39,9 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     tracing.check_tracing,
     channels.check_urls,
     channels.check_turns,
+    linked.check_door,
+    linked.check_headless,
+    linked.check_compared,
 )
 
 WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
@@ -50,29 +53,54 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_gaps,
     at_home.check_clock,
     at_home.check_spool,
-    recording.check_links,
+    linked.check_links,
+    work.check_work,
     opencode.check_startup,
     channels.check_channels,
 )
 """Checks that need the log, and the checks that follow them. Reading a long log takes a while."""
 
 
-NOT_INSTALLED: Final = "not installed"
+QUICK: Final[frozenset[CheckFunction]] = frozenset(
+    {
+        opencode.check_switches,
+        opencode.check_plugin,
+        opencode.check_refused,
+        opencode.check_excluded,
+        at_home.check_home,
+        at_home.check_token,
+        at_home.check_config,
+        at_home.check_port,
+        at_home.check_pages,
+        at_home.check_space,
+        recording.check_sidecar,
+        recording.check_start,
+        nats.check_nats,
+        tracing.check_tracing,
+        linked.check_door,
+        linked.check_headless,
+        linked.check_compared,
+        recording.check_log,
+        agents.check_agents,
+        recording.check_journal,
+        recording.check_torn,
+        recording.check_gaps,
+        at_home.check_spool,
+        work.check_work,
+        channels.check_channels,
+    }
+)
+"""The checks that ``status`` runs, too. They run no program and ask no server."""
 
 
 async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> AsyncIterator[Check]:
     """Run every check and yield each finding at once. ``command`` starts this program."""
     scene = await asyncio.to_thread(scene_of, home, tuple(command))
-    if home.running() is not None:
-        try:
-            scene = scene._replace(answer=await ask_sidecar(home, "status", identity.nonce))
-        except NotAsked:
-            scene = scene._replace(silence="")  # the check of the token says why
-        except SidecarSilent as error:
-            scene = scene._replace(silence=str(error))
+    answer, silence = await heard(home, identity.nonce)
+    scene = scene._replace(answer=answer, silence=silence)
     # Run all checks at once, because some start programs, and OpenCode takes half a second to print a version.
     running = [asyncio.create_task(asyncio.to_thread(check, scene)) for check in BEFORE_THE_LOG]
-    surveying = asyncio.create_task(recording.survey(home))
+    surveying = asyncio.create_task(recording.survey(home, identity.now_ms()))
     for task in running:
         for found in await task:
             yield found
@@ -82,20 +110,13 @@ async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> As
             yield found
 
 
-def quick_checks(home: Home, *, served: bool = False) -> list[Check]:
-    """Run the cheap checks that ``status`` needs, which look for what could keep a session from being recorded.
-
-    These checks run no program and do not read the log. ``served``: the running sidecar uses this configuration.
-    """
-    scene = scene_of(home, quick=True, served=served)
-    is_set = scene.config is not None or scene.config_fault
-    checks = [*at_home.check_home(scene), *at_home.check_token(scene)]
-    checks += at_home.check_config(scene) if is_set else []
-    if not scene.is_installed:
-        hint = f"run `durable-stream install`, then {RESTART}"
-        checks.append(
-            Check(NOT_INSTALLED, "problem", "no plugin is installed, so OpenCode's sessions are not recorded", hint)
-        )
-    checks += [check for plugin in scene.plugins for check in opencode.missing_files(plugin)]
-    checks += [*opencode.check_switches(scene), *opencode.check_excluded(scene)]
-    return [*checks, *at_home.check_port(scene), *at_home.check_space(scene), *recording.check_start(scene)]
+async def glance(home: Home, identity: Identity) -> tuple[Scene, list[Check]]:
+    """Run the quick checks, which need no program and read little of the log; also return what they were made of."""
+    answer, silence = await heard(home, identity.nonce)
+    served = answer is not None and answer.get("config_changed") is False
+    scene = await asyncio.to_thread(scene_of, home, quick=True, served=served)
+    now = identity.now_ms()
+    scene = scene._replace(answer=answer, silence=silence, now_ms=now)
+    scene = scene._replace(survey=await recording.survey(home, now, quick=True))
+    checks = [check for check in (*BEFORE_THE_LOG, *WITH_THE_LOG) if check in QUICK]
+    return scene, [found for check in checks for found in check(scene)]

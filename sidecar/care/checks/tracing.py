@@ -11,10 +11,10 @@ from sidecar.read.wording import counted
 
 def check_tracing(scene: Scene) -> list[Check]:
     """Whether the running sidecar's spans are sent; nothing without an endpoint. Sends nothing."""
-    if scene.config is None or not scene.config.otel.endpoint:
-        return []
     now = (scene.answer or {}).get("otel")
     if now is None:
+        if scene.config is None or not scene.config.otel.endpoint:
+            return []
         return [Check("traces", "ok", "spans are sent while the sidecar runs; it does not run with this endpoint")]
     hint = "check the receiver, and `endpoint` and `headers` in [otel]" if now["problem"] or now["refused"] else ""
     return [Check("traces", "note" if hint else "ok", traces_words(now), hint)]

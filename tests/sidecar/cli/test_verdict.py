@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sidecar.background.hosts.identity import NOBODY
-from sidecar.cli.shared import state
+from sidecar.care.checks import asking, work
 from sidecar.home import Home, SidecarInfo
 from sidecar.read.asked import checkpoint_id
 from sidecar.read.wording import MANY_WAITING
@@ -99,7 +99,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
     async def asked(*_: object) -> dict[str, Any]:
         return deepcopy(answer)
 
-    monkeypatch.setattr(state, "ask_sidecar", asked)
+    monkeypatch.setattr(asking, "ask_sidecar", asked)
     monkeypatch.setattr(Home, "running", lambda home: SidecarInfo(1, 2, "b" * 32, "0.1.0", 1, 0))
 
 
@@ -110,11 +110,11 @@ def test_a_journal_that_grows_is_told_with_its_size_and_the_reason(
     journal = {"records": records, "files": 1, "bytes": 5 * 1024 * 1024, "fault": fault}
     answering(monkeypatch, log={"head": records, "journal": journal})
     found: Any = status(healthy_home)
-    assert found["problems"] == [] and found["log"]["journal"] == journal
+    assert found["log"]["journal"] == journal
     if records == 7 and fault is None:
         assert found["verdict"] == "All is well."
         return
-    (said,) = found["notes"]
+    (said,) = found["problems" if fault else "notes"]
     assert f"{records} records" in said and "5.0 MiB" in said and (fault or "") in said
 
 
@@ -128,11 +128,11 @@ def test_without_a_sidecar_status_counts_what_waits_in_the_journal(healthy_home:
 
 
 def test_what_failed_more_than_a_day_ago_is_over(healthy_home: Home) -> None:
-    old = NOW - state.RECENT_MS - 60_000
+    old = NOW - work.RECENT_MS - 60_000
     made = [*fails("int_old", old), *channel(old)]
     asyncio.run(append(healthy_home.store_path, [[record] for record in made]))
     assert run(healthy_home.path, "status").out.startswith("All is well.")
     many = [record for number in range(5) for record in fails(f"int_{number}", end="intent.failed")]
     asyncio.run(append(healthy_home.store_path, [[record] for record in many]))
     said: Any = status(healthy_home)["notes"]
-    assert len(said) == state.MOST_SHOWN + 1 and said[-1].startswith("2 more")
+    assert len(said) == work.MOST_SHOWN + 1 and "2 more" in said[-1]
