@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -102,6 +103,20 @@ async def read(store: Path) -> None:
         await reader.close()
 
 
+async def read_to_damage(store: Path) -> tuple[list[Record], bool]:
+    """Read as commands do that print what can be read: all records before the damage, and whether they know of it."""
+    reader = LogReader(store, to_damage=True)
+    try:
+        await reader.removed()
+        await reader.sizes()
+        for number in range(6):
+            await collect(reader.read(f"ses_{number}"))
+        found = await collect(reader.read_all())
+        return found, reader.damage is not None
+    finally:
+        await reader.close()
+
+
 async def write(store: Path) -> None:
     log = await Log.open(store, seeded_identity(2), segment_bytes=PAGE)
     try:
@@ -138,6 +153,12 @@ async def records(store: Path) -> list[Record]:
 def test_every_way_comes_to_its_end_with_our_errors(made: list[Path], tmp_path: Path) -> None:
     sound = {source: asyncio.run(records(source)) for source in made}
     for store, source, done in damaged(made, tmp_path / "store"):
+        with suppress(StreamError):  # as all of it may be lost
+            before, is_told = asyncio.run(asyncio.wait_for(read_to_damage(store), HANG_S))
+            events = [(record.position, record.event) for record in before]
+            whole = [(record.position, record.event) for record in sound[source]]
+            assert events == whole[: len(events)], f"{done}: not what was written"
+            assert is_told or events == whole, f"{done}: nobody noticed that records are missing"
         found: list[str] = []
         for way in WAYS:
             try:
