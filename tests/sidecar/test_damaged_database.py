@@ -36,6 +36,7 @@ def head(store: Path) -> None:
 
 def streams(store: Path) -> None:
     garble(store, "streams")
+    garble(store, "sqlite_autoindex_streams_1")
 
 
 def cut(store: Path) -> None:

@@ -7,18 +7,20 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from streams.errors import CorruptLog, ForeignStore, MissingLog, StoreUnavailable
+from streams.errors import CorruptLog, ForeignStore, MissingLog, StoreUnavailable, StreamError
+from streams.hashing import chain, encode
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import Record
 from tests.streams.builders import event, events
-from tests.streams.databases import change, findings, written
+from tests.streams.databases import change, findings, garble, written
 from tests.streams.logs import files
 from tests.streams.opened import collect, faults, held, left_by_a_kill, put
 
@@ -75,9 +77,48 @@ async def test_a_damaged_row_beside_the_records_is_told(tmp_path: Path, statemen
     except ForeignStore:
         assert "head" in statement
         return
-    with pytest.raises(StoreUnavailable):
-        await log.append([event("more", stream="ses_1")])
-    await log.append([event("more", stream="another")])
+    assert "streams" in statement
+    assert [record.offset for record in await log.append([event("more", stream="ses_1")])] == [20]
+    await log.append([event("other", stream="another")])
+    await log.close()
+
+
+@pytest.mark.parametrize("lost", ["streams", "sqlite_autoindex_streams_1"])
+async def test_recording_goes_on_if_the_table_of_streams_or_its_index_is_damaged(tmp_path: Path, lost: str) -> None:
+    """What the other one of the two says is enough to go on with a stream, and to begin one."""
+    await written(tmp_path)
+    log = await Log.open(tmp_path, seeded_identity(1))
+    await log.prune({"ses_2": 20}, at_ms=1)
+    await log.close()
+    before = [record for n in range(2) for record in await collect(LogReader(tmp_path).read(f"ses_{n}"))]
+    garble(tmp_path, lost)
+    made: list[Record] = []
+    for number in range(2):
+        log = await Log.open(tmp_path, seeded_identity(2 + number))
+        for name in ("ses_0", "ses_1", "ses_2", "another"):
+            made += await log.append([event(f"{number}-{name}", stream=name)])
+        with pytest.raises(StreamError):
+            await asyncio.to_thread(log.mover.drain, log.head)
+        await log.close()
+    assert [record.offset for record in made] == [20, 20, 20, 0, 21, 21, 21, 1]
+    reader = LogReader(tmp_path, to_damage=True)
+    assert (await collect(reader.read_all()))[-len(made) :] == made
+    for name in ("ses_0", "ses_1"):
+        found = await collect(reader.read(name))
+        assert found == [record for record in (*before, *made) if record.event.stream_id == name]
+        for one, following in pairwise(found):
+            assert chain(bytes.fromhex(one.hash), encode(following.event).digest_form).hex() == following.hash
+    await reader.close()
+
+
+async def test_a_stream_whose_end_is_nowhere_to_be_read_takes_no_append(tmp_path: Path) -> None:
+    await written(tmp_path)
+    garble(tmp_path, "streams")
+    garble(tmp_path, "sqlite_autoindex_streams_1")
+    log = await Log.open(tmp_path, seeded_identity(1))
+    for name in ("ses_1", "another"):
+        with pytest.raises(StoreUnavailable):
+            await log.append([event("more", stream=name)])
     await log.close()
 
 

@@ -22,7 +22,7 @@ from streams.stores.head import Head
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connect_to_write, translated
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
-from streams.stores.sqlite.removed import find, last_of, load, tail_of
+from streams.stores.sqlite.removed import find, last_of, load, tail_in_spite_of_damage, tail_of
 from streams.stores.sqlite.rows import SELECT, Row, insert, positions_of, record_of, row_of
 from streams.stores.stored import Stored
 from streams.system.threads import InTurn
@@ -194,7 +194,8 @@ class Known:
 
     It has a connection of its own, because a transaction that moves records may be running on another thread. The
     methods block, briefly; use them from one thread at a time. A database that cannot be read must not stop recording:
-    its keys count as new, and ``fault`` says so; a stream whose end is unknown takes no append.
+    its keys count as new, and ``fault`` says so. A stream whose end is unknown takes no append; but its end is known
+    as long as the table of streams or its index can be read.
     """
 
     def __init__(self, store: Path) -> None:
@@ -213,7 +214,10 @@ class Known:
         """
         try:
             with translated(self._path, "reading"):
-                return tail_of(self._connection, stream_id)
+                try:
+                    return tail_of(self._connection, stream_id)
+                except sqlite3.DatabaseError:
+                    return tail_in_spite_of_damage(self._connection, stream_id)
         except (StreamError, OSError) as error:
             raise StoreUnavailable(
                 f"where the stream {stream_id} continues cannot be read: {error}", "run `durable-stream verify`"

@@ -75,6 +75,42 @@ def tail_of(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes]
     return offset, hash_
 
 
+def tail_in_spite_of_damage(connection: sqlite3.Connection, stream_id: str) -> tuple[int, bytes]:
+    """``tail_of`` a stream if the table of streams or the index of their names is damaged: what the other one says.
+
+    Raises:
+        sqlite3.DatabaseError: both are damaged, so neither can be trusted.
+    """
+    try:
+        row = connection.execute(
+            "SELECT next_offset, hash FROM streams NOT INDEXED WHERE name = ?", [stream_id]
+        ).fetchone()
+        if row is None:
+            # Streams are numbered from 1 and never deleted, so this shows that the table lacks none.
+            count, last, used = connection.execute(
+                "SELECT (SELECT count(*) FROM streams NOT INDEXED), (SELECT max(id) FROM streams NOT INDEXED),"
+                " (SELECT max(stream) FROM records)"
+            ).fetchone()
+            if not count == (last or 0) >= (used or 0):
+                raise DamagedRow("streams", "rows are missing")
+            return (0, GENESIS)
+        offset, hash_ = _as_written("streams", row, int, bytes)
+        return offset, hash_
+    except sqlite3.DatabaseError:
+        row = connection.execute(
+            "SELECT id FROM streams INDEXED BY sqlite_autoindex_streams_1 WHERE name = ?", [stream_id]
+        ).fetchone()
+    if row is None:
+        return (0, GENESIS)
+    last = connection.execute(
+        "SELECT offset + 1, hash FROM records WHERE stream = ? ORDER BY offset DESC LIMIT 1", [row[0]]
+    ).fetchone()
+    if last is None and (last := base_of(connection, stream_id)) is None:
+        raise DamagedRow("records", f"the stream {stream_id} has none")
+    offset, hash_ = _as_written("records", last, int, bytes)
+    return offset, hash_
+
+
 def tails_of(connection: sqlite3.Connection) -> Iterator[tuple[str, int, bytes]]:
     """``tail_of``, of every stream."""
     for row in connection.execute("SELECT name, next_offset, hash FROM streams"):
