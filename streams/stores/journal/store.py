@@ -15,6 +15,7 @@ keys of a group.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -158,7 +159,10 @@ class LogStore(TwoPlaces):
         digests = [key_digest(each.event.idempotency_key) for pending in group for each in pending.request.batch]
         # Ask the journal first: a record leaves it only when the database has it.
         held = {digest: found for digest in digests if (found := self._index.key(digest)) is not None}
+        begun = time.perf_counter()
         self._known_keys = held | self._known.positions([digest for digest in digests if digest not in held])
+        if self._known.fault is not None:
+            seconds = time.perf_counter() - begun  # a damaged database is slow, so commits leave the event loop
         for pending in group:
             try:
                 plan_ = plan(pending.request, self)
@@ -174,7 +178,7 @@ class LogStore(TwoPlaces):
             self.differences += plan_.differences
             decided.append((pending, plan_))
         if lines:
-            seconds = self._writer.make_durable(lines)
+            seconds += self._writer.make_durable(lines)
             self.recent.add(self._fresh.values())
             self._fresh.clear()
             self.mover.note()

@@ -193,9 +193,8 @@ class Known:
     """What planning an append asks the database: where a stream continues, and what is stored under a key.
 
     It has a connection of its own, because a transaction that moves records may be running on another thread. The
-    methods block, briefly; use them from one thread at a time. A database that cannot be read must not stop recording:
-    its keys count as new, and ``fault`` says so. A stream whose end is unknown takes no append; but its end is known
-    as long as the table of streams or its index can be read.
+    methods block, briefly; use them from one thread at a time. Damage stops recording only if neither an index nor its
+    table can be read. Until then, ``fault`` says that it is slow.
     """
 
     def __init__(self, store: Path) -> None:
@@ -224,15 +223,22 @@ class Known:
             ) from error
 
     def positions(self, digests: Sequence[bytes]) -> dict[bytes, int]:
-        """Where the records with these keys are. Keys that are not stored are left out."""
-        try:
-            with translated(self._path, "reading"):
-                found = positions_of(self._connection, digests)
-        except (StreamError, OSError) as error:
-            self.fault = str(error)
-            return {}
-        self.fault = None
-        return found
+        """Where the records with these keys are. Keys that are not stored are left out.
+
+        Raises:
+            StoreUnavailable: neither the index of keys nor the whole table can be read.
+        """
+        fault = None
+        for scan in (False, True):
+            try:
+                with translated(self._path, "reading"):
+                    found = positions_of(self._connection, digests, scan=scan)
+            except (StreamError, OSError) as error:
+                fault = str(error)
+            else:
+                self.fault = fault
+                return found
+        raise StoreUnavailable(f"keys cannot be looked up: {fault}", "run `durable-stream verify`")
 
     def at(self, position: int) -> Record | None:
         """The record at a position, or ``None`` if it was pruned. Raises ``StoreUnavailable``."""

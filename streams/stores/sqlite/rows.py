@@ -117,16 +117,19 @@ def conditions(wanted: Filter) -> tuple[str, list[Any]]:
     return " AND ".join(parts), values
 
 
-def positions_of(connection: sqlite3.Connection, digests: Sequence[bytes]) -> dict[bytes, int]:
+def positions_of(connection: sqlite3.Connection, digests: Sequence[bytes], *, scan: bool = False) -> dict[bytes, int]:
     """Where the records with these keys are. Keys that are not stored are left out.
 
-    Nearly always no key is stored, and one query for many is cheaper than one query for each.
+    Nearly always no key is stored, and one query for many is cheaper than one query for each. ``scan``: reads the whole
+    table, for a damaged index.
     """
+    table = "records NOT INDEXED" if scan else "records"
     found: dict[bytes, int] = {}
     for begin in range(0, len(digests), _LOOKED_UP):
         asked = digests[begin : begin + _LOOKED_UP]
         marks = ", ".join("?" * len(asked))
-        found.update(connection.execute(f"SELECT key, position FROM records WHERE key IN ({marks})", asked))  # noqa: S608 - marks only
+        query = f"SELECT key, position FROM {table} WHERE key IN ({marks})"  # noqa: S608 - marks only
+        found.update(connection.execute(query, asked))
     return found
 
 
