@@ -196,7 +196,7 @@ class Sidecar:
             },
             "config_changed": _content(self._home.config_path) != self._config_text,
             "links": [self._link_status(link) for link in self.server.links],
-            "headless": self.durable.headless.pid if self.durable is not None else None,
+            "headless": sorted(self.durable.headless.pids) if self.durable is not None else [],
             "silent": self.durable.headless.silent if self.durable is not None else 0,
             "hung": self.durable.headless.killed if self.durable is not None else 0,
             "services": self.services.status(),

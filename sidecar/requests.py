@@ -70,19 +70,16 @@ class SidecarRequests:
         requests.register("mirror_rebuilding", NoArgs, lambda _: nats.rebuilding(), rebuilding)
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
-        """Stop the sidecar, after sending the answer, and the headless OpenCode, unless it has work.
+        """Stop the sidecar, after sending the answer, and each headless OpenCode that has no work.
 
         Every OpenCode that is left starts another sidecar.
         """
         asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)
-        durable, headless = self._sidecar.durable, None
+        durable, headless = self._sidecar.durable, list[int]()
         linked = {link["pid"] for link in self._sidecar.status()["links"]}
-        if durable is not None and durable.headless.pid is not None:
+        if durable is not None:
             linked -= durable.headless.pids
-            if durable.owes():
-                headless = durable.headless.pid
-            else:
-                await durable.headless.stop()
+            headless = await durable.rest()
         return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked), "headless": headless}
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:

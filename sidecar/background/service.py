@@ -182,6 +182,12 @@ class DurableStream:
         running = any(intent.state not in ENDED for intent in self.data.intents.values())
         return running or self.people.owes()
 
+    async def rest(self) -> list[int]:
+        """End each headless OpenCode that has no work. Returns the processes of those that go on."""
+        if self.people.owes():
+            return sorted(self.headless.pids)
+        return await self.headless.rest({each.environment for each in self.data.unfinished()})
+
     async def _keep_time(self) -> None:
         """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
         idle_since: dict[str, float] = {}
@@ -494,5 +500,5 @@ class DurableStream:
         return {
             "intents": [as_row(intent) for intent in self.data.intents.values()],
             "notices": [asdict(each) for each in self.people.messages.data.messages.values() if not each.is_for_person],
-            "headless": self.headless.pid,
+            "headless": sorted(self.headless.pids),
         }

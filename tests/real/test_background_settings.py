@@ -57,23 +57,31 @@ def outcomes(durable: DurableStream, *sessions: str) -> list[str]:
     return [e["payload"]["outcome"] for e in events if e["payload"]["session"] in sessions]
 
 
-def test_stop_ends_a_headless_opencode_that_has_no_work(
-    client: RealOpenCode, durable: DurableStream, model: ModelServer
+def test_stop_ends_each_headless_opencode_that_has_no_work_and_no_other(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings(durable, BUDGETS)
     parent = client.create_session("parent")
     client.prompt(parent, spawn("HOLD:work SAY:forty two"))
     model.wait_held("work")
-    headless = durable.status()["headless"]
-    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}] and is_alive(headless)
+    (headless,) = durable.status()["headless"]
+    # A terminal with another environment, in another directory, has another one.
+    monkeypatch.setattr(durable, "terminal", durable.terminal | {"OTHER": "1"})
+    (elsewhere := client.root / "elsewhere").mkdir()
+    durable.cli("spawn", "SAY:there", "--directory", str(elsewhere), "--isolation", "shared", "--wait", "--json")
+    (idle,) = {*durable.status()["headless"]} - {headless}
+    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}]
+    wait_until(lambda: not is_alive(idle), "the end of the headless OpenCode without work")
+    assert is_alive(headless) and is_alive(client.pid)
     durable.wait_running()  # the headless OpenCode started another
     model.release("work")
     done = one(durable, "completed", parent)["id"]
     mine = lambda: [each["state"] for each in durable.lines("notices") if each["about"] == done]  # noqa: E731
     wait_until(lambda: mine() == ["seen"], "the result to arrive")
-    assert durable.status()["headless"] == headless
+    assert durable.status()["headless"] == [headless]
     durable.cli("stop")
     wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
+    assert is_alive(client.pid)
 
 
 def test_the_next_sidecar_knows_the_headless_one_by_its_proxy(client: RealOpenCode, durable: DurableStream) -> None:

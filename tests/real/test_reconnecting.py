@@ -59,7 +59,7 @@ def test_work_that_is_cancelled_before_its_opencode_links_back_is_stopped(
     client.prompt(parent, spawn("HOLD:cut-off SAY:late"))
     running = one(durable, "running", parent)
     model.wait_held("cut-off")
-    with suspended(durable.status()["headless"]):
+    with suspended(durable.status()["headless"][0]):
         restarted(durable)
         durable.cli("intents", running["id"], "--cancel")
         wait_until(lambda: asked(durable, "opencode.abort"), "the attempt to stop it")

@@ -141,11 +141,12 @@ def linked(capsys: pytest.CaptureFixture[str], *links: dict[str, Any], **more: A
     return [line[9:] for line in lines[first:last]]
 
 
-def test_the_headless_one_is_named_once_whatever_its_directories_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_headless_one_is_named_once_whatever_its_directories_are(capsys: pytest.CaptureFixture[str]) -> None:
     works = [link(7, f"/worktrees/int_{n}", delivers=False) for n in range(3)]
-    assert linked(capsys, link(5, "/shop"), *works, headless=7) == [
+    assert linked(capsys, link(5, "/shop"), *works, link(9, "/blog"), headless=[7, 9]) == [
         "OpenCode 1.18.33 in /shop, pid 5",
         "OpenCode 1.18.33, headless, for background work, pid 7",
+        "OpenCode 1.18.33, headless, for background work, pid 9",
     ]
 
 
@@ -174,9 +175,9 @@ def test_a_service_that_was_not_asked_yet_is_not_called_dead(tmp_path: Path) -> 
 def test_doctor_counts_processes(tmp_path: Path) -> None:
     scene = scene_of(Home(tmp_path), quick=True)
     links = [link(7, f"/worktrees/int_{n}") for n in range(6)]
-    (found,) = check_links(scene._replace(answer={"links": links, "headless": 7}))
-    assert found.text == "1 OpenCode connected now, including the headless one"
-    (found,) = check_links(scene._replace(answer={"links": [link(5, "/shop"), link(6, "/shop")], "headless": None}))
+    (found,) = check_links(scene._replace(answer={"links": links, "headless": [7]}))
+    assert found.text == "1 OpenCode connected now, including 1 headless one"
+    (found,) = check_links(scene._replace(answer={"links": [link(5, "/shop"), link(6, "/shop")], "headless": []}))
     assert found.text == "2 OpenCodes connected now"
 
 

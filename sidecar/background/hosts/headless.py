@@ -193,10 +193,6 @@ class Headless:
     # --- processes ---
 
     @property
-    def pid(self) -> int | None:
-        return next(iter(sorted(self.pids)), None)
-
-    @property
     def pids(self) -> frozenset[int]:
         return frozenset(link.pid for link in self._open() if link.identity.headless)
 
@@ -343,9 +339,15 @@ class Headless:
         askers = {self.identity_of(link) for link in self._open() if not link.identity.headless}
         return frozenset(name for name in self.idle(()) if name.startswith("box_") and name not in askers)
 
-    async def stop(self, only: Collection[str] | None = None) -> None:
-        """End the headless OpenCodes, or those of some identities."""
-        ending = {each.id: each for each in self._servers.values() if only is None or each.identity in only}
+    async def rest(self, wanted: Collection[str]) -> list[int]:
+        """End each headless OpenCode of which no work is ``wanted``. Returns the processes of the others."""
+        await self.stop({each.identity for each in self._servers.values()}.difference(wanted))
+        own = (link for link in self._open() if link.identity.headless)
+        return sorted({link.pid for link in own if self.identity_of(link) in wanted})
+
+    async def stop(self, only: Collection[str]) -> None:
+        """End the headless OpenCodes of some identities."""
+        ending = {each.id: each for each in self._servers.values() if each.identity in only}
         # What runs in a sandbox that ended would go on with work that another OpenCode may resume.
         boxes = [each for each in ending.values() if not each.identity.startswith("env_")]
         await asyncio.to_thread(self._watch.end_below, boxes)
@@ -357,7 +359,7 @@ class Headless:
             if server.space == self._space and await self._lives(server):
                 with suppress(ProcessLookupError):
                     os.kill(server.pid, signal.SIGTERM)
-        self._servers = {key: each for key, each in self._servers.items() if only and each.identity not in only}
+        self._servers = {key: each for key, each in self._servers.items() if each.identity not in only}
         await self._write()
 
     def _open(self) -> list[ShimConnection]:

@@ -50,7 +50,8 @@ def check_links(scene: Scene) -> list[Check]:
     answer = scene.answer or {}
     linked = {link["pid"] for link in answer.get("links") or []}
     if linked:
-        headless = ", including the headless one" if answer.get("headless") in linked else ""
+        count = len(linked.intersection(answer.get("headless") or ()))
+        headless = f", including {counted(count, 'headless one')}" if count else ""
         return [Check("links", "ok", f"{counted(len(linked), 'OpenCode')} connected now{headless}")]
     last = _last_link(scene.home)
     if last is not None:

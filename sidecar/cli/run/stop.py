@@ -52,7 +52,8 @@ async def stop(run: Run) -> None:
             note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar.")
         if headless := answer.get("headless"):
             note(
-                f"Background work goes on in a headless OpenCode (pid {headless}), which starts another sidecar; "
+                f"Background work goes on in a headless OpenCode (pid {', '.join(map(str, headless))}), "
+                "which starts another sidecar; "
                 "`durable-stream intents` lists the work."
             )
         return

@@ -175,7 +175,7 @@ def _linked(found: Mapping[str, Any]) -> list[str]:
         named = f"OpenCode {links[0].get('opencode_version') or ''}".rstrip()
         if service := links[0].get("service"):
             lines.append(f"{named}, its service, pid {pid}, {'read' if service in read else 'not read'}")
-        elif pid == found.get("headless"):
+        elif pid in (found.get("headless") or ()):
             lines.append(f"{named}, headless, for background work, pid {pid}")
         else:
             first, *others = dict.fromkeys(link["directory"] for link in links)

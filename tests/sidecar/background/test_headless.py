@@ -118,6 +118,19 @@ async def test_an_identity_ends_with_its_last_process_whatever_comes_with_its_nu
         await world.headless.link(PROJECT, identity)
 
 
+async def test_at_rest_each_of_ours_ends_that_has_no_work_and_the_users_never(world: World) -> None:
+    askers = [OpenCode(world, keys) for keys in ("one", "other")]
+    working, idle = [await world.asks(each) for each in askers]
+    elsewhere = await world.asks(askers[0], "/worktree")
+    wanted = {world.headless.identity_of(working)}
+    assert await world.headless.rest(wanted) == [working.pid] and elsewhere.pid == working.pid
+    assert (working.is_open, idle.is_open) == (True, False)
+    world.headless = world.sidecar()
+    assert await world.headless.rest([]) == []
+    assert not working.is_open and "headless.end" not in [name for each in askers for name, _ in each.calls]
+    assert all(each.is_open for each in askers)
+
+
 async def test_outside_of_all_sandboxes_the_next_one_continues(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Headless, "_is_outside", lambda _self, link: _true())
     asker = OpenCode(world)
@@ -162,7 +175,7 @@ async def test_a_pid_of_another_namespace_is_never_signalled(world: World, monke
         asker = OpenCode(world, f"keys of {space}", space=space)
         found = await world.asks(asker)
         asker.is_open = found.is_open = False
-        await world.headless.stop()
+        await world.headless.rest([])
         assert len(killed) == signals
 
 
