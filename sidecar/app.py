@@ -296,8 +296,9 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         from sidecar.care.scraping import Scraping  # it loads the HTTP server
 
         sidecar.scraping = Scraping(config.metrics.port, token, metrics.text)
-    SidecarRequests(sidecar, metrics, redact.clean, outside.now_ms).register(sidecar.requests)
-    worker.register(sidecar.requests)
+    only = durable.people.answerers.only
+    SidecarRequests(sidecar, metrics, redact.clean, outside.now_ms).register(sidecar.requests, only)
+    worker.register(sidecar.requests, only)
     durable.register(sidecar.requests)
     forks = Forks(home, durable.hosts, state, ingest, identity, durable.people.answerers, durable.works)
     forks.register(sidecar.requests)

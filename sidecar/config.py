@@ -85,8 +85,8 @@ class StoreConfig(Section):
     """Age of a stream's last record at which the sidecar prunes the stream; 0: streams are kept forever."""
 
 
-Deed = Literal["answer", "apply", "cancel", "discard", "fork", "spawn"]
-"""What only a person may do with the command line."""
+Deed = Literal["answer", "apply", "cancel", "claim", "discard", "drop", "fork", "forget", "prune", "rebuild", "spawn"]
+"""What only a person may do with the command line: it destroys something, or decides for a person."""
 
 
 class LinkConfig(Section):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.opencode.link.protocol import RequestError
+from sidecar.config import Deed
 from streams.errors import CodedError
 
 log = logging.getLogger("sidecar.registry")
@@ -32,6 +33,10 @@ A = TypeVar("A", bound=Args)
 
 class NoArgs(Args):
     pass
+
+
+Only = Callable[[Deed, Callable[[Any], Any]], Callable[[Any], Any]]
+"""Makes the handler of a request refuse those who may not do a deed; see ``Answerers.only``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from sidecar.care.exported import import_export
 from sidecar.care.metrics import SidecarMetrics
 from sidecar.handler import Sidecar
 from sidecar.record.opencode2.http import ServiceGone
-from sidecar.registry import Args, NoArgs, Requests
+from sidecar.registry import Args, NoArgs, Only, Requests
 from streams.lineage import MAX_NAME, traceparent
 from streams.log.prune_plan import PruneRequest
 
@@ -47,7 +47,7 @@ class SidecarRequests:
     ) -> None:
         self._sidecar, self._metrics, self._clean, self._now_ms = sidecar, metrics, clean, now_ms
 
-    def register(self, requests: Requests) -> None:
+    def register(self, requests: Requests, only: Only) -> None:
         sidecar, nats = self._sidecar, self._sidecar.nats
         requests.register("ping", NoArgs, lambda _: {"boot": sidecar.boot}, "`boot`")
         printed, response = "what `durable-stream status --json` prints", "`text`: the response to `GET /metrics`"
@@ -55,8 +55,9 @@ class SidecarRequests:
         requests.register("metrics", NoArgs, lambda _: {"text": self._metrics.text().decode()}, response)
         stopped = "`stopping`, `pid`; `linked` and `headless`: pids of OpenCodes that will start another sidecar"
         requests.register("stop", NoArgs, self.stop, stopped)
-        requests.register("prune", PruneArgs, self.prune, "`plan`; `done`: what was removed, or null")
-        requests.register("forget", ForgetArgs, self.forget, "counts of what was replaced")
+        done = "`plan`; `done`: what was removed, or null"
+        requests.register("prune", PruneArgs, only("prune", self.prune), done)
+        requests.register("forget", ForgetArgs, only("forget", self.forget), "counts of what was replaced")
         requests.register("mark", MarkArgs, self.mark, "`stream`, `pinned`, `title`")
         imported = "`services` that were read, `sessions` that were recorded: their numbers"
         requests.register("import_history", NoArgs, self.import_history, imported)
@@ -65,7 +66,8 @@ class SidecarRequests:
         address = "`port`, `token`, `server_id` of the embedded server"
         requests.register("nats", NoArgs, lambda _: nats.address(), address)
         requests.register("mirror", NoArgs, lambda _: nats.mirror_status(), "the mirror's progress")
-        requests.register("mirror_rebuild", NoArgs, lambda _: nats.rebuild(), "as `mirror_rebuilding`")
+        rebuild = only("rebuild", lambda _: nats.rebuild())
+        requests.register("mirror_rebuild", NoArgs, rebuild, "as `mirror_rebuilding`")
         rebuilding = "the state of the current or last rebuild"
         requests.register("mirror_rebuilding", NoArgs, lambda _: nats.rebuilding(), rebuilding)
 

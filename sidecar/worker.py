@@ -25,7 +25,7 @@ from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.private_files import others_may_write
-from sidecar.registry import Args, NoArgs, Requests
+from sidecar.registry import Args, NoArgs, Only, Requests
 from streams.bus.command import Command
 from streams.identity import Identity
 from streams.store import StreamStore
@@ -159,14 +159,14 @@ class Worker:
 
     # --- requests ---
 
-    def register(self, requests: Requests) -> None:
+    def register(self, requests: Requests, only: Only) -> None:
         listed = "`agents`: each agent's health, lag and counts; `problems`"
         requests.register("agents", NoArgs, lambda _: self.status(), listed)
         requests.register("send", SendArgs, self.send, "`outcome`, `key`, `records`: what the command led to")
-        requests.register("agent_claim", ClaimArgs, self.claim, "`agent`")
+        requests.register("agent_claim", ClaimArgs, only("claim", self.claim), "`agent`")
         requests.register("turn_stop", StopArgs, self.stop, "`stopped`: true")
         requests.register("dlq_redrive", LetterArgs, self.redrive, "`letter`, `outcome`: the result")
-        requests.register("dlq_drop", LetterArgs, self.drop, "`letter`, `outcome`: `dropped`")
+        requests.register("dlq_drop", LetterArgs, only("drop", self.drop), "`letter`, `outcome`: `dropped`")
 
     async def stop(self, args: StopArgs) -> dict[str, Any]:
         """End a turn of an agent before its time."""

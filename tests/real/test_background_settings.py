@@ -57,22 +57,15 @@ def outcomes(durable: DurableStream, *sessions: str) -> list[str]:
     return [e["payload"]["outcome"] for e in events if e["payload"]["session"] in sessions]
 
 
-def test_stop_ends_each_headless_opencode_that_has_no_work_and_no_other(
-    client: RealOpenCode, durable: DurableStream, model: ModelServer, monkeypatch: pytest.MonkeyPatch
+def test_stop_ends_a_headless_opencode_that_has_no_work(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
     settings(durable, BUDGETS)
     parent = client.create_session("parent")
     client.prompt(parent, spawn("HOLD:work SAY:forty two"))
     model.wait_held("work")
     (headless,) = durable.status()["headless"]
-    # A terminal with another environment, in another directory, has another one.
-    monkeypatch.setattr(durable, "terminal", durable.terminal | {"OTHER": "1"})
-    (elsewhere := client.root / "elsewhere").mkdir()
-    durable.cli("spawn", "SAY:there", "--directory", str(elsewhere), "--isolation", "shared", "--wait", "--json")
-    (idle,) = {*durable.status()["headless"]} - {headless}
-    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}]
-    wait_until(lambda: not is_alive(idle), "the end of the headless OpenCode without work")
-    assert is_alive(headless) and is_alive(client.pid)
+    assert durable.lines("stop") == [{"stopped": True, "pid": ANY}] and is_alive(headless)
     durable.wait_running()  # the headless OpenCode started another
     model.release("work")
     done = one(durable, "completed", parent)["id"]
@@ -200,7 +193,16 @@ def test_opencodes_own_background_agent_is_told_apart(
     assert intents(durable, parent) == []
 
 
-def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCode, durable: DurableStream) -> None:
+def assert_stop_ends_only(durable: DurableStream, ends: int, *others: int | None) -> None:
+    """``stop`` ends this headless OpenCode, and none of the other processes."""
+    durable.cli("stop")
+    wait_until(lambda: not is_alive(ends), "the end of the headless OpenCode without work")
+    assert all(each is not None and is_alive(each) for each in others)
+
+
+def test_what_cannot_run_is_refused_or_fails_with_its_reason(
+    client: RealOpenCode, durable: DurableStream, model: ModelServer
+) -> None:
     parent = client.create_session("asks for the impossible")
     client.prompt(parent, "SAY:hello")
     here = ("--directory", str(client.project))
@@ -232,6 +234,10 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     last = intents(durable)[-1]
     places = {each["stream_id"]: each["directory"] for each in durable.lines("streams")}
     assert places[last["session"]] == str(client.project) != last["place"]
+    asking = client.create_session("asking")
+    client.prompt(asking, spawn("HOLD:meanwhile SAY:late"))
+    model.wait_held("meanwhile")
+    (working,) = durable.status()["headless"]
     (folder := client.project / "folder").mkdir()
     places = os.pathsep.join((str(client.binary.parent), os.environ["PATH"]))
     durable.terminal = client.environment() | {"PATH": places, "VIRTUAL_ENV": "/x", "SSH_AUTH_SOCK": "/tmp/mine"}
@@ -239,6 +245,14 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(client: RealOpenCod
     shared = ("--directory", str(folder), "--isolation", "shared", "--wait")
     assert durable.cli("spawn", told, *shared) == "looked\n", "in another terminal"
     assert "/x /tmp/mine" in durable.cli("read", intents(durable)[-1]["session"]), "it starts an OpenCode of its own"
+    (idle,) = {*durable.status()["headless"]} - {working}
+    assert_stop_ends_only(durable, idle, working, client.pid)
+    durable.wait_running()  # that with work has started another
+    model.release("meanwhile")
+    ended(durable, asking, "")
+    wait_until(lambda: "late" in json.dumps(client.messages(asking)), "the result")
+    durable.wait_linked()
+    assert_stop_ends_only(durable, working, client.pid)
     durable.terminal = client.environment()
     long = durable.cli("spawn", f"SAY:{'long ' * 5000}", *here, "--wait")
     session = intents(durable)[-1]["session"]

@@ -6,16 +6,19 @@ The shapes are those in which a model's shell runs a command.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.people.answerers import Answerers
+from sidecar.cli.app import COMMANDS, GROUPS
 from sidecar.config import Deed
 from sidecar.home import Home
 from sidecar.link import client as client_module
@@ -24,12 +27,13 @@ from sidecar.link.local import PEER
 from sidecar.registry import NoArgs, Requests
 from streams.identity import system_identity
 from tests.at_terminal import at_terminal
-from tests.sidecar.cli.helpers import command, environment
+from tests.sidecar.cli.helpers import ROOT, command, environment
 from tests.sidecar.life import end_sidecars
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the shapes are commands of Linux")
 
 LIMIT_S = 60
+TERMINAL = {"directory": "/", "kernel": "k", "environment": "e"}
 DEEDS = {
     "answer": ["checkpoints", "chk_1", "--answer", "once"],
     "apply": ["intents", "int_1", "--apply"],
@@ -88,8 +92,52 @@ def by_hand(*words: str) -> str:
     return code_of(done.stderr)
 
 
-def test_every_deed_is_tried() -> None:
-    assert set(DEEDS) == set(get_args(Deed))
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "agent_claim": ("claim", {"agent": "a"}),
+    "checkpoint_answer": ("answer", {"checkpoint": "chk_1", "answer": ["once"]}),
+    "dlq_drop": ("drop", {"letter": "a"}),
+    "forget": ("forget", {"streams": []}),
+    "fork": ("fork", {"stream": "ses_1", "event": "1"}),
+    "intent_apply": ("apply", {"intent": "int_1"}),
+    "intent_cancel": ("cancel", {"intent": "int_1"}),
+    "intent_discard": ("discard", {"intent": "int_1"}),
+    "intent_resume": ("spawn", {"intent": "int_1", "terminal": TERMINAL}),
+    "mirror_rebuild": ("rebuild", {}),
+    "prune": ("prune", {"request": {"older_than_ms": 1, "max_bytes": None, "streams": []}}),
+    "spawn": ("spawn", {"prompt": "do it", "directory": "/"}),
+}
+"""The requests that destroy or decide for a person: the deed, and arguments."""
+FREE = {
+    *("agents", "checkpoints", "intents", "metrics", "mirror", "mirror_rebuilding", "nats", "ping", "requests"),
+    *("status", "terminal", "dlq_redrive", "import_file", "import_history", "mark", "notify_test", "send", "signal"),
+    *("stop", "turn_stop"),
+}
+"""Those that read, add, or can be taken back."""
+
+
+async def test_each_request_that_destroys_or_decides_is_refused_without_a_person(home: Path) -> None:
+    assert {deed for deed, _ in REQUESTS.values()} == set(get_args(Deed))
+    assert said(*command(home, "intents", "int_1", "--cancel")) == "needs-person"  # the sidecar runs now
+    async with await ControlClient.connect(Home(home), version="x", nonce=system_identity().nonce) as client:
+        known = {each["name"] for each in await client.request("requests")}
+        assert known == {*REQUESTS, *FREE} and not FREE & REQUESTS.keys(), "a new request chooses"
+        for name, (_, args) in REQUESTS.items():
+            with pytest.raises(RequestError) as refused:
+                await client.request(name, args)
+            assert refused.value.code == "needs-person", name
+
+
+def test_each_command_is_in_the_table_of_those_that_need_a_person() -> None:
+    page = (ROOT / "SECURITY.md").read_text().partition("## What needs a person")[2].partition("\n## ")[0]
+    rows = [row.split(" | ", 1) for row in page.splitlines() if row.startswith("| ") and "---" not in row][1:]
+    groups = {f"{group} {row.name}" for group, (_, rows) in GROUPS.items() for row in rows}
+    known = {row.name for row in COMMANDS} | groups
+    found = {what: re.findall("`([^`]+)`", cells) for what, cells in rows}
+    named = Counter(re.sub(" --.*", "", word) for words in found.values() for word in words if "--" not in word)
+    fenced = [words for what, words in found.items() if "scripts_may" in what]
+    deeds = {deed for words in fenced for deed in words if deed in get_args(Deed)}
+    assert deeds == set(get_args(Deed))
+    assert known <= named.keys() and named.keys() - known <= deeds
 
 
 @pytest.mark.parametrize("deed", DEEDS)

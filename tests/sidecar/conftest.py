@@ -10,7 +10,7 @@ import pytest
 from sidecar.home import Home
 from tests.sidecar import life
 from tests.sidecar.checking import make_healthy
-from tests.sidecar.cli.helpers import ROOT, run
+from tests.sidecar.cli.helpers import MAY_REMOVE, ROOT, run
 
 AGENTS = ROOT / "tests" / "sidecar" / "agents" / "agents.py"
 
@@ -32,6 +32,6 @@ def healthy_home(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def counter_home(home: Home) -> Iterator[Home]:
     """A home whose configured agent is ``Counter``; its sidecar is stopped at the end."""
-    home.config_path.write_text(f'[worker]\nagents = ["{AGENTS}:Counter"]\n')
+    home.config_path.write_text(f'{MAY_REMOVE}[worker]\nagents = ["{AGENTS}:Counter"]\n')
     yield home
     assert run(home.path, "stop").code == 0

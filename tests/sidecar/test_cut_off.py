@@ -21,7 +21,7 @@ from streams.identity import system_identity
 from streams.log.log import Log
 from streams.retention import Removed
 from tests.sidecar import life
-from tests.sidecar.cli.helpers import command, run
+from tests.sidecar.cli.helpers import MAY_REMOVE, command, run
 from tests.sidecar.support import HANG_SECONDS, REPOSITORY, running, start, wait_for
 from tests.streams.builders import event
 from tests.streams.opened import faults
@@ -53,6 +53,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def filled_home(home: Home, recorded: Path) -> Home:
     shutil.copytree(recorded, home.store_path, dirs_exist_ok=True)
+    home.config_path.write_text(MAY_REMOVE)
     return home
 
 

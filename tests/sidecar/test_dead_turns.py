@@ -13,7 +13,7 @@ from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
-from tests.sidecar.cli.helpers import run
+from tests.sidecar.cli.helpers import MAY_REMOVE, run
 from tests.sidecar.life import COMMAND, Shim, kill, shims, start_as, wait_for_sidecars
 from tests.sidecar.support import RECORDINGS, running, serving, wait_for
 
@@ -69,6 +69,7 @@ async def asked(shim: Shim, home: Home) -> str:
 
 
 async def test_a_killed_opencode_s_turn_ends_at_once_and_so_does_what_it_asked(home: Home) -> None:
+    home.config_path.write_text(MAY_REMOVE)
     with shims(1, home.path) as (shim,):
         stream = await asked(shim, home)
         assert (await catalog(home)).status(stream) == "waiting"

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from inspect import isawaitable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bridge.opencode.link.protocol import RequestError
@@ -46,12 +47,13 @@ class Answerers:
     ) -> None:
         self._linked, self._scripts_may, self._token = linked, scripts_may, token
 
-    def only(self, deed: Deed, handler: Callable[[A], Awaitable[Any]]) -> Callable[[A], Awaitable[Any]]:
-        """The handler of a request that only those may send who may do the deed."""
+    def only(self, deed: Deed, handler: Callable[[A], Any]) -> Callable[[A], Awaitable[Any]]:
+        """The handler of a request, which may be async, that only those may send who may do the deed."""
 
         async def judged(args: A) -> Any:
             await self.judged(deed, getattr(args, "intent", ""), (), getattr(args, "proof", ""))
-            return await handler(args)
+            found = handler(args)
+            return await found if isawaitable(found) else found
 
         return judged
 

@@ -174,7 +174,7 @@ async def test_without_a_fork_of_the_host_a_new_session_gets_the_conversation_an
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two sessions of OpenCode 1, of which none is open."""
     made = make_home(tmp_path_factory.mktemp("forks") / "home", "chat", "task_parallel")
-    (made / "config.toml").write_text('[link]\nscripts_may = ["fork"]\n')
+    (made / "config.toml").write_text('[link]\nscripts_may = ["fork", "forget"]\n')
     yield made
     end_sidecars(Home(made))
 

@@ -65,6 +65,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "TZ": "UTC", **more}
 
 
+MAY_REMOVE = 'link.scripts_may = ["drop", "forget", "prune", "rebuild"]\n'
+"""The line of ``config.toml`` for tests, which have no terminal, that do what needs a person."""
+
+
 def run(home: Path, *arguments: str, **environ: str) -> Done:
     """Run a command in this process, ten times as fast as in a separate one."""
     words = ["--home", str(home), *arguments]

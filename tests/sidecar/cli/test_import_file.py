@@ -18,7 +18,7 @@ from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from streams.identity import seeded_identity
 from streams.store import Record
-from tests.sidecar.cli.helpers import append, damage, make_home, run, run_and_stop
+from tests.sidecar.cli.helpers import MAY_REMOVE, append, damage, make_home, run, run_and_stop
 from tests.sidecar.cli.test_top import NOW, intent, made_by
 from tests.sidecar.life import end_sidecars
 
@@ -92,6 +92,7 @@ def test_a_round_trip_keeps_every_event_but_for_the_mark(source: Path, target: P
 
 def test_a_forgotten_session_has_nothing_to_import(source: Path, target: Path, tmp_path: Path) -> None:
     home = make_home(tmp_path / "home", "chat")
+    (home / "config.toml").write_text(MAY_REMOVE)
     stream = run(home, "streams", "--json").objects()[0]["stream_id"]
     run_and_stop(home, "forget", stream, "--yes")
     file = exports(home, tmp_path)[0]

@@ -14,7 +14,7 @@ import pytest
 from sidecar.cli.shared.follow import follow
 from sidecar.home import Home
 from tests.sidecar.background.receiver import SECRET, Receiver
-from tests.sidecar.cli.helpers import LIMIT_SECONDS, RECORDINGS, append, run, run_and_stop
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, MAY_REMOVE, RECORDINGS, append, run, run_and_stop
 from tests.sidecar.cli.processes import Process
 from tests.streams.builders import events
 
@@ -60,6 +60,7 @@ class TestFeed:
                 seen.append(feed.record()["position"])
             feed.end()
 
+        (tmp_path / "config.toml").write_text(MAY_REMOVE)
         write("first")
         read(4)
         read(5)

@@ -15,7 +15,7 @@ from sidecar.read.projects import Project, short_directory
 from sidecar.read.select import LogReader, catalog_of
 from streams.event import StreamEvent
 from tests.sidecar.background.projects import Marker
-from tests.sidecar.cli.helpers import append, run, run_and_stop
+from tests.sidecar.cli.helpers import MAY_REMOVE, append, run, run_and_stop
 from tests.sidecar.cli.processes import Process
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.streams.builders import event
@@ -59,6 +59,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def projects_home(places: Path) -> Path:
     home = places / "home"
     home.mkdir(mode=0o700)
+    (home / "config.toml").write_text(MAY_REMOVE)
     made = [
         *session("ses_tree", places / "other", 3, project="abc"),
         *session("ses_shop", places / "shop", 4, project="abc"),

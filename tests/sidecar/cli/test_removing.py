@@ -18,7 +18,7 @@ from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import running as runtime_of
-from tests.sidecar.cli.helpers import RECORDINGS, append, make_home, run, run_and_stop
+from tests.sidecar.cli.helpers import MAY_REMOVE, RECORDINGS, append, make_home, run, run_and_stop
 from tests.sidecar.life import end_sidecars
 from tests.sidecar.test_spools import dead_pid, spool
 from tests.streams.builders import event
@@ -32,6 +32,7 @@ def marked_home(tmp_path: Path) -> Iterator[Path]:
     home = make_home(tmp_path / "home", *NAMES)
     batch = [event(f"mark-{name}", stream=name, payload={"text": f"MARK-{name}"}) for name in streams(home)]
     asyncio.run(append(home / "store", [batch]))
+    (home / "config.toml").write_text(MAY_REMOVE)
     yield home
     end_sidecars(Home(home))
 
@@ -58,7 +59,7 @@ class TestPrune:
 
     def test_no_file_of_the_home_keeps_it_and_the_mirror_is_named(self, marked_home: Path) -> None:
         stream = next(iter(streams(marked_home)))
-        (marked_home / "config.toml").write_text('[nats]\nmode = "embedded"\n')
+        (marked_home / "config.toml").write_text(f'{MAY_REMOVE}[nats]\nmode = "embedded"\n')
         for more in ([], ["--yes"]):
             done = run(marked_home, "prune", "--stream", stream, *more)
             assert done.code == 0 and "mirror rebuild" in done.err, done
@@ -319,6 +320,7 @@ class TestForget:
         told = next(payload["text"] for payload in payloads if payload.get("text"))
         mine = tmp_path / "mine"
         mine.mkdir(mode=0o700)
+        (mine / "config.toml").write_text(MAY_REMOVE)
         asyncio.run(append(mine / "store", [[event("first", stream=stream)]]))
         (mine / "spool").mkdir(mode=0o700)
         spool(mine / "spool", dead_pid())

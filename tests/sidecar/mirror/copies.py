@@ -22,7 +22,7 @@ from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
 from streams.log.presence import located
 from tests.nats_servers import TOKEN, RealServer, until
-from tests.sidecar.cli.helpers import Done, events_of, run, run_and_stop
+from tests.sidecar.cli.helpers import MAY_REMOVE, Done, events_of, run, run_and_stop
 
 T = TypeVar("T")
 _SEEDS = count(100)
@@ -39,7 +39,7 @@ class Copy:
         """Make the home and configure the server."""
         self.home.create()
         self.home.config_path.write_text(
-            f'[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{self.server.port}"]\n'
+            f'{MAY_REMOVE}[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{self.server.port}"]\n'
         )
 
     def make(self, *recordings: str) -> Copy:

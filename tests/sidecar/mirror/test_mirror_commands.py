@@ -18,7 +18,7 @@ from sidecar.home import Home
 from sidecar.mirror.reaching import sessions_of
 from streams.identity import seeded_identity
 from tests.nats_servers import HANG_SECONDS, servers_of
-from tests.sidecar.cli.helpers import RECORDINGS, run
+from tests.sidecar.cli.helpers import MAY_REMOVE, RECORDINGS, run
 from tests.sidecar.support import running, start, wait_for
 
 
@@ -27,7 +27,7 @@ def mirrored_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     """A sidecar with an embedded server and a recorded session, shared by the tests."""
     home = Home(tmp_path_factory.mktemp("mirrored") / "home")
     home.path.mkdir(mode=0o700)
-    home.config_path.write_text('[nats]\nmode = "embedded"\n')
+    home.config_path.write_text(f'{MAY_REMOVE}[nats]\nmode = "embedded"\n')
     process = start(home)
     try:
         running(home)

@@ -24,7 +24,7 @@ from sidecar.mirror.reaching import sessions_of
 from sidecar.mirror.service import NatsService
 from streams.identity import seeded_identity, system_identity
 from tests.nats_servers import HANG_SECONDS, program, real_server, servers_of, until
-from tests.sidecar.cli.helpers import run
+from tests.sidecar.cli.helpers import MAY_REMOVE, run
 from tests.sidecar.mirror.test_commands import consumers_of
 from tests.sidecar.support import running, start, wait_for
 
@@ -38,7 +38,7 @@ class Served:
 
     def start(self, config: str) -> None:
         self.home.path.mkdir(mode=0o700, exist_ok=True)
-        self.home.config_path.write_text(config)
+        self.home.config_path.write_text(MAY_REMOVE + config)
         self.process = start(self.home)
         running(self.home)
 
