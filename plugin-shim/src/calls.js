@@ -18,6 +18,7 @@ const MAX_CALLS = 64;
 /** @type {Record<string, (client: any, args: any) => Promise<any>>} */
 const METHODS = {
   "app.agents": (client, args) => client.app.agents(args),
+  "instance.dispose": (client, args) => client.instance.dispose(args),
   "plugin.list": (client) => listed(client),
   "session.create": (client, args) => client.session.create(args),
   "session.get": (client, args) => client.session.get(args),

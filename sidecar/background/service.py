@@ -183,9 +183,8 @@ class DurableStream:
         return running or self.people.owes()
 
     async def rest(self) -> list[int]:
-        """End each headless OpenCode that has no work. Returns the processes of those that go on."""
-        if self.people.owes():
-            return sorted(self.headless.pids)
+        """End each headless OpenCode that has no work. Returns the processes of those that go on. What is to be told
+        needs none: the OpenCode whose session hears it starts another sidecar."""
         return await self.headless.rest({each.environment for each in self.data.unfinished()})
 
     async def _keep_time(self) -> None:

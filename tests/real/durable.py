@@ -31,7 +31,7 @@ PLUGIN = "durable-stream.js"
 
 _READING = ("checkpoints", "intents", "log", "query", "read", "status", "streams", "tree", "verify")
 
-_DEEDS = ("fork", "spawn")
+_DEEDS = ("forget", "fork", "prune", "spawn")
 """What only a person at a terminal may ask for."""
 
 _OF_THE_LOG = ("checkpoints", "intents", "log", "notices", "query", "streams")

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from hashlib import sha1
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,11 @@ from tests.real.background import (
     spawns,
     with_plugin,
 )
-from tests.real.durable import DurableStream, wait_until
-from tests.real.model_server import ModelServer
+from tests.real.durable import DurableStream, is_alive, wait_until
+from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.sidecar.background.test_tools import sent
+from tests.streams.sizes import size
 
 pytestmark = pytest.mark.real_opencode
 
@@ -222,6 +224,59 @@ def test_a_summary_names_the_work_that_still_runs(
     assert f"background work under way:\n{running['id']} running" in said
     model.release("summary")
     one(durable, "completed", parent)
+
+
+JOBS = size("JOBS", 3)
+MORE = 40
+"""How many more files and threads a process may have after any number of jobs: connections stay open for a while."""
+
+
+def works(client: RealOpenCode, durable: DurableStream, jobs: int) -> set[str]:
+    """Work in that many copies, to its end and to its results in the parent. The sessions that it made."""
+    before, parent = {each["id"] for each in client.sessions()}, client.create_session("parent")
+    write = f"CALL:write {json.dumps({'filePath': 'made.txt', 'content': 'x'})} THEN: SAY:short"
+    # OpenCode asks before it makes the same call for the third time.
+    calls = [spawns(write, f"job {number}", isolation="copy") for number in range(jobs)]
+    client.prompt_async(parent, " ".join(calls) + " THEN: SAY:started")
+    states = lambda: [each["state"] for each in intents(durable, parent)]  # noqa: E731
+    wait_until(lambda: states() == ["completed"] * jobs, "the end of all jobs", HANG_LIMIT_S + 15.0 * jobs)
+    wait_until(lambda: wakes(durable, parent) == ["seen"] * jobs, "each result", HANG_LIMIT_S + 15.0 * jobs)
+    made = {each["id"] for each in client.sessions()} - before
+    assert made == {parent, *(each["session"] for each in intents(durable, parent))}
+    return made
+
+
+def held(durable: DurableStream, headless: int) -> tuple[list[str], int, int]:
+    """The directories that a headless OpenCode has open, how many files, and how many threads."""
+    directories = [each["directory"] for each in durable.status()["links"] if each["pid"] == headless]
+    return directories, *(len(list(Path(f"/proc/{headless}/{what}").iterdir())) for what in ("fd", "task"))
+
+
+def kept(client: RealOpenCode) -> set[Path]:
+    """The files of OpenCode, without its logs and the snapshots of the project."""
+    own = sha1(str(client.project).encode(), usedforsecurity=False).hexdigest()
+    found = Path(client.environment()["XDG_DATA_HOME"]).rglob("*")
+    return {each for each in found if each.is_file() and own not in each.parts and "log" not in each.parts}
+
+
+def test_of_many_jobs_opencode_keeps_the_sessions_alone(client: RealOpenCode, durable: DurableStream) -> None:
+    works(client, durable, 1)
+    (headless,) = durable.status()["headless"]
+    (_, files, threads), data = held(durable, headless), kept(client)
+    works(client, durable, JOBS)
+    wait_until(lambda: len(held(durable, headless)[0]) == 1, "all copies but the last to be forgotten")
+    now = held(durable, headless)
+    print(f"{JOBS} jobs: {files} files and {threads} threads before, {now} after")
+    assert durable.status()["headless"] == [headless] and now[1] <= files + MORE and now[2] <= threads + MORE
+    assert Path(f"/proc/{headless}/task/{headless}/children").read_text() == ""
+    assert snapshots_elsewhere(client) == [] and not list((durable.home / "copies").glob("int_*"))
+    durable.cli("stop")
+    wait_until(lambda: not is_alive(headless), "the end of the headless OpenCode")
+    assert kept(client) - data == set()
+    client.dispose()
+    client.sessions()  # the person opens the project again
+    listed = client.request("GET", "/project")
+    assert [each for project in listed for each in project["sandboxes"]] == []
 
 
 WORD = "xylophone"

@@ -5,15 +5,21 @@ A suspended OpenCode stands for one that is slow to link.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.real.background import intents, one, spawn, with_plugin
+from sidecar.home import Home
+from sidecar.link.client import ControlClient
+from streams.identity import system_identity
+from tests.real.background import ended, intents, one, spawn, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -94,3 +100,45 @@ def test_of_two_windows_only_the_one_that_hosts_the_session_is_asked(
         mine = [turn["metadata"]["pid"] for turn in turns if turn["payload"]["session"] == parent]
         assert mine == [client.pid] * len(mine) and len(mine) >= 3
     assert len(intents(durable, parent)) == 1
+
+
+UNASKED = "link.scripts_may = ['spawn']\n[gardener]\nenabled = true\nagent = 'build'\n"
+
+
+async def commanded(home: Home, **work: Any) -> str:
+    """Ask for work as a command over the network does: no session and no terminal asks. The intent's id."""
+    async with await ControlClient.connect(home, version="x", nonce=system_identity().nonce) as control:
+        return str((await control.request("spawn", work))["id"])
+
+
+def test_work_for_which_nobody_asks_waits_until_an_opencode_is_open_that_may_do_it(
+    client: RealOpenCode, durable: DurableStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [each for each in os.environ["PATH"].split(os.pathsep) if not Path(each, "opencode").exists()]
+    monkeypatch.setenv("PATH", os.pathsep.join(places))  # the sidecar finds no OpenCode that it could start
+    with suspended(client.pid):
+        (durable.home / "config.toml").write_text(UNASKED)
+        durable.stop()
+        durable.start()
+    durable.wait_linked()
+    ill = client.create_session("ill")
+    reads = " ".join(f"CALL:read {json.dumps({'filePath': f'missing {n}'})}" for n in range(12))
+    with suspended(durable.wait_running()):  # it hears of the failures only after the end of their OpenCode
+        client.prompt(ill, f"{reads} THEN: SAY:nothing is there")
+        client.kill9()
+    told = {"prompt": "SAY:nobody asked", "directory": str(client.project), "isolation": "shared"}
+    alone = asyncio.run(commanded(Home(durable.home), **told))
+
+    def waiting() -> dict[str, str]:
+        return {each["id"]: each["parent"] for each in durable.lines("intents") if each["waits"] == "environment"}
+
+    wait_until(lambda: len(waiting()) == 2, "both that wait")
+    assert waiting()[alone] is None and ill in waiting().values()
+    client.start()
+    client.sessions()  # loads the plugin
+    wait_until(lambda: list(waiting()) == [alone], "the gardener's work to go on")
+    gardened = next(each["id"] for each in intents(durable) if each["parent"] == ill)
+    assert [each["state"] for each in ended(durable, gardened)] == ["completed"]
+    assert list(waiting()) == [alone], "that of nobody has the rights of the sidecar, not of this OpenCode"
+    durable.cli("intents", alone, "--resume")
+    assert [each["result"] for each in ended(durable, alone)] == ["nobody asked"]

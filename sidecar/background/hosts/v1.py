@@ -124,8 +124,13 @@ class V1Host(Host):
         return _made(await call(link, "session.create", {"body": body, "query": {"directory": directory}}))
 
     async def forget(self, directory: str) -> None:
-        for link in [each for each in self._acting() if each.directory == directory]:
+        """See ``Host``. A headless OpenCode keeps what it opened for a directory, some 5 files, until it is told."""
+        own = [each for each in self._acting() if each.identity.headless]
+        for link in [each for each in own if each.directory == directory]:
             await call(link, "snapshots.remove", {"project": link.project, "directory": link.worktree})
+            beside = (each for each in own if each.boot_id == link.boot_id and each is not link)
+            if (other := next(beside, None)) is not None:  # its own link closes with the directory
+                await call(other, "instance.dispose", {"query": {"directory": directory}})
 
     @property
     def is_there(self) -> bool:

@@ -251,7 +251,14 @@ def test_foreign_ids_are_left_to_opencode() -> None:
     assert message_id(SESSION, ["imported"], "key") is None
 
 
-async def test_the_opencode_that_worked_in_a_directory_that_is_gone_removes_its_snapshots() -> None:
-    gone, other = FakeLink("gone", NOBODY, "/gone"), FakeLink("other", NOBODY)
-    await host(gone, other).forget("/gone")
+async def test_the_opencode_that_worked_in_a_directory_that_is_gone_removes_its_snapshots_and_forgets_it() -> None:
+    gone, other, beside = FakeLink("one", 7, "/gone"), FakeLink("other", NOBODY, "/gone"), FakeLink("one", 7, "/copy")
+    gone.identity.headless = beside.identity.headless = "id"
+    await host(gone, other, beside).forget("/gone")
     assert (gone.calls, other.calls) == ([("snapshots.remove", {"project": "id", "directory": "/gone"})], [])
+    # Not over its own link, which closes. The last directory of a process stays open.
+    assert beside.calls == [("instance.dispose", {"query": {"directory": "/gone"}})]
+    gone.is_open = False
+    await host(gone, other, beside).forget("/copy")
+    assert [each.methods for each in (gone, other)] == [["snapshots.remove"], []], "a person's own is left alone"
+    assert "instance.dispose" not in beside.methods[1:]
