@@ -31,6 +31,7 @@ PLUGIN = "durable-stream.js"
 
 _READING = ("checkpoints", "intents", "log", "query", "read", "status", "streams", "tree", "verify")
 
+_DOES = {"--answer", "--apply", "--cancel", "--discard", "--resume", "--undo"}
 _DEEDS = ("forget", "fork", "prune", "spawn")
 """What only a person at a terminal may ask for."""
 
@@ -90,7 +91,7 @@ class DurableStream:
         Raises:
             RuntimeError: it exited with a code other than 0.
         """
-        if arguments[0] in _READING and not {"--answer", "--apply", "--cancel", "--discard", "--undo"} & {*arguments}:
+        if arguments[0] in _READING and not _DOES & {*arguments}:
             read = run(self.home, *arguments)
             if read.code:
                 raise RuntimeError(f"{arguments} ended with {read.code}:\n{read.out}\n{read.err}")

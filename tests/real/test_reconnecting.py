@@ -116,6 +116,8 @@ def test_work_for_which_nobody_asks_waits_until_an_opencode_is_open_that_may_do_
 ) -> None:
     places = [each for each in os.environ["PATH"].split(os.pathsep) if not Path(each, "opencode").exists()]
     monkeypatch.setenv("PATH", os.pathsep.join(places))  # the sidecar finds no OpenCode that it could start
+    client.sessions()  # loads the plugin
+    durable.wait_linked()
     with suspended(client.pid):
         (durable.home / "config.toml").write_text(UNASKED)
         durable.stop()

@@ -267,11 +267,11 @@ class V1Host(Host):
 
         Unlike a change, a copy needs no particular process. A headless one would end when no background work is left.
         """
-        near = [link for link in self._acting() if link.directory == directory and not link.identity.headless]
-        if not near:
+        if (near := self._near(directory)) is None:
             raise HostAbsent(f"no OpenCode is open in {directory}")
         hosting = self._hosting(session)
-        return hosting if hosting is not None and hosting in near else near[-1]
+        is_near = hosting is not None and hosting.directory == directory and not hosting.identity.headless
+        return hosting if hosting is not None and is_near else near
 
     # --- any session ---
 
@@ -287,6 +287,8 @@ class V1Host(Host):
 
     async def toast(self, session: str, title: str, text: str) -> bool:
         link = self._hosting(session)
+        if link is None or link.identity.headless:  # a person sees what an OpenCode of the person's own shows
+            link = self._near(str(self.about(session).get("directory")))
         if link is None:
             return False
         await call(link, "tui.showToast", {"body": {"title": title, "message": text, "variant": "info"}})
@@ -365,8 +367,12 @@ class V1Host(Host):
                 return link
         if self._is_phantom(session):
             return None
-        near = [link for link in links if link.directory == known.directory and not link.identity.headless]
-        return near[-1] if near and not self._still_runs(turn) else None
+        return self._near(known.directory) if not self._still_runs(turn) else None
+
+    def _near(self, directory: str | None) -> ShimConnection | None:
+        """The link to the newest OpenCode that a person opened in a directory."""
+        near = [each for each in self._acting() if each.directory == directory and not each.identity.headless]
+        return near[-1] if near else None
 
     def _acting(self) -> list[ShimConnection]:
         """The links that may be asked to act. If a process has two plugin instances for a directory, it is only the one

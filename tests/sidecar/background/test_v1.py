@@ -130,6 +130,14 @@ async def test_while_the_process_that_hosts_a_session_reconnects_no_other_one_is
     assert host(other, back, pid=alive()).waiting_for(back, ["ses_other", SESSION]) == [SESSION]
 
 
+async def test_a_toast_is_shown_where_a_person_looks_and_never_in_a_headless_opencode() -> None:
+    own, user = FakeLink("hosting", alive()), FakeLink("user", NOBODY)
+    own.identity.headless = "id"
+    assert not await host(own, phantom=True).toast(SESSION, "title", "text")
+    assert await host(own, user, phantom=True).toast(SESSION, "title", "text")
+    assert (own.methods, user.methods) == ([], ["tui.showToast"])
+
+
 async def test_background_work_whose_process_reconnects_is_not_taken_for_stopped() -> None:
     one = host(pid=alive(), phantom=True)
     with pytest.raises(HostError, match="not connected"):
