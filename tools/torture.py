@@ -2,7 +2,8 @@
 
 Each chunk is one pytest run with its own seed and with sizes from the environment (``tests/streams/sizes.py``). What
 it counted goes into ``.cache/torture/state.json`` when it passed; a chunk that failed runs again next time, with the
-same seed. A change of the product, its tests or the plan makes what was reached void.
+same seed; its files stay in ``.cache/torture``. A change of the product, its tests or the plan makes what was reached
+void.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -230,6 +233,8 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
     tests = [argument.replace("{n}", str(number)) for argument in part.tests]
     began = time.monotonic()
     # Chunks that run beside each other must not tidy up one temporary directory.
+    left = STATE.parent / f"{part.name}-{number}.left"
+    shutil.rmtree(left, ignore_errors=True)
     with log.open("w") as output, TemporaryDirectory(prefix="torture-") as place:
         try:
             code: int | None = subprocess.run(
@@ -243,6 +248,9 @@ def run(part: Part, number: int, seed: int, state: State) -> bool:
             ).returncode
         except subprocess.TimeoutExpired:
             code = None
+        if code:
+            with suppress(OSError):  # it may have no files
+                shutil.move(Path(place, "t"), left)
     seconds = time.monotonic() - began
     if code == 0 or (code == NOTHING_COLLECTED and part.name == "marked"):
         lines = figures.read_text().splitlines() if figures.exists() else []
