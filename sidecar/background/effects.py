@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.effects.runner import EffectKind, Reconciled
+from sidecar.background.hosts.headless import LINK_SECONDS, START_SECONDS
 from sidecar.background.hosts.host import Host, HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.plugins import PluginMissing
@@ -34,6 +35,10 @@ log = logging.getLogger("sidecar.background")
 
 KEPT_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
 """The pauses, in seconds, after the looks for a message in the session's history: some 10 seconds in all."""
+
+START_LONGEST: Final = START_SECONDS + 3 * LINK_SECONDS
+"""How long an attempt may take that may have to wait for a headless OpenCode: for its start, its link, and the link of
+the directory. On a busy machine, each takes long, and an attempt that is cut off counts."""
 
 LATE_LOOKS: Final = 10
 LATE_SECONDS: Final = 0.3
@@ -66,7 +71,7 @@ class Prompt(Repeatable):
     """``opencode.prompt``. A prompt that was sent is not sent again, even if its words are no longer known."""
 
     def __init__(self, acts: HostActs) -> None:
-        super().__init__(acts.prompt)
+        super().__init__(acts.prompt, longest_seconds=START_LONGEST)
         self._hosts = acts.hosts
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
@@ -86,10 +91,10 @@ class HostActs:
     @property
     def kinds(self) -> dict[str, EffectKind]:
         return {
-            CREATE: Repeatable(self.create),
+            CREATE: Repeatable(self.create, longest_seconds=START_LONGEST),
             PROMPT: Prompt(self),
-            ABORT: Repeatable(self.abort),
-            CHECK: Repeatable(self.check, "safe"),
+            ABORT: Repeatable(self.abort, longest_seconds=START_LONGEST),
+            CHECK: Repeatable(self.check, "safe", longest_seconds=START_LONGEST),
             WAKE: Repeatable(self.wake),
             SHOW: Repeatable(self.toast),
             ANSWER: Repeatable(self.answer),

@@ -46,6 +46,9 @@ log = logging.getLogger("sidecar.agents")
 MAX_RUNNING: Final = 64
 """Maximum number of effects that run at the same time; the others wait."""
 
+MOST_ATTEMPTS: Final = 20
+"""How often a repeatable effect is tried at most, whatever the policy says, if the process ends again and again."""
+
 LONGEST_SLEEP: Final = 30.0
 """Maximum length of one sleep during a back-off, so that the back-off ends soon if the clock is set forward."""
 
@@ -232,6 +235,9 @@ class EffectRunner:
             # Perhaps it never began, so a policy with one attempt allows another one.
             attempt, attempts = 1, max(attempts, 2)
             step = StepRecord(effect.run, request.key, attempt, "started", request.id)
+        if step is not None and not step.final and kind.is_repeatable and request.record.position <= self.began:
+            # The end of this process is no fault of the effect, unless it happens again and again.
+            attempts = max(attempts, min(attempt + attempts, MOST_ATTEMPTS))
         if step is not None and step.resolved:
             attempts = max(attempts, attempt + 1)  # a person wants another attempt, whatever the policy says
         if step is not None and step.status in ("started", "in_doubt"):

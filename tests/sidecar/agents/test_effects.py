@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.agents.effects.ledger import MAX_RESULT
 from sidecar.agents.effects.policy import Effect, EffectPolicy
-from sidecar.agents.effects.runner import LONGEST_SLEEP, EffectRunner, Reconciled
+from sidecar.agents.effects.runner import LONGEST_SLEEP, MOST_ATTEMPTS, EffectRunner, Reconciled
 from sidecar.agents.inputs import effects_stream
 from streams.errors import StoreFailed, StoreFenced
 from streams.event import StreamEvent
@@ -133,13 +133,16 @@ class TestRepeatable:
         ended = [("completed", 1)] if at == "effect-recorded" else [("failed", 1), ("started", 2), ("completed", 2)]
         assert await bench.steps() == ended
 
-    async def test_attempts_are_counted_across_crashes(self, bench: Bench) -> None:
+    async def test_each_crash_allows_as_many_attempts_as_a_new_effect_has_up_to_a_limit(self, bench: Bench) -> None:
         kind = Work()
         kind.is_repeatable = True
         asked = await request(bench.store, bench.identity)
+        for _ in range(MOST_ATTEMPTS - 2):
+            await bench.crash(kind, asked, at="effect-done", began=asked.position)
+        assert await bench.answers() == {} and len(kind.keys) == MOST_ATTEMPTS - 2
         for _ in range(10):
             await bench.crash(kind, asked, at="effect-done", began=asked.position)
-        assert len(kind.keys) == 2, "the first one may have been made before"
+        assert len(kind.keys) == MOST_ATTEMPTS - 1, "the first one may have been made before"
         assert await bench.answers() == {asked.event.id: [("failed", "attempts-exhausted")]}
 
 

@@ -11,13 +11,18 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from bridge.opencode.link.protocol import CallError
+from sidecar.background.effects import HostActs
 from sidecar.background.hosts import headless as module
-from sidecar.background.hosts.headless import Headless
+from sidecar.background.hosts.headless import LINK_SECONDS, START_SECONDS, Headless
 from sidecar.background.hosts.host import HostAbsent, HostError
 from sidecar.background.hosts.identity import NOBODY
 from sidecar.background.hosts.v1 import V1Host
+from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE, PROMPT
 from sidecar.home import Home
+from tests.sidecar.background.support import PLAIN, Only
 
+START = (CREATE, PROMPT, CHECK, ABORT)
+"""The effects that may have to wait for one."""
 PROJECT = "/project"
 
 
@@ -244,3 +249,9 @@ async def test_a_session_ran_as_the_process_of_its_last_turn_also_when_that_is_c
     one = host(world, state)
     assert [one.ran_as(each) for each in ("ses_1", "ses_2", "ses_3")] == [identity, NOBODY, NOBODY]
     assert host(World(world.home.path), state).ran_as("ses_1") == identity, "after a restart of the sidecar"
+
+
+def test_an_attempt_may_take_as_long_as_a_headless_opencode_may_take_to_start() -> None:
+    kinds = HostActs(Only(None), PLAIN, print).kinds
+    shorter = [each for each in START if kinds[each].longest_seconds < START_SECONDS + 2 * LINK_SECONDS]
+    assert shorter == []
