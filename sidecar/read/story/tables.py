@@ -1,0 +1,425 @@
+"""The tables of the story: their columns, and their rows in memory until a transaction writes them.
+
+Numbers of records are positions in the log. A *version* of a row holds from record ``born`` until before record
+``died``; ``died`` is ``NULL`` while it holds. All versions have one ``key``, which is the ``id`` of the first. A fact
+that happens once in the life of a row has a column of its own, such as ``till``, and makes no version: a reader
+compares it with its moment. Sums are those so far, so a sum at any record is one row. Times are in ms since 1970; times
+and positions that are not known yet are ``NULL``. Long texts stay in the records.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from copy import copy
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar
+
+STORY_VERSION: Final = 1
+"""Version of the tables and of the rules. Tables of another version are made again."""
+
+
+@dataclass(slots=True, eq=False)
+class Moment:
+    """Each record. ``number`` and ``count`` say how many records its place and its session have up to it; ``first`` and
+    ``last`` are the earliest and the latest time of the session's records until then."""
+
+    n: int = 0
+    place: int = 0
+    session: int | None = None
+    number: int = 0
+    count: int = 0
+    ts: int = 0
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A stream. ``directory`` is the one that its session works for, and ``ran_in`` the one in which background work
+    ran instead; ``boot`` names the OpenCode process that recorded last."""
+
+    id: int = 0
+    key: int = 0
+    stream: str = ""
+    directory: str = ""
+    project: str = ""
+    boot: str = ""
+    ran_in: str = ""
+    born: int = 0
+    died: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session. It is ``named`` once one of its own records came: ``first`` is that one. ``place`` is the key of its
+    stream, ``parent`` and ``fork`` are names of sessions, ``up`` is the span of the call that started it. ``label`` is
+    the title that a person gave. It ``rests`` while no turn runs."""
+
+    id: int = 0
+    key: int = 0
+    name: str = ""
+    named: int = 0
+    place: int = 0
+    parent: str | None = None
+    known: int = 1
+    announced: int = 0
+    ended: str | None = None
+    title: str = ""
+    label: str = ""
+    pinned: int = 0
+    agent: str = ""
+    role: str = ""
+    model: str = ""
+    directory: str = ""
+    fork: str | None = None
+    background: int = 0
+    rests: int = 0
+    up: int | None = None
+    first: int | None = None
+    trace: str | None = None
+    born: int = 0
+    died: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """What follows one message. ``branch`` is the branch of its session in which it was told; ``first`` is the record
+    that bore its first version; ``asked`` is the prompt on one line."""
+
+    id: int = 0
+    key: int = 0
+    session: int = 0
+    message: str = ""
+    first: int = 0
+    branch: int | None = None
+    agent: str = ""
+    model: str = ""
+    trigger: str = ""
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    pid: int | None = None
+    outcome: str = ""
+    error: str = ""
+    asked: str = ""
+    born: int = 0
+    died: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """What is told of a turn, in the order of keys, from record ``at``. A call that runs has a ``call`` and no
+    ``till``; ``till`` is the record of its result. ``ref``: the branch of a call, the span of an ask, the prompt of an
+    undo."""
+
+    id: int = 0
+    key: int = 0
+    turn: int = 0
+    kind: str = ""
+    at: int = 0
+    till: int | None = None
+    ref: int | None = None
+    call: str | None = None
+    text: str = ""
+    born: int = 0
+    died: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Undone:
+    """A message that was undone; one that was ``removed`` stays so."""
+
+    id: int = 0
+    key: int = 0
+    session: int = 0
+    message: str = ""
+    removed: int = 0
+    born: int = 0
+    died: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """What takes time: a ``turn``, a call of the ``model`` or of a ``tool``, a ``wait`` for an answer, a ``pause``.
+
+    It starts by record ``at``, in the turn's span ``up``, which is the session's turn ``number``. Record ``till`` ends
+    it: only then ``end`` and ``state`` count. ``told`` is the record that says how (a result, an answer, the end of a
+    turn), and ``about`` the one that announced it: the start of a turn that names a model, the spawning of an agent.
+    ``marked``: the record of a turn's first failure; for a wait, that its ask was imported and nobody waits.
+    ``total``: how long the turns before took. ``turn`` is the message that a wait names.
+    """
+
+    id: int = 0
+    key: int = 0
+    session: int = 0
+    kind: str = ""
+    at: int = 0
+    start: int = 0
+    up: int | None = None
+    turn: str = ""
+    call: str = ""
+    request: str = ""
+    number: int = 0
+    total: int = 0
+    till: int | None = None
+    end: int | None = None
+    state: str = ""
+    told: int | None = None
+    about: int | None = None
+    marked: int | None = None
+    born: int = 0
+    died: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """The step of record ``n``, with sums so far: of its session (``s_``), its turn (``t_``), and its turn's span
+    (``r_``, inference only). Tokens are JSON; of a step, only of one of inference."""
+
+    n: int = 0
+    ts: int = 0
+    session: int = 0
+    turn: int = 0
+    run: int | None = None
+    kind: str = ""
+    model: str = ""
+    agent: str = ""
+    cost: float = 0.0
+    tokens: str | None = None
+    s_steps: int = 0
+    s_cost: float = 0.0
+    s_tokens: str = "{}"
+    t_steps: int = 0
+    t_cost: float = 0.0
+    t_tokens: str = "{}"
+    r_steps: int = 0
+    r_cost: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Edit:
+    """A file that the step of record ``n`` changed. ``turn`` is the message that the step names. The counts of lines
+    are ``NULL`` if the old content is not known."""
+
+    id: int = 0
+    n: int = 0
+    session: int = 0
+    turn: str = ""
+    file: str = ""
+    tool: str = ""
+    added: int | None = None
+    removed: int | None = None
+    how: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Allowed:
+    """The span of an ask that the step of record ``n`` needed, and the item of the call below which it is told."""
+
+    id: int = 0
+    n: int = 0
+    ask: int = 0
+    below: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """From record ``born`` on, the turns of a session are told below an item, ``call``, of the session ``above``."""
+
+    id: int = 0
+    session: int = 0
+    above: int = 0
+    call: int = 0
+    title: str = ""
+    agent: str = ""
+    born: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Spawn:
+    """A turn started a session, which may not be known; ``span`` is the call that did."""
+
+    id: int = 0
+    n: int = 0
+    turn: int = 0
+    child: str = ""
+    span: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """The ``number``-th turn, ask, error or edit of a session."""
+
+    id: int = 0
+    n: int = 0
+    session: int = 0
+    kind: str = ""
+    number: int = 0
+
+
+# --- what only the rules look up ---
+
+
+@dataclass(slots=True, eq=False)
+class Input:
+    """An input of a person or an agent; ``asked`` while no turn has it."""
+
+    id: int = 0
+    session: int = 0
+    message: str = ""
+    asked: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Reply:
+    """A message of the model, and the message of the turn that it belongs to. The newest row of a message counts."""
+
+    id: int = 0
+    session: int = 0
+    message: str = ""
+    turn: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Needed:
+    """An ask that names a call: what it asks for, as JSON."""
+
+    id: int = 0
+    session: int = 0
+    turn: str = ""
+    call: str = ""
+    span: int = 0
+    about: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Started:
+    """A call that ended and started a session or may have started one; ``background``: it did not wait for it."""
+
+    id: int = 0
+    session: int = 0
+    turn: str = ""
+    call: str = ""
+    child: str = ""
+    background: int = 0
+    item: int = 0
+    span: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """What the rules keep of a session besides its rows, as JSON. ``id`` is the session's key; 0 is the log itself."""
+
+    id: int = 0
+    state: str = ""
+
+
+Row = TypeVar("Row")
+
+ROWS: Final[dict[str, type[Any]]] = {
+    row.__name__.lower(): row
+    for row in (
+        *(Moment, Place, Session, Turn, Item, Undone, Span, Step, Edit, Allowed, Branch, Spawn, Mark),
+        *(Input, Reply, Needed, Started, Live),
+    )
+}
+"""The rows of each table, by the table's name. The first column is the table's primary key."""
+
+_INDEXES: Final = (
+    *("moment(place, number)", "moment(session, count)"),
+    *("place(stream)", "place(key)"),
+    *("session(name)", "session(key)", "session(place)", "session(parent)"),
+    *("turn(session, born)", "turn(key)", "turn(session, message)"),
+    *("item(turn, key)", "item(key)"),
+    "undone(session, message)",
+    *("span(session, kind, born)", "span(session, born)", "span(key)", "span(session) WHERE till IS NULL"),
+    "span(session, request) WHERE kind = 'wait'",
+    *("step(session)", "step(turn)", "step(run)"),
+    *("edit(session, n)", "allowed(n)", "allowed(ask)", "allowed(below)"),
+    *("branch(session)", "branch(above)", "branch(call)"),
+    *("spawn(turn)", "spawn(child)", "mark(session, kind, n)"),
+    *("input(session, message)", "reply(session, message)", "needed(session, call)"),
+    *("started(session, call)", "started(child)"),
+)
+
+_TYPES: Final = {"int": "INTEGER", "str": "TEXT", "float": "REAL"}
+
+
+def columns(name: str) -> list[str]:
+    """The columns of a table, each with its type."""
+    found = []
+    for number, column in enumerate(fields(ROWS[name])):
+        kind, *never = str(column.type).split(" | ")
+        found.append(f"{column.name} {_TYPES[kind]} {'PRIMARY KEY' if not number else '' if never else 'NOT NULL'}")
+    return found
+
+
+def create(db: sqlite3.Connection) -> None:
+    """Create the tables and their indexes, empty."""
+    for name in ROWS:
+        db.execute(f"CREATE TABLE {name} ({', '.join(columns(name))}) STRICT")
+    for number, index in enumerate(_INDEXES):
+        db.execute(f"CREATE INDEX story_{number} ON {index}")
+
+
+class Table(Generic[Row]):
+    """Rows that a transaction writes once, however often they changed in it. Queries see them, too."""
+
+    def __init__(self, db: sqlite3.Connection, row: type[Row], into: str = "") -> None:
+        """``into``: the table that rows are written to, if queries read it by another name."""
+        self._db, self._row, self._name = db, row, row.__name__.lower()
+        names = [each.name for each in fields(row)]  # type: ignore[arg-type]
+        self._sql = f"INSERT OR REPLACE INTO {into or self._name} VALUES ({','.join('?' * len(names))})"  # noqa: S608
+        self._values, self._first, self._has_key = attrgetter(*names), names[0], names[1] == "key"
+        self._changed: dict[int, Any] = {}
+        self._last: int = db.execute(f"SELECT max({self._first}) FROM {self._name}").fetchone()[0] or 0  # noqa: S608
+
+    def add(self, row: Row) -> Row:
+        """Take a new row, and give it the next id, which is also the key of a first version."""
+        new: Any = row
+        self._last += 1
+        new.id = self._last
+        if self._has_key:
+            new.key = self._last
+        self._changed[self._last] = new
+        return row
+
+    def put(self, number: int, row: Row) -> None:
+        """Take a row with its own primary key."""
+        self._changed[number] = row
+
+    def change(self, row: Row, n: int, **new: Any) -> None:
+        """Make a new version from record ``n`` on, if anything is new."""
+        now: Any = row
+        if all(getattr(now, name) == value for name, value in new.items()):
+            return
+        if now.born != n:
+            before = self._changed[now.id] = copy(now)
+            before.died = n
+            self._last += 1
+            now.id, now.born = self._last, n
+        self.set(row, **new)
+
+    def set(self, row: Row, **new: Any) -> None:
+        """Change a row without a new version."""
+        now: Any = row
+        for name, value in new.items():
+            setattr(now, name, value)
+        self._changed[now.id] = now
+
+    def find(self, where: str, *given: Any) -> Row | None:
+        """The first row of a query, which no other object in memory may stand for; ``None`` if there is none."""
+        self.write()
+        found = self._db.execute(f"SELECT * FROM {self._name} WHERE {where} LIMIT 1", given).fetchone()  # noqa: S608
+        return self._row(*found) if found is not None else None
+
+    def all(self, where: str, *given: Any) -> list[Row]:
+        """The rows of a query: see ``find``."""
+        self.write()
+        return [self._row(*each) for each in self._db.execute(f"SELECT * FROM {self._name} WHERE {where}", given)]  # noqa: S608
+
+    def write(self) -> None:
+        """Write the rows that changed."""
+        if self._changed:
+            self._db.executemany(self._sql, map(self._values, self._changed.values()))
+            self._changed.clear()
