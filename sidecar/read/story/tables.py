@@ -174,7 +174,8 @@ class Span:
 @dataclass(slots=True, eq=False)
 class Step:
     """The step of record ``n``, with sums so far: of its session (``s_``), its turn (``t_``), and its turn's span
-    (``r_``, inference only). Tokens are JSON; of a step, only of one of inference."""
+    (``r_``, inference only). Tokens are JSON; of a step, only of one of inference. ``partial``: its OpenCode tells no
+    steps of titles and compactions."""
 
     n: int = 0
     ts: int = 0
@@ -186,6 +187,7 @@ class Step:
     agent: str = ""
     cost: float = 0.0
     tokens: str | None = None
+    partial: int = 0
     s_steps: int = 0
     s_cost: float = 0.0
     s_tokens: str = "{}"
@@ -326,13 +328,13 @@ ROWS: Final[dict[str, type[Any]]] = {
 """The rows of each table, by the table's name. The first column is the table's primary key."""
 
 _INDEXES: Final = (
-    *("moment(place, number)", "moment(session, count)"),
+    *("moment(place)", "moment(session)"),
     *("place(stream)", "place(key)"),
     *("session(name)", "session(key)", "session(place)", "session(parent)"),
     *("turn(session, born)", "turn(key)", "turn(session, message)"),
     *("item(turn, key)", "item(key)"),
     "undone(session, message)",
-    *("span(session, kind, born)", "span(session, born)", "span(key)", "span(session) WHERE till IS NULL"),
+    *("span(session, kind, at)", "span(session, at)", "span(key)", "span(session) WHERE till IS NULL"),
     "span(session, request) WHERE kind = 'wait'",
     *("step(session)", "step(turn)", "step(run)"),
     *("edit(session, n)", "allowed(n)", "allowed(ask)", "allowed(below)"),
