@@ -199,7 +199,7 @@ class Catalog(Lineage[SessionView]):
             # Imported here, because a command that folds no call from a snapshot on starts a tenth faster without it.
             from sidecar.read.telling.describe import call_text
 
-            text, _ = cut_middle(call_text(payload), _ASK_LENGTH)
+            text, _ = cut_middle(call_text(payload), ASK_LENGTH)
             session.calls[as_text(payload.get("part"))] = OpenCall(event.ts, text)
         elif event.type == "execution.step":
             session.calls.pop(as_text(payload.get("part")), None)
@@ -214,7 +214,7 @@ class Catalog(Lineage[SessionView]):
         elif event.type == RETRIED:
             from sidecar.read.telling.describe import describe
 
-            session.retries, _ = cut_middle(str(describe(event)), _ASK_LENGTH)
+            session.retries, _ = cut_middle(str(describe(event)), ASK_LENGTH)
         elif event.type in (CREATED, RESUMED):
             session.agent = session.agent or as_text(payload.get("agent"))
             stream.directory = stream.directory or as_directory(payload.get("directory"))
@@ -250,7 +250,7 @@ class Catalog(Lineage[SessionView]):
         request = as_text(payload.get("request"))
         if payload.get("state") == "asked" and not record.event.metadata.get("history"):
             # Whoever asked in a session that was imported waits for nobody.
-            text, _ = cut_middle(asked_text(payload), _ASK_LENGTH)
+            text, _ = cut_middle(asked_text(payload), ASK_LENGTH)
             session.asks[request] = OpenAsk(request, session.id, record.event.id, record.event.ts, text)
         else:
             session.asks.pop(request, None)
@@ -413,7 +413,7 @@ class Catalog(Lineage[SessionView]):
 
 TURN_ENDED: Final = "turn.ended"
 _ENDS_ASKS: Final = frozenset({RESUMED, ENDED, TURN_STARTED})
-_ASK_LENGTH: Final = 300
+ASK_LENGTH: Final = 300
 """How many characters of an ask or a call a snapshot keeps."""
 
 

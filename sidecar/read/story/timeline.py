@@ -1,0 +1,124 @@
+"""Where the time of a session went, up to a moment: its spans, made from rows and the records that they point to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.opencode.capture.tokens import add_tokens
+from sidecar.read.asked import answered_with, what_is_asked, withdrawn_text
+from sidecar.read.fields import as_mapping, as_text, exit_of, model_name
+from sidecar.read.past.spans import Span
+from sidecar.read.story.moment import ALIVE, Moment
+from sidecar.read.sums import add_cost
+
+_KINDS = {"model": "step", "agent.spawned": "call", "execution.step.started": "call", "execution.step": "step"}
+
+
+class Timeline:
+    """The spans of a moment. The sessions come with the steps, all in the order in which they began to be known."""
+
+    def __init__(self, at: Moment) -> None:
+        self._at = at
+        self._names: dict[int, str] = {}
+
+    def count(self) -> int:
+        """How many spans there are besides those of sessions."""
+        where = f"SELECT count(*) FROM span WHERE session = :s AND at <= :n AND {ALIVE}"  # noqa: S608 - constants
+        return sum(self._at.story.sql(where, n=self._at.n, s=key)[0][0] for key in self._at.sessions)
+
+    def spans(self, last: int | None = None) -> list[Span]:
+        """Every span; with ``last``, only so many of the newest steps, after the sessions."""
+        where = f"session = :s AND at <= :n AND {ALIVE} ORDER BY at DESC, key DESC LIMIT :last"
+        most = -1 if last is None else last
+        rows = [row for key in self._at.sessions for row in self._at.rows("span", where, s=key, last=most)]
+        rows.sort(key=lambda row: (row.at, row.key))
+        steps = [(row.at, row.key, self.span(row)) for row in (rows if last is None else rows[-last:])]
+        found = [(row.first or 0, 0, self._session(row)) for row in self._at.sessions.values()] + steps
+        return [span for *_, span in (found if last is not None else sorted(found, key=lambda each: each[:2]))]
+
+    def _session(self, row: Any) -> Span:
+        at = self._at
+        seen = at.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=row.key)
+        first = at.record(row.first).event
+        call = at.one("span", f"key = :key AND {ALIVE}", key=row.up) if row.up else None
+        parent = (
+            self._name(call) if call is not None and call.session in at.all else as_text(first.payload.get("parent"))
+        )
+        state, name = "completed" if row.rests else "running", row.label or row.title or row.name
+        trace = first.traceparent or ""
+        return Span(f"session:{row.name}", "session", name, first.ts, row.name, parent, seen.last, state, "", trace)
+
+    def _name(self, row: Any) -> str:
+        """The id of a span."""
+        if row.key not in self._names:
+            event = self._at.record(row.at).event
+            kind = _KINDS.get(event.type if row.kind == "tool" else row.kind, row.kind)
+            self._names[row.key] = f"{kind}:{event.id}"
+        return self._names[row.key]
+
+    def _around(self, row: Any, session: str) -> str:
+        """The id of the span around a step or a turn."""
+        if not row.up or row.kind == "turn":
+            return f"session:{session}"
+        if row.up not in self._names:
+            self._name(self._at.one("span", "key = :key", key=row.up))
+        return self._names[row.up]
+
+    def span(self, row: Any) -> Span:
+        """The span of a row."""
+        at = self._at
+        event, session = at.record(row.at).event, at.all[row.session].name
+        end, state = (
+            (row.end, row.state) if not at.is_open(row) else (None, "waiting" if row.kind == "wait" else "running")
+        )
+        span = Span(self._name(row), row.kind, "", row.start, session, self._around(row, session), end, state, event.id)
+        is_told = at.has(row.till) and at.has(row.told)
+        getattr(self, f"_{row.kind}")(span, row, event, at.record(row.told).event if is_told else None)
+        return span
+
+    def _turn(self, span: Span, row: Any, event: Any, told: Any) -> None:
+        p, used = event.payload, self._at.used("run", row.key)
+        span.trace, span.name = event.traceparent or "", model_name(p.get("model"))
+        span.facts = {"agent": as_text(p.get("agent")) or event.actor, "model": as_mapping(p.get("model"))}
+        span.facts |= {"cost": used.r_cost, "steps": used.r_steps} if used is not None else {"cost": 0.0, "steps": 0}
+        if told is not None:
+            outcome, error = as_text(told.payload.get("outcome")) or "ended", as_text(told.payload.get("error"))
+            span.facts |= {"outcome": outcome, "tokens": as_mapping(told.payload.get("tokens"))}
+            span.facts |= {"error": error} if error else {}
+        span.facts |= {"told": True} if self._at.has(row.marked) else {}
+
+    def _model(self, span: Span, row: Any, event: Any, _: Any) -> None:
+        p, tokens = event.payload, dict[str, int | float]()
+        about = self._at.record(row.about).event.payload if row.about else p
+        model = as_mapping(about.get("model"))
+        span.name, span.facts = (
+            as_text(model.get("model")),
+            {"model": model, "tokens": tokens, "cost": 0.0, "finish": ""},
+        )
+        if row.about:  # the call failed, so no step has told of it
+            span.facts |= {"title": as_text(p.get("reason")), "error": as_text(p.get("name"))}
+        else:
+            add_tokens(tokens, p.get("tokens"))
+            span.facts |= {"cost": add_cost(0.0, p), "finish": as_text(p.get("finish"))}
+
+    def _tool(self, span: Span, row: Any, event: Any, told: Any) -> None:
+        title = as_text(event.payload.get("title")) if event.type != "agent.spawned" else ""
+        span.name = as_text(event.payload.get("tool")) or "tool"
+        if row.about:
+            title, span.name = as_text(self._at.record(row.about).event.payload.get("description")), "task"
+        if told is not None:
+            title, span.name = as_text(told.payload.get("title")) or title, as_text(told.payload.get("tool")) or "tool"
+            span.event = told.id
+        code = exit_of(told.payload) if told is not None else None
+        span.facts = {"call": row.call, "title": title} | ({"exit": code} if code else {})
+
+    def _wait(self, span: Span, row: Any, event: Any, told: Any) -> None:
+        span.name, span.facts = what_is_asked(event.payload), {"call": as_text(event.payload.get("call"))}
+        if told is not None and row.told == row.till:
+            reply = as_text(told.payload.get("reply")) or as_text(told.payload.get("state"))
+            first = answered_with(told.payload)
+            reply = withdrawn_text(first) if first and reply == "reject" else reply
+            span.facts |= {"reply": reply, "by": told.actor}
+
+    def _pause(self, span: Span, *_: Any) -> None:
+        span.name = "waiting to try again"
