@@ -7,30 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import TURN_ENDED
 from sidecar.read.changes.approvals import Approvals, Ask, add_answer, ask_of
-from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
 from sidecar.read.fields import (
-    as_int,
-    as_list,
     as_mapping,
     as_text,
-    exit_of,
-    given_to,
-    has_failed,
     is_forgotten,
-    is_said,
-    with_cuts_told,
 )
 from sidecar.read.past.journal import Lazy, Map
 from sidecar.read.starting import Started, starts_session
-from sidecar.read.telling.describe import describe, short_type
-from sidecar.read.telling.markup import unwrapped
-from sidecar.read.transcript.attached import attached
-from sidecar.read.transcript.model import Branch, Call, Item, Notice, NoticeKind, Prompt, Said, Session, Turn
+from sidecar.read.telling.describe import describe
+from sidecar.read.transcript.items import background, called, other, said
+from sidecar.read.transcript.items import prompt as prompt_of
+from sidecar.read.transcript.model import Branch, Call, Item, Notice, NoticeKind, Prompt, Session, Turn
 from sidecar.read.transcript.turns import TurnFold
 from streams.lineage import CREATED, ENDED, MOVED, RESUMED, STEP_STARTED, TURN_STARTED
 from streams.store import Record
@@ -84,7 +76,7 @@ class SessionFold(TurnFold):
         record = self.source(position)
         match record.event.type:
             case "execution.step":
-                return called(record, self.session)
+                return called(record, self.session.directory)
             case "execution.output":
                 return said(record)
             case kind:
@@ -143,12 +135,8 @@ class SessionFold(TurnFold):
     # --- what people and models said ---
 
     def _input(self, record: Record, payload: dict[str, Any]) -> None:
-        event, parts = record.event, as_list(payload.get("parts"))
-        said = [unwrapped(as_text(part.get("text"))) for part in map(as_mapping, parts) if is_said(part)]
-        text = "\n\n".join(filter(None, said))
-        files, images = attached(parts)
-        prompt = Prompt(event.id, event.ts, event.actor, text, files, images, shell=as_text(payload.get("shell")))
-        if not (text or files or prompt.shell):
+        event, prompt = record.event, prompt_of(record)
+        if not (prompt.text or prompt.files or prompt.shell):
             return  # the input has only synthetic text, which OpenCode itself adds
         message = as_text(payload.get("message")) or event.id
         self.prompts[message] = prompt
@@ -177,7 +165,7 @@ class SessionFold(TurnFold):
         if known is None and self.source is not None and self.session.directory and not (asks or starts):
             turn.items.add(record.position)
             return
-        call = called(record, self.session, known)
+        call = called(record, self.session.directory, known)
         if starts:
             self.starting.add(payload, call)
         if asks:
@@ -270,57 +258,6 @@ class SessionFold(TurnFold):
     def _nothing(self, record: Record, payload: dict[str, Any]) -> None:
         """Ignore a record that only says where sessions belong, or what its step will say."""
 
-
-def said(record: Record) -> Said:
-    """What a model said in an ``execution.output``."""
-    event, payload = record.event, record.event.payload
-    kind: Literal["answer", "reasoning"] = "reasoning" if payload.get("kind") == "reasoning" else "answer"
-    return Said(event.id, event.ts, event.actor, as_text(payload.get("text")), kind)
-
-
-def called(record: Record, session: Session, call: Call | None = None) -> Call:
-    """A call, perhaps one that ran, with what the ``execution.step`` of its end says."""
-    event, payload = record.event, record.event.payload
-    call = call or Call(event.id, event.ts, event.actor, "", "")
-    given, tool = with_cuts_told(given_to(payload)), as_text(payload.get("tool")) or "tool"
-    call.event, call.tool = event.id, _TOOLS_2.get(tool, tool) if event.metadata.get("host") else tool
-    call.call = as_text(payload.get("call"))
-    call.status = as_text(payload.get("status")) or "completed"
-    call.title = as_text(payload.get("title")) or call.title
-    call.input = given if isinstance(given, dict) else {} if given is None else {"input": given}
-    call.output, call.error = as_text(payload.get("output")), as_text(payload.get("error"))
-    call.exit, call.failed = exit_of(payload), has_failed(payload)
-    call.duration_ms = as_int(payload.get("duration_ms"))
-    call.files, call.images = attached(as_list(payload.get("attachments")))
-    call.diffs = diffs_of(payload, session.directory)
-    return call
-
-
-def background(record: Record) -> Notice:
-    """What background work, a question or a message of an imported session did."""
-    return Notice(record.event.id, record.event.ts, "background", str(describe(record.event)))
-
-
-def other(record: Record) -> Notice:
-    """A record that has no item of its own."""
-    text = f"{short_type(record.event.type)} {describe(record.event).text}".strip()
-    return Notice(record.event.id, record.event.ts, "other", text)
-
-
-def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
-    """The diffs of a tool step for a transcript: without file headers, with paths relative to ``directory``."""
-    found = []
-    for diff in file_changes(payload):
-        hunks = hunks_of(diff.patch)
-        if diff.how != "edit":
-            hunks = hunks.removesuffix("\n\\ No newline at end of file")
-        if hunks or diff.how == "new":
-            found.append(replace(diff, file=short_path(diff.file, directory), patch=hunks))
-    return found
-
-
-_TOOLS_2 = {"shell": "bash", "subagent": "task"}
-"""Maps OpenCode 2's names of tools to OpenCode 1's names, which readers know."""
 
 _FOLDS: dict[str, Callable[[SessionFold, Record, dict[str, Any]], None]] = {
     CREATED: SessionFold._appeared,
