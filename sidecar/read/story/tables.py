@@ -146,7 +146,8 @@ class Span:
     it: only then ``end`` and ``state`` count. ``told`` is the record that says how (a result, an answer, the end of a
     turn), and ``about`` the one that announced it: the start of a turn that names a model, the spawning of an agent.
     ``marked``: the record of a turn's first failure; for a wait, that its ask was imported and nobody waits.
-    ``total``: how long the turns before took. ``turn`` is the message that a wait names.
+    ``total``: how long the turns before took. ``turn`` is the message that a wait names, and ``reply`` the answer to a
+    permission: ``once``, ``always``, ``reject``, ``withdrawn`` or ``answered``, from record ``told`` on.
     """
 
     id: int = 0
@@ -165,6 +166,7 @@ class Span:
     end: int | None = None
     state: str = ""
     told: int | None = None
+    reply: str = ""
     about: int | None = None
     marked: int | None = None
     born: int = 0
@@ -331,8 +333,8 @@ _INDEXES: Final = (
     *("moment(place)", "moment(session)"),
     *("place(stream)", "place(key)"),
     *("session(name)", "session(key)", "session(place)", "session(parent)"),
-    *("turn(session, born)", "turn(key)", "turn(session, message)"),
-    *("item(turn, key)", "item(key)"),
+    *("turn(session, born)", "turn(session, born) WHERE born = first", "turn(key)", "turn(session, message)"),
+    *("item(turn, key, born, died)", "item(key)"),
     "undone(session, message)",
     *("span(session, kind, at)", "span(session, at)", "span(key)", "span(session) WHERE till IS NULL"),
     "span(session, request) WHERE kind = 'wait'",

@@ -45,7 +45,7 @@ def said(record: Record) -> Said:
 
 
 def called(record: Record, directory: str, call: Call | None = None) -> Call:
-    """A call, perhaps one that ran, with what the ``execution.step`` of its end says. Paths are told as in ``directory``."""
+    """A call, perhaps one that ran, with what the ``execution.step`` of its end says; it ran in ``directory``."""
     event, payload = record.event, record.event.payload
     call = call or Call(event.id, event.ts, event.actor, "", "")
     given, tool = with_cuts_told(given_to(payload)), as_text(payload.get("tool")) or "tool"
