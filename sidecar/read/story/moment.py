@@ -58,7 +58,7 @@ class Moment:
     @cached_property
     def all(self) -> dict[int, tables.Session]:
         """Every session that a record has named so far, by its key, in the order in which they were first named."""
-        where = f"place IN (SELECT value FROM json_each(:places)) AND {ALIVE} ORDER BY key"  # noqa: S608 - a constant
+        where = f"place IN (SELECT value FROM json_each(:places)) AND {ALIVE} ORDER BY key"
         rows = self.rows("session", where, places=orjson.dumps([*self.places.values()]).decode())
         if self.only is not None:
             parents = {row.name: row.parent for row in rows}

@@ -339,7 +339,7 @@ _INDEXES: Final = (
     *("span(session, kind, at)", "span(session, at)", "span(key)", "span(session) WHERE till IS NULL"),
     "span(session, request) WHERE kind = 'wait'",
     *("step(session)", "step(turn)", "step(run)"),
-    *("edit(session, n)", "allowed(n)", "allowed(ask)", "allowed(below)"),
+    *("edit(session, turn, n)", "allowed(n)", "allowed(ask)", "allowed(below)"),
     *("branch(session)", "branch(above)", "branch(call)"),
     *("spawn(turn)", "spawn(child)", "mark(session, kind, n)"),
     *("input(session, message)", "reply(session, message)", "needed(session, call)"),
@@ -373,10 +373,10 @@ class Table(Generic[Row]):
         """``into``: the table that rows are written to, if queries read it by another name."""
         self._db, self._row, self._name = db, row, row.__name__.lower()
         names = [each.name for each in fields(row)]  # type: ignore[arg-type]
-        self._sql = f"INSERT OR REPLACE INTO {into or self._name} VALUES ({','.join('?' * len(names))})"  # noqa: S608
+        self._sql = f"INSERT OR REPLACE INTO {into or self._name} VALUES ({','.join('?' * len(names))})"
         self._values, self._first, self._has_key = attrgetter(*names), names[0], names[1] == "key"
         self._changed: dict[int, Any] = {}
-        self._last: int = db.execute(f"SELECT max({self._first}) FROM {self._name}").fetchone()[0] or 0  # noqa: S608
+        self._last: int = db.execute(f"SELECT max({self._first}) FROM {self._name}").fetchone()[0] or 0
 
     def add(self, row: Row) -> Row:
         """Take a new row, and give it the next id, which is also the key of a first version."""
@@ -414,13 +414,13 @@ class Table(Generic[Row]):
     def find(self, where: str, *given: Any) -> Row | None:
         """The first row of a query, which no other object in memory may stand for; ``None`` if there is none."""
         self.write()
-        found = self._db.execute(f"SELECT * FROM {self._name} WHERE {where} LIMIT 1", given).fetchone()  # noqa: S608
+        found = self._db.execute(f"SELECT * FROM {self._name} WHERE {where} LIMIT 1", given).fetchone()
         return self._row(*found) if found is not None else None
 
     def all(self, where: str, *given: Any) -> list[Row]:
         """The rows of a query: see ``find``."""
         self.write()
-        return [self._row(*each) for each in self._db.execute(f"SELECT * FROM {self._name} WHERE {where}", given)]  # noqa: S608
+        return [self._row(*each) for each in self._db.execute(f"SELECT * FROM {self._name} WHERE {where}", given)]
 
     def write(self) -> None:
         """Write the rows that changed."""

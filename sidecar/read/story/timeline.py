@@ -23,7 +23,7 @@ class Timeline:
 
     def count(self) -> int:
         """How many spans there are besides those of sessions."""
-        where = f"SELECT count(*) FROM span WHERE session = :s AND at <= :n AND {ALIVE}"  # noqa: S608 - constants
+        where = f"SELECT count(*) FROM span WHERE session = :s AND at <= :n AND {ALIVE}"
         return sum(self._at.story.sql(where, n=self._at.n, s=key)[0][0] for key in self._at.sessions)
 
     def spans(self, last: int | None = None) -> list[Span]:

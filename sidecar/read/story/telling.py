@@ -1,0 +1,195 @@
+"""The conversation at a moment: the model of ``transcript/model``, made of rows and of the records that they name.
+
+Reads the tables, so it blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final
+
+import orjson
+
+from sidecar.read.changes.approvals import add_answer, ask_of
+from sidecar.read.fields import as_text
+from sidecar.read.past.journal import Lazy
+from sidecar.read.story.changes import approval_of
+from sidecar.read.story.moment import ALIVE, Moment
+from sidecar.read.telling.describe import describe
+from sidecar.read.transcript.items import background, called, other, prompt, said
+from sidecar.read.transcript.model import Branch, Call, Item, Notice, Prompt, Session, Turn
+from streams.store import Record
+
+_WORDS: Final = 60
+"""How many characters of a prompt are shown to identify an undone prompt."""
+
+_SAID: Final = {"resumed": "OpenCode was started again", "compacted": "older messages were summed up"}
+"""The texts of notices that are always the same."""
+
+_BEGUN: Final = "session = :session AND born = first AND born <= :n"
+"""The first version of each turn that a session had begun."""
+
+
+class Telling:
+    """The sessions of a moment, and their turns with everything that is told of them."""
+
+    def __init__(self, moment: Moment) -> None:
+        self._moment = moment
+
+    # --- the sessions that are below no call ---
+
+    @cached_property
+    def roots(self) -> list[Session]:
+        """These sessions without their turns, in the order in which they appeared."""
+        moment, found = self._moment, []
+        for key, row in moment.all.items():
+            if not self._branches(key):
+                seen = moment.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=key)
+                about = row.title, row.role, row.directory, seen.first, seen.last, row.ended or "", row.label
+                found.append(Session(row.name, moment.stream(row), *about))
+        return found
+
+    def whole(self) -> list[Session]:
+        """These sessions with all their turns."""
+        return [replace(root, turns=self._below(self._key(root))) for root in self.roots]
+
+    def count(self, root: Session) -> int:
+        """How many turns a root has."""
+        [(count,)] = self._sql(f"SELECT count(*) FROM turn WHERE {_BEGUN}", session=self._key(root))
+        return int(count)
+
+    def sizes(self, root: Session, begin: int, count: int) -> list[int]:
+        """How many items each of at most ``count`` turns of a root has, from turn ``begin`` on, which counts from 0."""
+        size = f"SELECT count(*) FROM item WHERE turn = :turn AND {ALIVE}"
+        return [int(self._sql(size, turn=row.key)[0][0]) for row in self._rows(root, begin, count)]
+
+    def turns(self, root: Session, begin: int, count: int, most: int | None = None) -> list[Turn]:
+        """At most ``count`` turns of a root, from turn ``begin`` on; the first with its last ``most`` items only."""
+        rows = self._rows(root, begin, count)
+        return [self._turn(row, most if not number else None) for number, row in enumerate(rows)]
+
+    def last(self, root: Session, count: int) -> list[Turn]:
+        """The last turns of a root, at most so many."""
+        return self.turns(root, max(self.count(root) - count, 0), count)
+
+    def _key(self, root: Session) -> int:
+        return next(key for key, row in self._moment.all.items() if row.name == root.id)
+
+    def _rows(self, root: Session, begin: int, count: int) -> list[Any]:
+        begun = f"SELECT key FROM turn WHERE {_BEGUN} ORDER BY born LIMIT :count OFFSET :begin"
+        given = {"session": self._key(root), "begin": begin, "count": count}
+        return [*self._moment.rows("turn", f"key IN ({begun}) AND {ALIVE} ORDER BY key", **given)]
+
+    def _sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
+        return [*self._moment.story.sql(text, n=self._moment.n, **given)]
+
+    # --- what is below a call ---
+
+    def _branches(self, session: int) -> list[Any]:
+        """The places at which a session was started and continued, oldest first."""
+        rows = self._moment.rows("branch", "session = :s AND born <= :n ORDER BY id", s=session)
+        return [row for row in rows if row.above in self._moment.all]
+
+    def _below(self, session: int, branch: int | None = None) -> list[Turn]:
+        """The turns of a branch, or of a root. Those before the first call that started a session are below it, too."""
+        if session not in self._moment.all:
+            return []  # background work, whose stream is not of this family
+        branches = self._branches(session)
+        wanted = (branch, None) if branches and branch == branches[0].id else (branch,)
+        rows = self._moment.rows("turn", f"session = :s AND {ALIVE} ORDER BY key", s=session)
+        return [self._turn(row) for row in rows if not branches or row.branch in wanted]
+
+    # --- turns and items ---
+
+    def _turn(self, row: Any, most: int | None = None) -> Turn:
+        used = self._moment.used("turn", row.key)
+        steps, cost, tokens = (used.t_steps, used.t_cost, used.t_tokens) if used is not None else (0, 0.0, "{}")
+        spawned = self._sql("SELECT child FROM spawn WHERE turn = :turn AND n <= :n ORDER BY id", turn=row.key)
+        newest = f"turn = :t AND {ALIVE} ORDER BY key DESC LIMIT :most"
+        items = self._moment.rows("item", newest, t=row.key, most=-1 if most is None else most)
+        about = row.message, row.agent, row.model, row.trigger, row.started_ms, row.ended_ms, row.outcome, row.error
+        turn = Turn(*about, steps, cost, orjson.loads(tokens), row.asked, [child for (child,) in spawned])
+        turn.items = Lazy(_joined(self._item(each, row) for each in reversed(items)))
+        return turn
+
+    def _item(self, row: Any, turn: Any) -> Item:
+        record = self._moment.record(row.at)
+        match row.kind:
+            case "prompt":
+                return replace(self._prompt(row, record), undone=(turn.session, turn.message) in self._undone)
+            case "said" | "summary":
+                return said(record) if row.kind == "said" else replace(said(record), kind="summary")
+            case "call" | "adopted":
+                return self._call(row, record)
+            case "ask" if row.ref is not None:
+                return approval_of(self._moment, self._moment.one("span", f"key = :key AND {ALIVE}", key=row.ref)).ask
+            case "ask":
+                ask = ask_of(record)  # the answer to an ask that is not known
+                add_answer(ask, record)
+                return ask
+            case "background" | "other":
+                return background(record) if row.kind == "background" else other(record)
+        return Notice(record.event.id, record.event.ts, row.kind, self._noticed(row, record))
+
+    @cached_property
+    def _undone(self) -> set[tuple[int, str]]:
+        """The sessions and messages that are undone."""
+        undone = f"SELECT session, message FROM undone WHERE session = :s AND {ALIVE}"
+        return {each for key in self._moment.all for each in self._sql(undone, s=key)}
+
+    def _prompt(self, row: Any, record: Record) -> Prompt:
+        return replace(prompt(record), command=row.text)
+
+    def _call(self, row: Any, record: Record) -> Call:
+        event, call = record.event, None
+        if row.kind == "adopted":
+            call = Call(event.id, event.ts, event.actor, "task", "", status="unknown")
+        elif event.type == "agent.spawned":
+            name, title = (as_text(event.payload.get(each)) for each in ("call", "description"))
+            call = Call(event.id, event.ts, event.actor, "task", name, title=title)
+        if row.kind == "call" and self._moment.has(row.till):
+            ended = self._moment.record(row.till)
+            call = called(ended, self._directory(ended), call)
+            asks = f"key IN (SELECT ask FROM allowed WHERE below = :key AND n = :till) AND {ALIVE} ORDER BY key"
+            spans = self._moment.rows("span", asks, key=row.key, till=row.till)
+            call.asks = [approval_of(self._moment, span).ask for span in spans]
+        assert call is not None
+        found = self._moment.one("branch", "call = :key AND born <= :n ORDER BY id DESC", key=row.key)
+        if found is not None:
+            child = self._sql("SELECT name FROM session WHERE key = :key", key=found.session)[0][0]
+            call.child = Branch(child, found.title, found.agent, self._below(found.session, found.id))
+        return call
+
+    def _directory(self, record: Record) -> str:
+        """The directory in which the session of a record ran then."""
+        name = as_text(record.event.payload.get("session")) or record.event.stream_id
+        where = "name = :name AND born <= :at AND (died IS NULL OR died > :at)"
+        [(directory,)] = self._sql(f"SELECT directory FROM session WHERE {where}", name=name, at=record.position)
+        return str(directory)
+
+    def _noticed(self, row: Any, record: Record) -> str:
+        if row.kind == "forgotten":
+            return ""
+        if row.kind not in ("undone", "redone"):
+            return str(row.text or _SAID.get(row.kind, "")) or describe(record.event).text
+        text = str(row.text)
+        if row.ref is not None:
+            where = "key = :key AND born <= :at AND (died IS NULL OR died > :at)"
+            of = self._moment.one("item", where, key=row.ref, at=row.at)
+            before = self._prompt(of, self._moment.record(of.at))
+            text = " ".join((before.command or before.shell or before.text).split())
+        return text[:_WORDS] + "…" * (len(text) > _WORDS)
+
+
+def _joined(items: Iterable[Item]) -> list[Item]:
+    """The items, with one notice for neighbours whose content was forgotten."""
+    found: list[Item] = []
+    for item in items:
+        last = found[-1] if found else None
+        if isinstance(item, Notice) and isinstance(last, Notice) and item.what == last.what == "forgotten":
+            last.count += 1
+        else:
+            found.append(item)
+    return found
