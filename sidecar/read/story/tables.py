@@ -285,18 +285,6 @@ class Reply:
 
 
 @dataclass(slots=True, eq=False)
-class Needed:
-    """An ask that names a call: what it asks for, as JSON."""
-
-    id: int = 0
-    session: int = 0
-    turn: str = ""
-    call: str = ""
-    span: int = 0
-    about: str = ""
-
-
-@dataclass(slots=True, eq=False)
 class Started:
     """A call that ended and started a session or may have started one; ``background``: it did not wait for it."""
 
@@ -324,7 +312,7 @@ ROWS: Final[dict[str, type[Any]]] = {
     row.__name__.lower(): row
     for row in (
         *(Moment, Place, Session, Turn, Item, Undone, Span, Step, Edit, Allowed, Branch, Spawn, Mark),
-        *(Input, Reply, Needed, Started, Live),
+        *(Input, Reply, Started, Live),
     )
 }
 """The rows of each table, by the table's name. The first column is the table's primary key."""
@@ -335,14 +323,15 @@ _INDEXES: Final = (
     *("session(name)", "session(key)", "session(place)", "session(parent)"),
     *("turn(session, born)", "turn(session, born) WHERE born = first", "turn(key)", "turn(session, message)"),
     *("item(turn, key, born, died)", "item(key)"),
+    *("item(turn) WHERE call IS NOT NULL", "item(ref) WHERE kind = 'ask'"),
     "undone(session, message)",
-    *("span(session, kind, at)", "span(session, at)", "span(key)", "span(session) WHERE till IS NULL"),
-    "span(session, request) WHERE kind = 'wait'",
+    *("span(session, kind, at)", "span(session, at)", "span(key)", "span(session) WHERE till IS NULL AND died IS NULL"),
+    *("span(session, request) WHERE kind = 'wait'", "span(session, call) WHERE kind = 'wait'"),
     *("step(session)", "step(turn)", "step(run)"),
     *("edit(session, turn, n)", "allowed(n)", "allowed(ask)", "allowed(below)"),
     *("branch(session)", "branch(above)", "branch(call)"),
     *("spawn(turn)", "spawn(child)", "mark(session, kind, n)"),
-    *("input(session, message)", "reply(session, message)", "needed(session, call)"),
+    *("input(session, message)", "reply(session, message)"),
     *("started(session, call)", "started(child)"),
 )
 
@@ -370,10 +359,10 @@ class Table(Generic[Row]):
     """Rows that a transaction writes once, however often they changed in it. Queries see them, too."""
 
     def __init__(self, db: sqlite3.Connection, row: type[Row], into: str = "") -> None:
-        """``into``: the table that rows are written to, if queries read it by another name."""
+        """``into`` goes before the name of the table that rows are written to, if queries read it by another name."""
         self._db, self._row, self._name = db, row, row.__name__.lower()
         names = [each.name for each in fields(row)]  # type: ignore[arg-type]
-        self._sql = f"INSERT OR REPLACE INTO {into or self._name} VALUES ({','.join('?' * len(names))})"
+        self._sql = f"INSERT OR REPLACE INTO {into}{self._name} VALUES ({','.join('?' * len(names))})"
         self._values, self._first, self._has_key = attrgetter(*names), names[0], names[1] == "key"
         self._changed: dict[int, Any] = {}
         self._last: int = db.execute(f"SELECT max({self._first}) FROM {self._name}").fetchone()[0] or 0

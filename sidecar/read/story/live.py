@@ -1,0 +1,340 @@
+"""What the rules know of each session while they fold its next record, and the small steps that all rules share.
+
+Little is kept in memory: a session's newest rows, what is open in it, and a few numbers. Those numbers are a row of
+``live``, so that a session that rested is read back as it was. Whatever else a rule needs, it looks up in the tables.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
+from sidecar.read.fields import as_mapping, as_text
+from sidecar.read.story import tables
+from sidecar.read.story.tables import Table
+from streams.store import Record
+
+MOST_LIVE: Final = 256
+"""How many sessions, and how many places, stay in memory."""
+
+
+class State(msgspec.Struct, array_like=True):
+    """The numbers of a session that no row of it has. Times are in ms since 1970."""
+
+    first: int
+    last: int
+    free: int
+    """Since when the model may have been at work: the start of the turn, or the end of the step before."""
+    busy: int | None = None
+    """When the first tool of this step started or asked, so that the model was at work no longer."""
+    count: int = 0
+    number: int = 0
+    """How many turns began."""
+    ran: int = 0
+    """How long the turns that ended took."""
+    current: int = 0
+    """The key of the turn that records without a turn belong to."""
+    model_at: int = 0
+    """The record that named the model last."""
+    asked: int = 0
+    """How many asks named a call."""
+    running: int = 0
+    """How many calls run whose children are known."""
+    run_steps: int = 0
+    run_cost: float = 0.0
+    reply: tuple[str, str] = "", ""
+    """The newest row of ``reply``."""
+    marks: dict[str, int] = {}
+
+
+class Sums:
+    """What some steps used so far; ``text`` is their tokens as JSON."""
+
+    __slots__ = ("cost", "steps", "text", "tokens")
+
+    def __init__(self, steps: int = 0, cost: float = 0.0, text: str = "{}") -> None:
+        self.steps, self.cost, self.text = steps, cost, text
+        self.tokens: dict[str, int | float] = msgspec.json.decode(text)
+
+    def add(self, cost: float, tokens: Any) -> None:
+        self.steps += 1
+        if cost:
+            # Round the sum, so that it does not depend on the order in which the costs are added.
+            self.cost = round(self.cost + cost, 9)
+        if tokens:
+            add_tokens(self.tokens, tokens)
+            self.text = msgspec.json.encode(self.tokens).decode()
+
+
+def cost_of(step: dict[str, Any]) -> float:
+    """The cost of a step; 0 if it is not known, or a number that no step can cost."""
+    cost = step.get("cost")
+    return cost if can_be(cost, MOST_COST) else 0.0
+
+
+class Live:
+    """A session: its newest row, the turn that runs, and what is open in it."""
+
+    __slots__ = ("branch", "current", "key", "open", "pause", "row", "run", "state", "sums", "turn_sums", "used_by")
+
+    def __init__(self, row: tables.Session, state: State) -> None:
+        self.row, self.key, self.state, self.sums = row, row.key, state, Sums()
+        self.current: tables.Turn | None = None
+        self.branch: tables.Branch | None = None
+        self.run: tables.Span | None = None
+        self.pause: tables.Span | None = None
+        self.open: dict[int, tables.Span] = {}
+        """The calls and waits that are open, by key."""
+        self.used_by, self.turn_sums = 0, Sums()
+        """The sums of one turn, which has the key ``used_by``."""
+
+    def waiting(self, request: str) -> tables.Span | None:
+        """The open ask of a request."""
+        return next((each for each in self.open.values() if each.kind == "wait" and each.request == request), None)
+
+    def calling(self, call: str) -> tables.Span | None:
+        """The newest open call with an id."""
+        found = (each for each in reversed(self.open.values()) if each.kind == "tool" and each.call == call)
+        return next(found, None)
+
+
+class Story:
+    """The tables of what was recorded so far, and the steps of the rules that change them."""
+
+    def __init__(self, db: sqlite3.Connection, source: Callable[[int], Record], into: str = "") -> None:
+        """``source`` reads the record at a position again. ``into`` goes before the name of each table that rows are
+        written to, if queries read it by another name."""
+        self.source = source
+        self.moments = Table(db, tables.Moment, into)
+        self.places = Table(db, tables.Place, into)
+        self.sessions = Table(db, tables.Session, into)
+        self.turns = Table(db, tables.Turn, into)
+        self.items = Table(db, tables.Item, into)
+        self.undone = Table(db, tables.Undone, into)
+        self.spans = Table(db, tables.Span, into)
+        self.steps = Table(db, tables.Step, into)
+        self.edits = Table(db, tables.Edit, into)
+        self.allowed = Table(db, tables.Allowed, into)
+        self.branches = Table(db, tables.Branch, into)
+        self.spawns = Table(db, tables.Spawn, into)
+        self.marks = Table(db, tables.Mark, into)
+        self.inputs = Table(db, tables.Input, into)
+        self.replies = Table(db, tables.Reply, into)
+        self.started = Table(db, tables.Started, into)
+        self.states = Table(db, tables.Live, into)
+        self._tables: list[Table[Any]] = [each for each in vars(self).values() if isinstance(each, Table)]
+        self._live: dict[str, Live] = {}
+        self._counts: dict[str, tuple[tables.Place, int]] = {}
+        self._touched: dict[int, Live] = {}
+        works = self.states.find("id = 0")
+        self.works: dict[str, str] = msgspec.json.decode(works.state) if works is not None else {}
+        """The background work of which no session is recorded yet, and the directory that each works for."""
+
+    def write(self) -> None:
+        """Write what changed; nothing in memory depends on it afterwards."""
+        for key, live in self._touched.items():
+            self.states.put(key, tables.Live(key, self.encoded(live.state)))
+        self._touched.clear()
+        for table in self._tables:
+            table.write()
+
+    def rest(self, most: int = MOST_LIVE) -> None:
+        """Let go of all but the newest sessions and places."""
+        if len(self._live) > most:
+            self.write()
+            for name in list(self._live)[: len(self._live) - most]:
+                del self._live[name]
+        for stream in list(self._counts)[: max(len(self._counts) - most, 0)]:
+            del self._counts[stream]
+
+    def encoded(self, value: Any) -> str:
+        return msgspec.json.encode(value).decode()
+
+    # --- sessions and places ---
+
+    def known(self, name: str) -> Live | None:
+        """A session, which may have rested; ``None`` if nothing names it yet."""
+        live = self._live.pop(name, None) or self._awake(name)
+        if live is not None:
+            self._live[name] = self._touched[live.key] = live  # the newest is the last, and a rule may change it
+        return live
+
+    def live_of(self, key: int) -> Live:
+        row = self.sessions.find("key = ?", key)
+        found = self.known(row.name) if row is not None else None
+        assert found is not None
+        return found
+
+    def _awake(self, name: str) -> Live | None:
+        row = self.sessions.find("name = ? AND died IS NULL", name)
+        if row is None:
+            return None
+        kept = self.states.find("id = ?", row.key)
+        assert kept is not None
+        live = Live(row, msgspec.json.decode(kept.state, type=State))
+        for span in self.spans.all("session = ? AND till IS NULL AND died IS NULL ORDER BY key", row.key):
+            if span.kind == "turn":
+                live.run = span
+            elif span.kind == "pause":
+                live.pause = span
+            else:
+                live.open[span.key] = span
+        live.current = self.turns.find("key = ? AND died IS NULL", live.state.current)
+        live.branch = self.branches.find("session = ? ORDER BY id DESC", row.key)
+        if (used := self.steps.find("session = ? ORDER BY n DESC", row.key)) is not None:
+            live.sums = Sums(used.s_steps, used.s_cost, used.s_tokens)
+        return live
+
+    def live(self, name: str, record: Record, place: int, *, is_own: bool) -> Live:
+        """The session that a record names; ``is_own`` if the record is one of the session itself."""
+        live, event, n = self.known(name), record.event, record.position
+        if live is None:
+            row = self.sessions.add(tables.Session(name=name, place=place, trace=event.traceparent, born=n))
+            live = self._live[name] = self._touched[row.key] = Live(row, State(event.ts, event.ts, event.ts))
+        if is_own and not live.row.named:
+            waits = self.started.find("child = ? AND background = 1", name) is None
+            parent = self._started_by(name)
+            up = parent.key if parent is not None else None
+            about = {"up": up, "trace": event.traceparent, "background": int(not waits)}
+            self.sessions.change(live.row, n, named=1, first=n, **about)
+            if parent is not None and parent.till is None and event.ts < parent.start:
+                # A call whose start was not recorded is known once its session is there, but it began before.
+                self.spans.change(parent, n, start=event.ts)
+            live.state.free = event.ts
+        return live
+
+    def _started_by(self, child: str) -> tables.Span | None:
+        """The call that started a session."""
+        spawn = self.spawns.find("child = ? AND span IS NOT NULL ORDER BY id DESC", child)
+        span = self.spans.find("key = ? AND died IS NULL", spawn.span) if spawn is not None else None
+        return self.live_of(span.session).open.get(span.key, span) if span is not None else None
+
+    def place(self, record: Record) -> tuple[tables.Place, int]:
+        """The place of a record, and which of its place's records it is, from 1."""
+        stream = record.event.stream_id
+        place, number = self._counts.get(stream) or self._place(stream, record.position)
+        self._counts[stream] = place, number + 1
+        return place, number + 1
+
+    def place_at(self, record: Record) -> tables.Place:
+        return self._counts[record.event.stream_id][0]
+
+    def _place(self, stream: str, n: int) -> tuple[tables.Place, int]:
+        place = self.places.find("stream = ? AND died IS NULL", stream)
+        if place is None:
+            return self.places.add(tables.Place(stream=stream, born=n)), 0
+        newest = self.moments.find("place = ? ORDER BY n DESC", place.key)
+        return place, newest.number if newest is not None else 0
+
+    def place_of(self, s: Live) -> tables.Place:
+        """The place of a session."""
+        found = self.places.find("key = ? AND died IS NULL", s.row.place)
+        assert found is not None
+        return self._counts[found.stream][0] if found.stream in self._counts else found
+
+    def touch(self, s: Live, ts: int, *, is_news: bool) -> None:
+        """Count a record of a session; what a person says about it is no news of it."""
+        state = s.state
+        state.count += 1
+        if is_news:
+            state.first, state.last = min(state.first, ts), max(state.last, ts)
+
+    # --- turns and items ---
+
+    def turn(self, s: Live, message: str, n: int) -> tables.Turn:
+        """The turn of a message; without one, the latest turn. It is made if there is none."""
+        return self.known_turn(s, message) or self._new_turn(s, message, n)
+
+    def known_turn(self, s: Live, message: str) -> tables.Turn | None:
+        if not message or (s.current is not None and s.current.message == message):
+            return s.current
+        return self.turns.find("session = ? AND message = ? AND died IS NULL", s.key, message)
+
+    def _new_turn(self, s: Live, message: str, n: int) -> tables.Turn:
+        given = self.inputs.find("session = ? AND message = ?", s.key, message)
+        branch, asked = s.branch.id if s.branch is not None else None, given.asked or "" if given is not None else ""
+        row = tables.Turn(session=s.key, message=message, first=n, branch=branch, asked=asked, born=n)
+        turn = self.turns.add(row)
+        if s.current is None or s.current.outcome or s.current.started_ms is None:
+            self.be_current(s, turn)
+        return turn
+
+    def be_current(self, s: Live, turn: tables.Turn) -> None:
+        s.current, s.state.current = turn, turn.key
+
+    def turn_of(self, s: Live, p: dict[str, Any], n: int) -> tables.Turn:
+        """The turn that a step or an answer belongs to."""
+        turn = self.turn(s, as_text(p.get("turn")), n)
+        if message := as_text(p.get("message")):
+            self.replied(s, message, turn)
+        return turn
+
+    def replied(self, s: Live, message: str, turn: tables.Turn) -> None:
+        """Note which turn a message of the model belongs to."""
+        if s.state.reply != (reply := (message, turn.message)):
+            s.state.reply = reply
+            self.replies.add(tables.Reply(session=s.key, message=message, turn=turn.message))
+
+    def item(self, turn: tables.Turn, n: int, kind: str, **about: Any) -> tables.Item:
+        return self.items.add(tables.Item(turn=turn.key, kind=kind, at=n, born=n, **about))
+
+    def prompt(self, s: Live, message: str) -> tables.Item | None:
+        """The item of an input."""
+        turn = self.known_turn(s, message) if message else None
+        if turn is None:
+            return None
+        return self.items.find("turn = ? AND kind = 'prompt' AND died IS NULL ORDER BY key DESC", turn.key)
+
+    def sums_of(self, s: Live, turn: tables.Turn) -> Sums:
+        """What the steps of a turn used."""
+        if s.used_by != turn.key:
+            used = self.steps.find("turn = ? ORDER BY n DESC", turn.key)
+            s.turn_sums = Sums(used.t_steps, used.t_cost, used.t_tokens) if used is not None else Sums()
+            s.used_by = turn.key
+        return s.turn_sums
+
+    # --- spans ---
+
+    def begin(self, s: Live, n: int, kind: str, start: int, **about: Any) -> tables.Span:
+        """A span of a session; it is open unless ``about`` says how it ended."""
+        up = s.run.key if s.run is not None and kind != "turn" else None
+        row = tables.Span(session=s.key, kind=kind, at=n, start=start, up=up, number=s.state.number, born=n, **about)
+        return self.spans.add(row)
+
+    def end(self, span: tables.Span, n: int, end: int, state: str, told: int | None = None) -> None:
+        self.spans.set(span, till=n, end=max(end, span.start), state=state, told=told or span.told)
+
+    def go_on(self, s: Live, n: int, now: int) -> None:
+        """End the pause: the model was called again, or the turn is over."""
+        if s.pause is not None:
+            self.end(s.pause, n, min(s.state.free, now), "completed")
+            s.pause = None
+
+    def over(self, s: Live, n: int, ts: int) -> None:
+        """End the asks and the calls: OpenCode keeps them in memory only, so they end with the turn or the process."""
+        for span in s.open.values():
+            self.end(span, n, ts, "over")
+        s.open.clear()
+
+    def close(self, s: Live, n: int, ts: int, state: str, told: int | None = None) -> None:
+        """End the turn and everything in it; ``told`` if a record says how it ended."""
+        self.go_on(s, n, ts)
+        self.over(s, n, ts)
+        if s.run is not None:
+            self.end(s.run, n, ts, state, told)
+            s.state.ran += (s.run.end or 0) - s.run.start if told else 0
+            s.run = None
+
+    def mark(self, s: Live, n: int, kind: str) -> None:
+        """Count a record that a person may want to jump to."""
+        s.state.marks[kind] = number = s.state.marks.get(kind, 0) + 1
+        self.marks.add(tables.Mark(n=n, session=s.key, kind=kind, number=number))
+
+    def change(self, s: Live, n: int, p: dict[str, Any], **new: Any) -> None:
+        """A new version of a session's row, also with the title and the fork that a record names."""
+        fork = as_text(as_mapping(p.get("fork")).get("session")) or s.row.fork
+        self.sessions.change(s.row, n, title=as_text(p.get("title")) or s.row.title, fork=fork, **new)

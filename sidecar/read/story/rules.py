@@ -1,0 +1,524 @@
+"""What each event bears, changes and ends: one rule for each type.
+
+Records come in position order. Any field of a payload may be missing or of another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sidecar.read.asked import CHECKPOINT
+from sidecar.read.catalog import TURN_ENDED, WORK, WORK_STARTED, is_agents
+from sidecar.read.changes.approvals import Approval, add_answer, ask_of
+from sidecar.read.changes.edits import file_changes
+from sidecar.read.fields import (
+    as_directory,
+    as_int,
+    as_list,
+    as_mapping,
+    as_text,
+    has_failed,
+    is_forgotten,
+    is_said,
+    model_name,
+)
+from sidecar.read.starting import starts_session
+from sidecar.read.story import tables
+from sidecar.read.story.live import Live, Story, Sums, cost_of
+from sidecar.read.telling.describe import input_text
+from sidecar.read.telling.markup import unwrapped
+from sidecar.read.transcript.attached import attached
+from streams.lineage import (
+    CREATED,
+    ENDED,
+    FORKED,
+    LINKED,
+    MARKS,
+    MOVED,
+    NAMED,
+    PINNED,
+    RESUMED,
+    RETRIED,
+    STEP_STARTED,
+    TURN_STARTED,
+)
+from streams.store import Record
+
+MOST_DEPTH: Final = 8
+"""Maximum nesting depth of sessions; deeper sessions become roots."""
+
+_BESIDE: Final = ("intent.", "message.")
+"""The types of what an imported session has of its background work, questions and messages."""
+
+_UNDONE: Final = 60
+"""How many characters of a prompt are shown to identify an undone prompt."""
+
+
+class Rules(Story):
+    """A fold over all records of a log. ``write`` writes the rows."""
+
+    def apply(self, record: Record) -> None:
+        event, payload, n = record.event, record.event.payload, record.position
+        place, number = self.place(record)
+        if is_agents(event.stream_id):
+            self.moments.put(n, tables.Moment(n, place.key, None, number, 0, event.ts))
+            if (
+                event.stream_id == WORK
+                and event.type == WORK_STARTED
+                and (given := as_directory(payload.get("directory")))
+            ):
+                self._work(as_text(payload.get("session")), given, n)
+            return
+        named = payload.get("session")
+        is_own = isinstance(named, str)
+        # A forgotten record names no session, so it goes to the root session, which has its stream's name.
+        s = self.live(str(named) if is_own else event.stream_id, record, place.key, is_own=is_own)
+        self.touch(s, event.ts, is_news=event.type not in MARKS)
+        about = s.state.count, event.ts, s.state.first, s.state.last
+        self.moments.put(n, tables.Moment(n, place.key, s.key, number, *about))
+        if is_own and (boot := as_text(event.metadata.get("boot"))):
+            self.places.change(place, n, boot=boot)
+        if is_forgotten(payload):
+            self.item(self.turn(s, "", n), n, "forgotten")
+        elif (rule := _RULES.get(event.type)) is not None:
+            rule(self, s, record, payload, n)
+        else:
+            self.item(self.turn(s, "", n), n, "background" if event.type.startswith(_BESIDE) else "other")
+
+    # --- where sessions belong ---
+
+    def _appeared(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        place, directory = self.place_at(record), as_directory(p.get("directory"))
+        about = {"directory": place.directory or directory, "project": place.project or as_text(p.get("project"))}
+        self.places.change(place, n, **about)
+        if not s.row.announced:
+            known = int(p.get("lineage", "root") in ("root", "child"))
+            parent = as_text(p.get("parent")) or None
+            self.change(s, n, p, announced=1, place=place.key, parent=parent, known=known)
+        agent, own = as_text(p.get("agent")), s.row.directory or as_text(p.get("directory"))
+        agents = {"agent": s.row.agent or agent, "role": s.row.role or agent}
+        self.change(s, n, p, ended=None, rests=0, directory=own, **agents)
+        if place.directory and (given := self.works.get(s.row.name)):
+            self._work(s.row.name, given, n)
+        if record.event.type == RESUMED:
+            self.over(s, n, record.event.ts)
+            if s.current is not None:
+                self.item(s.current, n, "resumed")
+        self._adopt(s, record, p, n)
+
+    def _work(self, session: str, directory: str, n: int) -> None:
+        """A session is background work for a directory. It may run in another one, and may not be recorded yet."""
+        s = self.known(session)
+        place = self.place_of(s) if s is not None and s.row.named else None
+        if place is None or not place.directory:
+            self.works[session] = directory
+        elif self.works.pop(session, directory) and place.stream == session:
+            self.places.change(place, n, ran_in=place.ran_in or place.directory, directory=directory)
+        self.states.put(0, tables.Live(0, self.encoded(self.works)))
+
+    def _moved(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        directory = as_text(p.get("directory"))
+        self.change(s, n, p, directory=directory or s.row.directory)
+        if s.row.parent is None:
+            place, project = self.place_at(record), as_text(p.get("project"))
+            new = {"directory": as_directory(directory) or place.directory, "project": project or place.project}
+            self.places.change(place, n, **new)
+
+    def _linked(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        self.change(s, n, p, parent=as_text(p.get("parent")) or None, known=1)
+        self._adopt(s, record, p, n)
+
+    def _titled(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        self.change(s, n, p)
+
+    def _ended(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        self.close(s, n, record.event.ts, "completed")
+        self.change(s, n, p, ended=as_text(p.get("reason")) or "ended", rests=1)
+        self.item(self.turn(s, "", n), n, "ended", text=f"session {s.row.ended}")
+
+    def _marked(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        """A person pinned or named the stream, which has the name of its own session."""
+        row = s.row
+        if not row.named:
+            found = self.sessions.find("place = ? AND named = 1 AND died IS NULL ORDER BY key", row.place)
+            row = self.live_of(found.key).row if found is not None else row
+        is_name = record.event.type == NAMED
+        new = {"label": as_text(p.get("name"))} if is_name else {"pinned": int(record.event.type == PINNED)}
+        self.sessions.change(row, n, **new)
+
+    def _adopt(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        """Put a session without a known call into its parent's open turn; if none is open, no turn started the session,
+        so it gets a place of its own after the last turn."""
+        above = self.known(as_text(p.get("parent")))
+        if above is not None and s.branch is None and self._fits(above, s):
+            is_open = above.current is not None and not above.current.outcome
+            item = self.item(self.turn(above, "" if is_open else record.event.id, n), n, "adopted")
+            self._put_below(above, s, item, n)
+
+    def _put_below(self, above: Live, s: Live, item: tables.Item, n: int) -> None:
+        """Put the session's later turns below a call, and also its earlier turns if the session was a root."""
+        is_again = s.branch is not None and s.branch.above == above.key
+        if is_again or (s.branch is None and self._fits(above, s)):
+            self.sessions.change(s.row, n, directory=s.row.directory or above.row.directory)
+            title = item.text or s.row.title
+            row = tables.Branch(session=s.key, above=above.key, call=item.key, title=title, agent=s.row.role, born=n)
+            s.branch = self.branches.add(row)
+            self.items.set(item, ref=s.branch.id)
+
+    def _fits(self, above: Live, s: Live) -> bool:
+        """False if the session contains its parent, or would be nested too deep."""
+        chain, below, height = [above.key], [s.key], 0
+        while (branch := self.branches.find("session = ?", chain[-1])) is not None:
+            chain.append(branch.above)
+        while below := [each.session for key in below for each in self.branches.all("above = ?", key)]:
+            height += 1
+        return s.key not in chain and len(chain) + height < MOST_DEPTH
+
+    def _spawned(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        turn, name, call = self.turn_of(s, p, n), as_text(p.get("child")), as_text(p.get("call"))
+        started = self._started(s, p)
+        ended = self.spans.find("key = ? AND died IS NULL", started.span) if started is not None else None
+        item = self.items.find("key = ? AND died IS NULL", started.item) if started is not None else None
+        span = s.calling(call)
+        if span is None and call and ended is None and s.run is not None:
+            span = self._began(s, record, p, n)
+        if span is not None:
+            self.spans.change(span, n, about=n)
+        span = span or ended
+        self.spawns.add(tables.Spawn(n=n, turn=turn.key, child=name, span=span.key if span is not None else None))
+        child = self.live(name, record, self.place_at(record).key, is_own=False) if name else None
+        of = self.branches.find("id = ?", item.ref) if item is not None and item.ref is not None else None
+        if item is None or (of is not None and (child is None or of.session != child.key)):
+            item = self.item(turn, n, "call", call=call, text=as_text(p.get("description")))
+            s.state.running += 1
+        if child is not None:
+            self.sessions.change(child.row, n, role=as_text(p.get("agent")) or child.row.role)
+            self._put_below(s, child, item, n)
+
+    def _started(self, s: Live, p: dict[str, Any]) -> tables.Started | None:
+        """The call that an ``agent.spawned`` names, whose turn may be a later one, and whose call may be unknown."""
+        turn, name, child = (as_text(p.get(each)) for each in ("turn", "call", "child"))
+        where = "session = ? AND {} ORDER BY id DESC"
+        found = self.started.find(where.format("turn = ? AND call = ?"), s.key, turn, name)
+        if (found is None or found.child not in ("", child)) and child:
+            found = self.started.find(where.format("child = ? AND ? IN (call, '')"), s.key, child, name)
+        return found if found is not None and found.child in ("", child) else None
+
+    # --- turns ---
+
+    def _input(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        parts, message = as_list(p.get("parts")), as_text(p.get("message")) or record.event.id
+        turn, asked = self.known_turn(s, message), input_text(p)
+        if turn is not None:
+            self.turns.change(turn, n, asked=asked)
+        if (known := self.inputs.find("session = ? AND message = ?", s.key, message)) is None:
+            known = self.inputs.add(tables.Input(session=s.key, message=message))
+        if turn is None:
+            self.inputs.set(known, asked=asked)
+        said = any(unwrapped(as_text(part.get("text"))) for part in map(as_mapping, parts) if is_said(part))
+        if said or attached(parts)[0] or as_text(p.get("shell")):
+            # Any other input has only synthetic text, which OpenCode itself adds.
+            self.item(turn or self.turn(s, message, n), n, "prompt")
+
+    def _turn_started(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        event, agent = record.event, as_text(p.get("agent")) or record.event.actor
+        turn, before = self.turn(s, as_text(p.get("message")), n), s.current
+        if before is not None and before is not turn and before.started_ms is not None and not before.outcome:
+            self.turns.change(before, n, outcome="unknown")  # it never ended, because OpenCode died
+        model, pid = as_mapping(p.get("model")), as_int(event.metadata.get("pid"))
+        now = {"trigger": as_text(p.get("trigger")), "started_ms": turn.started_ms or event.ts, "pid": pid}
+        self.turns.change(turn, n, model=model_name(model), agent=agent, ended_ms=None, outcome="", **now)
+        self.be_current(s, turn)
+        if answer := as_text(p.get("assistant_message")):
+            self.replied(s, answer, turn)
+        agents = {"agent": s.row.agent or event.actor, "role": s.row.role or agent}
+        self.change(s, n, p, model=turn.model, rests=0, **agents)
+        self.close(s, n, event.ts, "over")
+        state = s.state
+        state.number, state.model_at = state.number + 1, n if model else state.model_at
+        state.run_steps, state.run_cost, state.free, state.busy = 0, 0.0, event.ts, None
+        s.run = self.begin(s, n, "turn", event.ts, turn=turn.message, total=state.ran, state="running")
+        self.mark(s, n, "turn")
+
+    def _turn_ended(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        message, outcome = as_text(p.get("message")), as_text(p.get("outcome")) or "ended"
+        turn = self.turn(s, message, n)
+        self.turns.change(turn, n, outcome=outcome, error=as_text(p.get("error")), ended_ms=record.event.ts)
+        self.close(s, n, record.event.ts, "error" if outcome == "failed" else "completed", n)
+        self.change(s, n, p, rests=1)
+        # An error also ends its turn: it counts once.
+        if outcome == "failed" and self.items.find("turn = ? AND kind = 'error'", turn.key) is None:
+            self.mark(s, n, "error")
+
+    def _said(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        turn = self.turn_of(s, p, n)
+        if as_text(p.get("text")):
+            is_summary = turn.trigger == "compaction" and p.get("kind") != "reasoning"
+            self.item(turn, n, "summary" if is_summary else "said")
+
+    # --- what agents did ---
+
+    def _began(self, s: Live, record: Record, p: dict[str, Any], n: int) -> tables.Span:
+        span = self.begin(s, n, "tool", record.event.ts, call=as_text(p.get("call")), state="running")
+        s.open[span.key] = span
+        return span
+
+    def _call_began(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        self._began(s, record, p, n)
+
+    def _step(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        turn, is_model = self.turn_of(s, p, n), p.get("kind") == "inference"
+        self._used(s, record, p, n, turn, is_model=is_model)
+        end, state = as_int(p.get("ended_ms")) or record.event.ts, "error" if has_failed(p) else "completed"
+        if state == "error":
+            self.mark(s, n, "error")
+        if is_model:
+            self.go_on(s, n, end)
+            live = s.state
+            start = min(as_int(p.get("started_ms")) or live.free, end)
+            live.free, live.busy, end = max(live.free, end), None, max(live.busy or end, start)
+            self.begin(s, n, "model", start, till=n, end=end, state=state, told=n)
+        else:
+            self._tool(s, record, p, n, turn, end, state)
+
+    def _used(self, s: Live, record: Record, p: dict[str, Any], n: int, turn: tables.Turn, *, is_model: bool) -> None:
+        """The row of a step, with the sums."""
+        cost, tokens, live, of_turn = cost_of(p), p.get("tokens"), s.state, self.sums_of(s, turn)
+        s.sums.add(cost, tokens)
+        of_turn.add(cost, tokens)
+        own = None
+        if is_model:
+            used = Sums()
+            used.add(cost, tokens)
+            if used.tokens:
+                used.tokens.setdefault("total", sum(used.tokens.values()))  # OpenCode 2 names none
+            own = self.encoded(used.tokens)
+            if s.run is not None:
+                live.run_steps, live.run_cost = live.run_steps + 1, round(live.run_cost + cost, 9)
+        step = tables.Step(n, record.event.ts, s.key, turn.key, s.run.key if s.run is not None else None)
+        step.kind, step.model, step.agent = as_text(p.get("kind")), model_name(p.get("model")), record.event.actor
+        step.cost, step.tokens, step.partial = cost, own, int(record.event.metadata.get("host") == "opencode2")
+        step.s_steps, step.s_cost, step.s_tokens = s.sums.steps, s.sums.cost, s.sums.text
+        step.t_steps, step.t_cost, step.t_tokens = of_turn.steps, of_turn.cost, of_turn.text
+        step.r_steps, step.r_cost = live.run_steps, live.run_cost
+        self.steps.put(n, step)
+
+    def _tool(
+        self, s: Live, record: Record, p: dict[str, Any], n: int, turn: tables.Turn, end: int, state: str
+    ) -> None:
+        call = as_text(p.get("call"))
+        span = s.calling(call)
+        start = max(end - (as_int(p.get("duration_ms")) or 0), 0) if span is None else span.start
+        s.state.busy = min(s.state.busy or start, start)
+        if span is None:
+            span = self.begin(s, n, "tool", start, call=call, till=n, end=end, state=state, told=n)
+        else:
+            del s.open[span.key]
+            self.spans.set(span, till=n, end=end, state=state, told=n)
+        item = self._call_item(s, p, n, turn, call)
+        asks = self._asks(s, p, call)
+        for _, ask in asks:
+            tail = self.items.find("turn = ? AND kind = 'ask' AND ref = ? AND died IS NULL", turn.key, ask.key)
+            self.allowed.add(tables.Allowed(n=n, ask=ask.key, below=item.key if tail is not None else None))
+            if tail is not None:
+                self.items.set(tail, died=n)
+        self._edited(s, p, n, next((each.diff for each, _ in asks if each.diff), ""))
+        name, about = as_text(p.get("child")), as_mapping(p.get("metadata"))
+        if starts_session(p):
+            goes_on = about.get("background") is True or about.get("status") == "running"
+            keys = {"item": item.key, "span": span.key, "background": int(bool(name) and goes_on)}
+            message = as_text(p.get("turn"))
+            self.started.add(tables.Started(session=s.key, turn=message, call=call, child=name, **keys))
+            if name and (child := self.known(name)) is not None:
+                self._finished(s, child, turn, n, is_background=goes_on)
+
+    def _call_item(self, s: Live, p: dict[str, Any], n: int, turn: tables.Turn, call: str) -> tables.Item:
+        """The item of a call that ended."""
+        item = None
+        if s.state.running:
+            item = self.items.find("turn = ? AND call = ? AND call IS NOT NULL ORDER BY id DESC", turn.key, call)
+        if item is None:
+            return self.item(turn, n, "call", till=n, text=as_text(p.get("title")))
+        s.state.running -= 1
+        self.items.set(item, till=n, call=None, text=as_text(p.get("title")) or item.text)
+        return item
+
+    def _asks(self, s: Live, p: dict[str, Any], call: str) -> list[tuple[Approval, tables.Span]]:
+        """What the call of a step asked for, oldest first. Call ids repeat, so the turn and the input must match,
+        too."""
+        if not (s.state.asked and call):
+            return []
+        where = "kind = 'wait' AND session = ? AND call = ? AND turn = ? AND died IS NULL ORDER BY key"
+        spans = self.spans.all(where, s.key, call, as_text(p.get("turn")))
+        found = [(Approval(ask_of(record), record), span) for span in spans for record in (self.source(span.at),)]
+        return [(approval, span) for approval, span in found if approval.is_about(p)]
+
+    def _edited(self, s: Live, p: dict[str, Any], n: int, asked_diff: str) -> None:
+        changes, about = file_changes(p, asked_diff), (as_text(p.get("turn")), as_text(p.get("tool")))
+        for each in (each for each in changes if each.file):
+            edit = tables.Edit(0, n, s.key, about[0], each.file, about[1], how=each.how)
+            if each.how != "replace":
+                edit.added, edit.removed = each.additions, each.deletions
+            self.edits.add(edit)
+        if changes and not has_failed(p):
+            self.mark(s, n, "edit")
+
+    def _finished(self, s: Live, child: Live, turn: tables.Turn, n: int, *, is_background: bool) -> None:
+        """Put the child of a call below the call, even if no event announced the child."""
+        if is_background and child.row.named:
+            self.sessions.change(child.row, n, background=1)
+        if child.branch is None:
+            last = self.items.find("turn = ? AND died IS NULL ORDER BY key DESC", turn.key)
+            if last is not None and last.kind in ("call", "adopted") and last.ref is None:
+                self._put_below(s, child, last, n)
+
+    # --- asks, errors and what was undone ---
+
+    def _checkpoint(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        request, ts = as_text(p.get("request")), record.event.ts
+        known = s.waiting(request)
+        if p.get("state") == "asked":
+            if known is not None:
+                self._answered(s, known, n, ts, "over")
+            ask, is_past = ask_of(record), record.event.metadata.get("history")
+            about = {"turn": ask.turn, "call": ask.call, "request": request, "marked": n if is_past else None}
+            span = self.begin(s, n, "wait", ts, state="waiting", **about)
+            s.open[span.key] = span
+            s.state.asked += bool(ask.call)
+            s.state.busy = min(s.state.busy or ts, ts)
+            self.item(self.turn(s, ask.turn, n), n, "ask", ref=span.key)
+            self.mark(s, n, "ask")
+            return
+        if known is not None:
+            self._answered(s, known, n, ts, "completed")
+        else:  # OpenCode may answer an ask that ended with its turn
+            where = "kind = 'wait' AND session = ? AND request = ? AND died IS NULL ORDER BY key DESC"
+            known = self.spans.find(where, s.key, request)
+        if known is None:
+            self.item(self.turn(s, as_text(p.get("turn")), n), n, "ask")
+        elif known.told is None:
+            answer = Approval(ask_of(record), self.source(known.at), record)
+            add_answer(answer.ask, record)
+            reply = answer.reply if answer.kind == "permission" else None
+            self.spans.set(known, told=n, reply=reply or "")
+
+    def _answered(self, s: Live, span: tables.Span, n: int, ts: int, state: str) -> None:
+        del s.open[span.key]
+        self.end(span, n, ts, state)
+
+    def _error(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        self._failed(s, record.event.ts, n)
+        self.mark(s, n, "error")
+        self.item(self.turn(s, as_text(p.get("turn")), n), n, "error")
+
+    def _failed(self, s: Live, ts: int, n: int) -> None:
+        """A call of the model that failed; without a known model, none was called, and only the turn has failed."""
+        if s.run is not None and s.state.model_at:
+            self.go_on(s, n, ts)
+            start, about = min(s.state.free, ts), s.state.model_at
+            self.begin(s, n, "model", start, till=n, end=ts, state="error", told=n, about=about)
+            s.state.free = ts
+            self.spans.set(s.run, marked=s.run.marked or n)
+
+    def _retried(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        ts = record.event.ts
+        self.go_on(s, n, ts)
+        self._failed(s, ts, n)
+        s.pause = self.begin(s, n, "pause", ts, state="running")
+        s.state.free = max(as_int(p.get("at_ms")) or 0, ts)
+        self.mark(s, n, "error")
+        self.item(self.turn(s, "", n), n, "other")
+
+    def _compacted(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        self.item(self.turn(s, "", n), n, "compacted")
+
+    def _gap(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        self.mark(s, n, "error")
+        self.item(self.turn(s, "", n), n, "gap")
+
+    def _removed(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        message = as_text(as_mapping(p.get("properties")).get("messageID"))
+        row = self.undone.find("session = ? AND message = ? AND died IS NULL", s.key, message)
+        if row is not None:
+            self.undone.set(row, removed=1)
+            return
+        self.undone.add(tables.Undone(session=s.key, message=message, removed=1, born=n))
+        is_told = self._told_undone(s, n, "undone", self.prompt(s, message), p)
+        if not is_told and self._turn_answered(s, message) is None:
+            self.item(self.turn(s, "", n), n, "other")
+
+    def _reverted(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        """Undo the inputs from a message on, and no longer the earlier ones, apart from those removed."""
+        first = as_text(p.get("message"))
+        begin = self.inputs.find("session = ? AND message = ?", s.key, first)
+        later = self.inputs.all("session = ? AND id >= ?", s.key, begin.id) if begin is not None else []
+        messages = dict.fromkeys(each.message for each in later)
+        for row in self.undone.all("session = ? AND died IS NULL", s.key):
+            if row.message in messages:
+                del messages[row.message]
+            elif not row.removed:
+                self.undone.set(row, died=n)
+        for message in messages:
+            self.undone.add(tables.Undone(session=s.key, message=message, born=n))
+        self._told_undone(s, n, "undone" if first else "redone", self.prompt(s, first), p)
+
+    def _told_undone(self, s: Live, n: int, kind: str, prompt: tables.Item | None, p: dict[str, Any]) -> bool:
+        """Add an item with the first words of a prompt; return false if there are none."""
+        words = as_text(p.get("prompt"))
+        if prompt is not None:
+            said = self.source(prompt.at).event.payload
+            parts = (part for part in map(as_mapping, as_list(said.get("parts"))) if is_said(part))
+            text = "\n\n".join(filter(None, (unwrapped(as_text(part.get("text"))) for part in parts)))
+            words = prompt.text or as_text(said.get("shell")) or text
+        if words := " ".join(words.split()):
+            self.item(self.turn(s, "", n), n, kind, text=words[:_UNDONE] + "…" * (len(words) > _UNDONE))
+        return bool(words)
+
+    def _turn_answered(self, s: Live, message: str) -> str | None:
+        """The message of the turn to which a message of the model belongs."""
+        found = self.replies.find("session = ? AND message = ? ORDER BY id DESC", s.key, message)
+        return found.turn if found is not None else None
+
+    def _command(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        given = as_mapping(p.get("properties"))
+        message = as_text(given.get("messageID"))
+        answered = self._turn_answered(s, message)
+        prompt = self.prompt(s, message if answered is None else answered)
+        if prompt is None:
+            self.item(self.turn(s, "", n), n, "other")
+        else:
+            text = f"/{as_text(given.get('name'))} {as_text(given.get('arguments'))}".strip()
+            self.items.change(prompt, n, text=text)
+
+    def _nothing(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
+        """Nothing: the record only says where sessions belong."""
+
+
+_RULES: Final[dict[str, Callable[[Rules, Live, Record, dict[str, Any], int], None]]] = {
+    CREATED: Rules._appeared,
+    RESUMED: Rules._appeared,
+    ENDED: Rules._ended,
+    LINKED: Rules._linked,
+    FORKED: Rules._titled,
+    MOVED: Rules._moved,
+    "opencode.session.renamed": Rules._titled,
+    **dict.fromkeys(MARKS, Rules._marked),
+    "agent.spawned": Rules._spawned,
+    "agent.handoff": Rules._nothing,
+    "human.input": Rules._input,
+    "agent.input": Rules._input,
+    TURN_STARTED: Rules._turn_started,
+    TURN_ENDED: Rules._turn_ended,
+    "execution.output": Rules._said,
+    STEP_STARTED: Rules._call_began,
+    "execution.step": Rules._step,
+    CHECKPOINT: Rules._checkpoint,
+    "agent.error": Rules._error,
+    RETRIED: Rules._retried,
+    "lifecycle.session.compacted": Rules._compacted,
+    "capture.gap": Rules._gap,
+    "opencode.message.removed": Rules._removed,
+    "opencode.session.reverted": Rules._reverted,
+    "opencode.command.executed": Rules._command,
+}
