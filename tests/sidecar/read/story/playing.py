@@ -1,0 +1,59 @@
+"""The records of recordings of both OpenCodes, and the story's tables of some records."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from sidecar.read.story import tables
+from sidecar.read.story.reading import Snapshot
+from sidecar.read.story.rules import Rules
+from streams.event import StreamEvent
+from streams.store import Record
+from tests.bridge.opencode import playing, playing2
+
+RECORDINGS = [*playing.names(), *(f"2/{name}" for name in playing2.names())]
+"""All recordings; the names of those of OpenCode 2 begin with ``2/``."""
+
+
+def records_of(events: Iterable[StreamEvent]) -> list[Record]:
+    """Events as the records of a new log."""
+    offsets, found = Counter[str](), []
+    for position, event in enumerate(events):
+        found.append(Record(event, offsets[event.stream_id], position, f"{position:064x}"))
+        offsets[event.stream_id] += 1
+    return found
+
+
+@lru_cache(maxsize=8)
+def recorded(name: str) -> list[Record]:
+    """The records of a recording; empty if nothing of it is recorded."""
+    player = playing2.play2(name[2:]) if name.startswith("2/") else playing.play(name)
+    return records_of(player.log.events.values())
+
+
+def tables_of(records: list[Record], rest: bool = False) -> sqlite3.Connection:
+    """The tables of a log, in memory. With ``rest``, nothing stays in memory between two records."""
+    db = sqlite3.connect(":memory:", check_same_thread=False)
+    tables.create(db)
+    rules = Rules(db, {record.position: record for record in records}.__getitem__)
+    for record in records:
+        rules.apply(record)
+        if rest:
+            rules.rest(0)
+    rules.write()
+    return db
+
+
+def snapshot(records: list[Record]) -> Snapshot:
+    """The tables of a log, as a reader sees them."""
+    kept = {record.position: record for record in records}
+    return Snapshot(tables_of(records), kept.__getitem__, max(kept, default=-1))
+
+
+def content(db: sqlite3.Connection) -> dict[str, list[Any]]:
+    """Every row of every table."""
+    return {name: db.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in tables.ROWS}
