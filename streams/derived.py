@@ -22,12 +22,9 @@ class Derived(Protocol):
     def version(self) -> int:
         """Of the tables' columns and contents. Tables of another version are dropped and made again."""
 
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The names of all tables in the database; no table of the log has one of them."""
-
     def create(self, db: sqlite3.Connection) -> None:
-        """Create the tables and their indexes, empty, in the caller's transaction."""
+        """Create the tables and their indexes, empty, in the caller's transaction. No table of the log has one of their
+        names."""
 
     def reset(self) -> None:
         """Forget everything in memory: the tables may not hold what was last applied."""

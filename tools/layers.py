@@ -150,7 +150,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ulid": ("streams/identity.py",),
     "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
     "nats": ("bridge/nats/jetstream/client*.py",),
-    "sqlite3": ("streams/stores/sqlite/*.py",),
+    "sqlite3": ("streams/stores/sqlite/*.py", "streams/derived.py", "sidecar/read/story/*.py"),
     "aiosqlite": (),
     "prometheus_client": ("sidecar/care/metrics.py",),
     "uvicorn": ("sidecar/web/serving.py",),

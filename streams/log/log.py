@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Seque
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from streams.derived import Derived
 from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
@@ -36,8 +37,10 @@ __all__ = ["SEGMENT_BYTES", "Log"]
 class Log(LogStore):
     """Open it with ``Log.open``."""
 
-    def __init__(self, store: Path, lock: StoreLock, disk: Disk, segment_bytes: int) -> None:
-        super().__init__(store, disk, segment_bytes, lock.check)
+    def __init__(
+        self, store: Path, lock: StoreLock, disk: Disk, segment_bytes: int, derived: Derived | None = None
+    ) -> None:
+        super().__init__(store, disk, segment_bytes, lock.check, derived)
         self.store, self._lock = store, lock
         self.manifest = Manifest("")
         self._hints = Hints(store)
@@ -55,8 +58,10 @@ class Log(LogStore):
         *,
         disk: Disk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        derived: Derived | None = None,
     ) -> Log:
-        """Take the lock and open the log; begin one if there is none.
+        """Take the lock and open the log; begin one if there is none. ``derived``: the tables to keep beside the
+        records. They are made in the background, which ``waiting`` shows.
 
         Raises:
             StoreLocked: another process is writing to the store.
@@ -70,7 +75,7 @@ class Log(LogStore):
             lock = take_lock(store)
             try:
                 named = located(store, alone=True)
-                log = cls(store, lock, disk or Disk(), segment_bytes)
+                log = cls(store, lock, disk or Disk(), segment_bytes, derived)
             except BaseException:
                 lock.release()
                 raise

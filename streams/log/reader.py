@@ -17,6 +17,8 @@ from streams.stores.hints import Hints
 from streams.stores.journal.files import FileJournal
 from streams.stores.journal.reading import TwoPlaces
 from streams.stores.journal.segments import JOURNAL, sizes_of
+from streams.stores.sqlite.derived import DerivedTables, open_derived
+from streams.stores.sqlite.files import LOG_FILE
 from streams.stores.sqlite.kept import ReadRows, read_rows
 from streams.stores.sqlite.reader import SqliteReader
 
@@ -125,10 +127,30 @@ class LogReader(TwoPlaces):
         return None if await self.is_removing() else found
 
     def waiting(self) -> dict[str, object]:
-        """What the journal holds, in the form of ``LogStore.waiting``. ``fault`` is always ``None``, because only the
-        writer knows it. Blocks briefly."""
+        """What the journal holds, in the form of ``LogStore.waiting``. ``fault`` and ``derived`` are always ``None``,
+        because only the writer knows them. Blocks briefly."""
         stored = self._database.head
-        return {"records": max(self.head - stored, 0), **sizes_of(self.store / JOURNAL), "fault": None}
+        return {
+            "records": max(self.head - stored, 0),
+            **sizes_of(self.store / JOURNAL),
+            "fault": None,
+            "derived": None,
+        }
+
+    def derived(self, version: int) -> DerivedTables | None:
+        """The derived tables as they are now, up to their ``position``; ``read_all`` has the records above it, up to
+        their ``head``. ``None`` if there are no tables of this version: no log, or they are being made. The caller
+        closes them soon. Blocks.
+
+        Raises:
+            ForeignStore, MissingLog: see ``LogReader``.
+            StoreLocked, StoreUnavailable, OSError: the database is held by another program or cannot be read.
+        """
+        self.head  # noqa: B018 - refuses a store that lost a part
+        found = open_derived(self.store / LOG_FILE, version)
+        if found is not None:
+            found.head = self.head
+        return found
 
     async def check_journal(self) -> None:
         """Check that the journal leads from the database's last record to the head, even if nothing of it is to be

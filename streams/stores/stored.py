@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+import orjson
 
+from streams.event import StreamEvent
 from streams.hashing import digest_form_of
+from streams.store import Record
 
 
 class EventKeys(msgspec.Struct):
@@ -36,3 +39,8 @@ class Stored(NamedTuple):
     def digest_form(self) -> bytes:
         """The form of the event that the hash chain covers."""
         return digest_form_of(self.event)[1]
+
+
+def as_record(stored: Stored) -> Record:
+    event = StreamEvent.trusted(orjson.loads(stored.event), stored.event)
+    return Record(event, stored.offset, stored.position, stored.hash.hex())

@@ -5,6 +5,8 @@ two transactions, the less the more there is to move, so that a burst of appends
 endless one does not fill the disk. A record is read back from its file, so a line enters the database only with its
 checksum right and its hash chain proven.
 
+Between two transactions it brings the derived tables up to the records, if these lack some.
+
 A database that is busy, full or damaged does not stop the journal. The mover tries again, and ``fault`` says why the
 journal grows.
 """
@@ -68,6 +70,10 @@ class Mover:
     def note(self) -> None:
         """Say that records were appended. Cheap; called after every commit."""
         self._appended = time.monotonic()
+        self.wake()
+
+    def wake(self) -> None:
+        """Say that there may be something to do."""
         if not self._news.is_set():
             self._news.set()
 
@@ -94,14 +100,16 @@ class Mover:
             waiting = self.waiting
             if not waiting and self.fault is None:
                 self._news.clear()
-                if self.waiting:  # appended between the two lines above
+                if self.waiting or self._catch_up():  # appended between the two lines above, or not done yet
+                    self._news.set()
                     continue
                 self._tidy()
-                self._news.wait()
+                self._news.wait(self._database.derives_in)
                 continue
             quiet = time.monotonic() - self._appended
             if waiting < MANY and quiet < self.pause:
-                self._stop.wait(self.pause - quiet)
+                if not self._catch_up():
+                    self._stop.wait(self.pause - quiet)
                 continue
             begun = time.monotonic()
             try:
@@ -114,6 +122,17 @@ class Mover:
             self.fault, retry = None, FIRST_RETRY_SECONDS
             if quiet < self.pause:
                 self._stop.wait((time.monotonic() - begun) * RESTS * max(0.0, 2 - waiting / MANY))
+
+    def _catch_up(self) -> bool:
+        """Bring the derived tables a step further, and rest as long as that took. False if there is nothing to do
+        now."""
+        if self._database.derives_in != 0:
+            return False
+        begun = time.monotonic()
+        with self._turn:
+            self._database.derive()
+        self._stop.wait(time.monotonic() - begun)
+        return True
 
     def _move(self) -> None:
         """Move the next records, in one transaction, and delete the segments that it empties."""

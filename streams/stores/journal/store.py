@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from streams.derived import Derived
 from streams.errors import StoreUnavailable, StreamError
 from streams.query import Filter
 from streams.retention import Removed
@@ -60,12 +61,19 @@ class LogStore(TwoPlaces):
         OSError: the directory cannot be read or written.
     """
 
-    def __init__(self, store: Path, disk: Disk, segment_bytes: int, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Path,
+        disk: Disk,
+        segment_bytes: int,
+        check: Callable[[], None],
+        derived: Derived | None = None,
+    ) -> None:
         """``check`` raises ``StoreFenced`` if this process may no longer write."""
         self.recent = Recent()
         self.differences = 0
         self._closed = False
-        self._stored = self._database = Database(store, self.recent.clear)
+        self._stored = self._database = Database(store, self.recent.clear, derived)
         try:
             self._known = Known(store)
         except BaseException:
@@ -101,11 +109,19 @@ class LogStore(TwoPlaces):
         return self.head
 
     def waiting(self) -> dict[str, object]:
-        """What the journal holds: ``{records, files, bytes, fault}``. ``records`` counts those that are not in the
-        database yet, and ``fault`` says why they cannot be moved; ``None`` if they can. Blocks briefly.
+        """What the journal holds: ``{records, files, bytes, fault, derived}``. ``records`` counts those that are not in
+        the database yet, and ``fault`` says why they cannot be moved; ``None`` if they can. ``derived`` is ``{records,
+        fault}``: how many records of the database the derived tables lack, and why they cannot be applied; ``None``
+        without such tables. Blocks briefly.
         """
-        fault = self.mover.fault or self._known.fault
-        return {"records": self.mover.waiting, **sizes_of(self._writer.folder), "fault": fault}
+        fault, deriving = self.mover.fault or self._known.fault, self._stored.deriving
+        lacking = deriving and {"records": deriving.lacking(self._stored.head), "fault": deriving.fault}
+        return {
+            "records": self.mover.waiting,
+            **sizes_of(self._writer.folder),
+            "fault": fault,
+            "derived": lacking,
+        }
 
     async def find_each(self, idempotency_keys: Sequence[str]) -> list[Record | None]:
         found: dict[str, Record | None] = {}
@@ -190,11 +206,17 @@ class LogStore(TwoPlaces):
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
         await in_thread(self._move_everything)
-        return await self._stored.prune(cuts, at_ms=at_ms)
+        try:
+            return await self._stored.prune(cuts, at_ms=at_ms)
+        finally:
+            self.mover.wake()
 
     async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
         await in_thread(self._move_everything)
-        return await self._stored.forget(streams, at_ms=at_ms, positions=positions)
+        try:
+            return await self._stored.forget(streams, at_ms=at_ms, positions=positions)
+        finally:
+            self.mover.wake()
 
     def _move_everything(self) -> None:
         """Move all records that are durable now, and delete every segment that holds one of them."""

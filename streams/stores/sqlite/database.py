@@ -14,17 +14,19 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, TypeVar
 
+from streams.derived import Derived
 from streams.errors import BadStore, StoreUnavailable, StreamError
 from streams.hashing import GENESIS, chain
 from streams.retention import Entry, Removed
 from streams.store import Record
 from streams.stores.head import Head
+from streams.stores.sqlite.derived import Deriving, NotDerived
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connect_to_write, translated
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import find, last_of, load, tail_in_spite_of_damage, tail_of
 from streams.stores.sqlite.rows import SELECT, Row, insert, positions_of, record_of, row_of
-from streams.stores.stored import Stored
+from streams.stores.stored import Stored, as_record
 from streams.system.threads import InTurn
 
 CHECKPOINT_PAGES: Final = 8192
@@ -35,7 +37,7 @@ crash."""
 PAGE_BYTES: Final = 4096
 
 PAGES_OF_A_ROW: Final = 1
-"""How many index pages a row changes, apart from its own page."""
+"""About how many pages a changed row changes, apart from those that a record fills."""
 
 Result = TypeVar("Result")
 Tail = tuple[int, bytes]
@@ -45,7 +47,8 @@ Tail = tuple[int, bytes]
 class Database(SqliteReader):
     """Writes ``store/log.db``. The caller holds the store's lock. Creating it blocks.
 
-    ``changed`` is called after each step of a removal. ``check`` raises ``StoreFenced`` if this process may no longer
+    ``changed`` is called after each step of a removal. ``derived`` are the tables that are kept beside the records, in
+    the same transactions. ``check`` raises ``StoreFenced`` if this process may no longer
     write.
 
     Raises:
@@ -53,9 +56,10 @@ class Database(SqliteReader):
         StoreUnavailable: another program holds the file, or the file cannot be opened.
     """
 
-    def __init__(self, store: Path, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: Path, changed: Callable[[], None] = lambda: None, derived: Derived | None = None) -> None:
         super().__init__(store, exists=True)
         self.check: Callable[[], None] = lambda: None
+        self.deriving: Deriving | None = None
         self._changed = changed
         self._writing = connect_to_write(self._path, STEPS)
         self._lock_of_writer = Lock()
@@ -67,6 +71,8 @@ class Database(SqliteReader):
             with translated(self._path, "opening"):
                 position, hash_ = last_of(self._writing)
                 self.has_removed = bool(load(self._writing).bases)
+                if derived is not None:
+                    self.deriving = Deriving(self._writing, self._path, derived)
         except BaseException:
             self._writing.close()
             raise
@@ -88,6 +94,8 @@ class Database(SqliteReader):
 
     def _removed_some(self) -> None:
         self.has_removed = True
+        if self.deriving is not None:
+            self.deriving.dropped()
         self._changed()
 
     # --- moving records in ---
@@ -101,24 +109,63 @@ class Database(SqliteReader):
             OSError, StreamError: the file cannot be written; nothing was written.
         """
         with self._lock_of_writer, translated(self._path, "writing"):
-            self.check()
-            if self._wal_pages > CHECKPOINT_PAGES:
-                # SQLite's automatic checkpoint hides a failed sync, and then trusts the next one, which may wrongly
-                # succeed.
-                self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
-                self._wal_pages = 0
-            self._writing.execute("BEGIN IMMEDIATE")
+            self._begin()
+            deriving = self.deriving
+            if deriving is None or not deriving.is_level(self.head):
+                self._write(records)
+                return
             try:
-                rows, tails = self._rows_of(records)
-                self._insert(rows, tails, records[-1])
-                self._writing.execute("COMMIT")
+                self._write(records, deriving)
+            except NotDerived as refusal:
+                cause = refusal.__cause__
+                deriving.undone(cause if isinstance(cause, Exception) else refusal)
+                self._write(records)
             except BaseException:
-                self._stream_ids.clear()
-                with suppress(sqlite3.Error):
-                    self._writing.rollback()
+                deriving.undone()
                 raise
-            self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + len(rows) * PAGES_OF_A_ROW
-            self.last = Head(records[-1].position, records[-1].hash.hex())
+
+    @property
+    def derives_in(self) -> float | None:
+        """In how many seconds to call ``derive``; ``None`` if there is nothing to do."""
+        return None if self.deriving is None else self.deriving.due_in(self.head)
+
+    def derive(self) -> None:
+        """Do one step towards derived tables that are level with the records, in one transaction. Blocks."""
+        if self.deriving is None:
+            return
+        with self._lock_of_writer:
+            changes = self._writing.total_changes
+            self.deriving.catch_up(self.head, self._begin)
+            self._wal_pages += (self._writing.total_changes - changes) * PAGES_OF_A_ROW
+
+    def _begin(self) -> None:
+        """Get ready for a transaction."""
+        self.check()
+        if self._wal_pages > CHECKPOINT_PAGES:
+            # SQLite's automatic checkpoint hides a failed sync, and then trusts the next one, which may wrongly
+            # succeed.
+            self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._wal_pages = 0
+
+    def _write(self, records: Sequence[Stored], deriving: Deriving | None = None) -> None:
+        last, changes = records[-1], self._writing.total_changes
+        self._writing.execute("BEGIN IMMEDIATE")
+        try:
+            rows, tails = self._rows_of(records)
+            self._insert(rows, tails, last)
+            if deriving is not None:
+                deriving.apply([as_record(record) for record in records], last.position)
+            self._writing.execute("COMMIT")
+        except BaseException:
+            self._stream_ids.clear()
+            with suppress(sqlite3.Error):
+                self._writing.rollback()
+            raise
+        if deriving is not None:
+            deriving.done(last.position)
+        changed = self._writing.total_changes - changes
+        self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + changed * PAGES_OF_A_ROW
+        self.last = Head(last.position, last.hash.hex())
 
     def _rows_of(self, records: Sequence[Stored]) -> tuple[list[Row], dict[str, Tail]]:
         rows: list[Row] = []

@@ -81,6 +81,9 @@ SCHEMA: Final = """
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
     INSERT INTO removals VALUES (1, 0);
+    CREATE TABLE derived (
+        id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, position INTEGER NOT NULL
+    ) STRICT;
     """
 
 STEPS: Final[tuple[str, ...]] = (SCHEMA,)

@@ -166,7 +166,8 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 
 def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int], at_ms: int) -> None:
-    """Record what is to be done, and mark the streams to forget as forgotten."""
+    """Record what is to be done, and mark the streams to forget as forgotten. Derived tables are right no more."""
+    connection.execute("DELETE FROM derived")
     rows = [(what, name, offset, at_ms) for name, offset in offsets.items()]
     connection.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
     if what == "forget":
@@ -175,7 +176,9 @@ def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int],
 
 
 def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_ms: int) -> None:
-    """Record which single records are to be forgotten; skip positions without a record."""
+    """Record which single records are to be forgotten; skip positions without a record. Derived tables are right no
+    more."""
+    connection.execute("DELETE FROM derived")
     connection.executemany(
         "INSERT OR IGNORE INTO singles SELECT position, (SELECT name FROM streams WHERE id = stream), offset, ?"
         " FROM records WHERE position = ?",
