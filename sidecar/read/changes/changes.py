@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.changes.approvals import Approval, Approvals
@@ -20,6 +20,16 @@ UNDONE: Final = "opencode.message.removed"
 REVERTED: Final = "opencode.session.reverted"
 TYPES: Final = ("human.input", "agent.input", STEP, CHECKPOINT, UNDONE, REVERTED)
 """The types of records that the fold needs."""
+
+
+class Lines(Protocol):
+    """Lines added and removed; ``None`` if the old content is not known."""
+
+    @property
+    def added(self) -> int | None: ...
+
+    @property
+    def removed(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +253,7 @@ def files_of(turns: Iterable[TurnChanges]) -> dict[str, list[Edit]]:
     return found
 
 
-def sums(edits: Sequence[Edit]) -> dict[str, int | None]:
+def sums(edits: Sequence[Lines]) -> dict[str, int | None]:
     """How many lines several edits of one file ``added`` and ``removed``: ``None`` if the old content of one is not
     known."""
     if any(edit.added is None for edit in edits):

@@ -72,6 +72,12 @@ class Moment:
         return {row.key: row for row in sorted(named, key=lambda row: row.first or 0)}
 
     @cached_property
+    def undone(self) -> set[tuple[int, str]]:
+        """The session and the message of each turn that is undone."""
+        where = f"SELECT session, message FROM undone WHERE session = :s AND {ALIVE}"
+        return {each for key in self.all for each in self.story.sql(where, n=self.n, s=key)}
+
+    @cached_property
     def runs(self) -> dict[int, tables.Span]:
         """The latest turn of each session that had one."""
         where = "session = :s AND kind = 'turn' AND at <= :n ORDER BY at DESC"

@@ -37,6 +37,7 @@ class Telling:
 
     def __init__(self, moment: Moment) -> None:
         self._moment = moment
+        self._directories: dict[int, list[tuple[Any, ...]]] = {}
 
     # --- the sessions that are below no call ---
 
@@ -118,11 +119,11 @@ class Telling:
         record = self._moment.record(row.at)
         match row.kind:
             case "prompt":
-                return replace(self._prompt(row, record), undone=(turn.session, turn.message) in self._undone)
+                return replace(self._prompt(row, record), undone=(turn.session, turn.message) in self._moment.undone)
             case "said" | "summary":
                 return said(record) if row.kind == "said" else replace(said(record), kind="summary")
             case "call" | "adopted":
-                return self._call(row, record)
+                return self._call(row, turn.session, record)
             case "ask" if row.ref is not None:
                 return approval_of(self._moment, self._moment.one("span", f"key = :key AND {ALIVE}", key=row.ref)).ask
             case "ask":
@@ -133,16 +134,10 @@ class Telling:
                 return background(record) if row.kind == "background" else other(record)
         return Notice(record.event.id, record.event.ts, row.kind, self._noticed(row, record))
 
-    @cached_property
-    def _undone(self) -> set[tuple[int, str]]:
-        """The sessions and messages that are undone."""
-        undone = f"SELECT session, message FROM undone WHERE session = :s AND {ALIVE}"
-        return {each for key in self._moment.all for each in self._sql(undone, s=key)}
-
     def _prompt(self, row: Any, record: Record) -> Prompt:
         return replace(prompt(record), command=row.text)
 
-    def _call(self, row: Any, record: Record) -> Call:
+    def _call(self, row: Any, session: int, record: Record) -> Call:
         event, call = record.event, None
         if row.kind == "adopted":
             call = Call(event.id, event.ts, event.actor, "task", "", status="unknown")
@@ -151,7 +146,7 @@ class Telling:
             call = Call(event.id, event.ts, event.actor, "task", name, title=title)
         if row.kind == "call" and self._moment.has(row.till):
             ended = self._moment.record(row.till)
-            call = called(ended, self._directory(ended), call)
+            call = called(ended, self._directory(session, row.till), call)
             asks = f"key IN (SELECT ask FROM allowed WHERE below = :key AND n = :till) AND {ALIVE} ORDER BY key"
             spans = self._moment.rows("span", asks, key=row.key, till=row.till)
             call.asks = [approval_of(self._moment, span).ask for span in spans]
@@ -162,12 +157,12 @@ class Telling:
             call.child = Branch(child, found.title, found.agent, self._below(found.session, found.id))
         return call
 
-    def _directory(self, record: Record) -> str:
-        """The directory in which the session of a record ran then."""
-        name = as_text(record.event.payload.get("session")) or record.event.stream_id
-        where = "name = :name AND born <= :at AND (died IS NULL OR died > :at)"
-        [(directory,)] = self._sql(f"SELECT directory FROM session WHERE {where}", name=name, at=record.position)
-        return str(directory)
+    def _directory(self, session: int, at: int) -> str:
+        """The directory in which a session ran at a record."""
+        if session not in self._directories:
+            each = "SELECT min(born), directory FROM session WHERE key = :key GROUP BY directory ORDER BY 1"
+            self._directories[session] = self._sql(each, key=session)
+        return next((str(where) for born, where in reversed(self._directories[session]) if born <= at), "")
 
     def _noticed(self, row: Any, record: Record) -> str:
         if row.kind == "forgotten":
