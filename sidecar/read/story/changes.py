@@ -116,7 +116,7 @@ class Changes:
     def _turn(self, rows: list[_Row], *, with_diffs: bool) -> TurnChanges:
         first, moment = rows[0], self._moment
         stream = next(name for name, key in moment.places.items() if key == first.place)
-        turn = moment.one("turn", f"session = :s AND message = :m AND {ALIVE}", s=first.session, m=first.turn)
+        turn = moment.one("turn", f"session = :s AND message = :m AND +{ALIVE}", s=first.session, m=first.turn)
         prompt = turn.asked[:LONGEST] if turn is not None else ""
         told = TurnChanges(stream, moment.all[first.session].name, first.turn, prompt, first.of in moment.undone)
         for n, of_step in groupby(rows, key=attrgetter("n")):

@@ -19,11 +19,8 @@ from sidecar.read.story.changes import approval_of
 from sidecar.read.story.moment import ALIVE, Moment
 from sidecar.read.telling.describe import describe
 from sidecar.read.transcript.items import background, called, other, prompt, said
-from sidecar.read.transcript.model import Branch, Call, Item, Notice, Prompt, Session, Turn
+from sidecar.read.transcript.model import Branch, Call, Item, Notice, Session, Turn
 from streams.store import Record
-
-_WORDS: Final = 60
-"""How many characters of a prompt are shown to identify an undone prompt."""
 
 _SAID: Final = {"resumed": "OpenCode was started again", "compacted": "older messages were summed up"}
 """The texts of notices that are always the same."""
@@ -119,7 +116,8 @@ class Telling:
         record = self._moment.record(row.at)
         match row.kind:
             case "prompt":
-                return replace(self._prompt(row, record), undone=(turn.session, turn.message) in self._moment.undone)
+                is_undone = (turn.session, turn.message) in self._moment.undone
+                return replace(prompt(record), command=row.text, undone=is_undone)
             case "said" | "summary":
                 return said(record) if row.kind == "said" else replace(said(record), kind="summary")
             case "call" | "adopted":
@@ -132,10 +130,8 @@ class Telling:
                 return ask
             case "background" | "other":
                 return background(record) if row.kind == "background" else other(record)
-        return Notice(record.event.id, record.event.ts, row.kind, self._noticed(row, record))
-
-    def _prompt(self, row: Any, record: Record) -> Prompt:
-        return replace(prompt(record), command=row.text)
+        text = row.text or _SAID.get(row.kind) or ("" if row.kind == "forgotten" else describe(record.event).text)
+        return Notice(record.event.id, record.event.ts, row.kind, text)
 
     def _call(self, row: Any, session: int, record: Record) -> Call:
         event, call = record.event, None
@@ -163,19 +159,6 @@ class Telling:
             each = "SELECT min(born), directory FROM session WHERE key = :key GROUP BY directory ORDER BY 1"
             self._directories[session] = self._sql(each, key=session)
         return next((str(where) for born, where in reversed(self._directories[session]) if born <= at), "")
-
-    def _noticed(self, row: Any, record: Record) -> str:
-        if row.kind == "forgotten":
-            return ""
-        if row.kind not in ("undone", "redone"):
-            return str(row.text or _SAID.get(row.kind, "")) or describe(record.event).text
-        text = str(row.text)
-        if row.ref is not None:
-            where = "key = :key AND born <= :at AND (died IS NULL OR died > :at)"
-            of = self._moment.one("item", where, key=row.ref, at=row.at)
-            before = self._prompt(of, self._moment.record(of.at))
-            text = " ".join((before.command or before.shell or before.text).split())
-        return text[:_WORDS] + "…" * (len(text) > _WORDS)
 
 
 def _joined(items: Iterable[Item]) -> list[Item]:
