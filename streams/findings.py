@@ -6,8 +6,8 @@ There are four kinds of fault:
 * ``missing``  - records that were durable are gone.
 * ``tampered`` - a record's checksum is right, but it is not what the writer wrote there: it breaks its stream's hash
   chain, is in the wrong place, or is not in canonical form.
-* ``torn``     - data that a killed writer left above head. Such data was never acknowledged. The next time the log is
-  opened for writing, the data is cut off and a copy is kept.
+* ``torn``     - what the next opening for writing mends. Mostly data that a killed writer left above head, which was
+  never acknowledged: the data is cut off, and a copy is kept.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from threading import Timer
 from typing import Final
 
 from streams.errors import BadStore, StoreUnavailable
+from streams.stores.sqlite.derived import OF_THE_LOG, derived_tables, quoted
 from streams.stores.sqlite.files import (
     STEPS,
     StoreInterrupted,
@@ -49,30 +50,45 @@ def opening_damage(path: Path, *, alone: bool) -> list[str]:
     return []
 
 
-def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """Faults that SQLite finds in pages and indexes.
+def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> tuple[list[str], list[str]]:
+    """Faults that SQLite finds in pages and indexes: those of the log, and those of derived tables.
 
     ``quick``: only what SQLite checks in about a second.
     """
-    look = "PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(20)"
+    log = _checked(path, connection, quick, [None])
+    derived: list[str] = []
+    if log and (derived := derived_damage(path, connection, quick=quick)):
+        log = _checked(path, connection, quick, sorted(OF_THE_LOG))
+    log += _looked_at(path, "the schema", lambda: _schema_faults(connection))
+    return log, derived
+
+
+def derived_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
+    """Faults in derived tables. See ``content_damage``."""
+    return _checked(path, connection, quick, derived_tables(connection))
+
+
+def _checked(path: Path, connection: sqlite3.Connection, quick: bool, tables: Iterable[str | None]) -> list[str]:
+    """What SQLite reports of some tables and their indexes; ``None`` is the whole file."""
+    look = "quick_check" if quick else "integrity_check"
     end = Timer(_QUICK_S, connection.interrupt)  # SQLite calls no progress handler while it looks at the pages
     if quick:
         end.start()
+    faults: list[str] = []
     try:
         with translated(path, "reading"):
-            faults = [row[0] for row in connection.execute(look)]
+            for table in tables:
+                faults += [row[0] for row in connection.execute(f"PRAGMA {look}({quoted(table) if table else 20})")]
     except StoreInterrupted:
         return []  # the quick check used up its time without finding damage
     except DAMAGE as error:
-        faults = [damage_text(error)]
+        faults.append(damage_text(error))
     finally:
         # It must not interrupt later reads on the connection.
         end.cancel()
         if quick:
             end.join()
-    found = [f"SQLite reports: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
-    found += _looked_at(path, "the schema", lambda: _schema_faults(connection))
-    return found
+    return [f"SQLite reports: {shown(_first_of(str(fault)))}" for fault in faults if fault != "ok"]
 
 
 def _schema_faults(connection: sqlite3.Connection) -> Iterator[str]:

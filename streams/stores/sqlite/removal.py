@@ -23,7 +23,7 @@ from streams.retention import Removed
 from streams.stores.disk import Disk
 from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.sqlite import removed as tables
-from streams.stores.sqlite.derived import drop_one
+from streams.stores.sqlite.derived import drop_one, write_anew
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
 from streams.stores.sqlite.search import remove_search
 from streams.system.threads import InTurn
@@ -141,6 +141,8 @@ class SqliteRemover:
         # Derived tables may hold what was removed, and are made again.
         while self._step(exclusively, lambda: drop_one(self._connection)):
             pass
+        with translated(self._path, "writing"):
+            exclusively(lambda: write_anew(self._connection))
         if forgets:
             remove_kept_aside(self._store, Disk())
         # Delete the search index, because a search must not find removed records.

@@ -33,6 +33,9 @@ HEAD: Final = "SELECT position, hash FROM head"
 SINGLES: Final = "single"
 """The value in ``pending`` that stands for the work of forgetting the records in ``singles``."""
 
+NO_DERIVED: Final = "DELETE FROM derived WHERE version >= 0"
+"""What says that there are no derived tables (see ``derived.py``)."""
+
 _INSERT_ENTRY: Final = "INSERT INTO removed VALUES (?, ?, ?, ?, ?)"
 
 
@@ -167,7 +170,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int], at_ms: int) -> None:
     """Record what is to be done, and mark the streams to forget as forgotten. Derived tables are right no more."""
-    connection.execute("DELETE FROM derived")
+    connection.execute(NO_DERIVED)
     rows = [(what, name, offset, at_ms) for name, offset in offsets.items()]
     connection.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
     if what == "forget":
@@ -178,7 +181,7 @@ def begin(connection: sqlite3.Connection, what: str, offsets: Mapping[str, int],
 def begin_singles(connection: sqlite3.Connection, positions: Iterable[int], at_ms: int) -> None:
     """Record which single records are to be forgotten; skip positions without a record. Derived tables are right no
     more."""
-    connection.execute("DELETE FROM derived")
+    connection.execute(NO_DERIVED)
     connection.executemany(
         "INSERT OR IGNORE INTO singles SELECT position, (SELECT name FROM streams WHERE id = stream), offset, ?"
         " FROM records WHERE position = ?",

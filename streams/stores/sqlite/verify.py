@@ -322,7 +322,15 @@ class SqliteVerification:
     def _check_file(self, connection: sqlite3.Connection) -> None:
         if not self._told and not self._found:
             self._find_in_file(opening_damage(self._path, alone=self.alone))
-        self._find_in_file(content_damage(self._path, connection, quick=self.quick))
+        log, derived = content_damage(self._path, connection, quick=self.quick)
+        self._find_in_file(log)
+        for fault in derived[:1]:
+            self._find(
+                "torn",
+                None,
+                None,
+                f"tables that are made from the records are damaged; the next start makes them again: {fault}",
+            )
 
     def _check_tails(self, connection: sqlite3.Connection) -> None:
         """A stream's row must not be behind its last record: the next record would take a place that is taken."""
