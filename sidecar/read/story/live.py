@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.read.fields import as_mapping, as_text
 from sidecar.read.story import tables
 from sidecar.read.story.tables import Table
@@ -40,8 +39,6 @@ class State(msgspec.Struct, array_like=True):
     """The key of the turn that records without a turn belong to."""
     model_at: int = 0
     """The record that named the model last."""
-    asked: int = 0
-    """How many asks named a call."""
     running: int = 0
     """How many calls run whose children are known."""
     run_steps: int = 0
@@ -60,26 +57,28 @@ class Sums:
         self.steps, self.cost, self.text = steps, cost, text
         self.tokens: dict[str, int | float] = msgspec.json.decode(text)
 
-    def add(self, cost: float, tokens: Any) -> None:
+    def add(self, cost: float, tokens: dict[str, int | float]) -> None:
         self.steps += 1
         if cost:
             # Round the sum, so that it does not depend on the order in which the costs are added.
             self.cost = round(self.cost + cost, 9)
         if tokens:
-            add_tokens(self.tokens, tokens)
-            self.text = msgspec.json.encode(self.tokens).decode()
+            for name, count in tokens.items():
+                self.tokens[name] = self.tokens.get(name, 0) + count
+            self.text = encoded(self.tokens)
 
 
-def cost_of(step: dict[str, Any]) -> float:
-    """The cost of a step; 0 if it is not known, or a number that no step can cost."""
-    cost = step.get("cost")
-    return cost if can_be(cost, MOST_COST) else 0.0
+def encoded(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 class Live:
     """A session: its newest row, the turn that runs, and what is open in it."""
 
-    __slots__ = ("branch", "current", "key", "open", "pause", "row", "run", "state", "sums", "turn_sums", "used_by")
+    __slots__ = (
+        *("asked", "branch", "current", "key", "open", "pause"),
+        *("row", "run", "state", "sums", "turn_sums", "used_by"),
+    )
 
     def __init__(self, row: tables.Session, state: State) -> None:
         self.row, self.key, self.state, self.sums = row, row.key, state, Sums()
@@ -89,6 +88,8 @@ class Live:
         self.pause: tables.Span | None = None
         self.open: dict[int, tables.Span] = {}
         """The calls and waits that are open, by key."""
+        self.asked: set[str] | None = None
+        """The calls that asked since the turn began; ``None`` if they are not known."""
         self.used_by, self.turn_sums = 0, Sums()
         """The sums of one turn, which has the key ``used_by``."""
 
@@ -137,7 +138,7 @@ class Story:
     def write(self) -> None:
         """Write what changed; nothing in memory depends on it afterwards."""
         for key, live in self._touched.items():
-            self.states.put(key, tables.Live(key, self.encoded(live.state)))
+            self.states.put(key, tables.Live(key, encoded(live.state)))
         self._touched.clear()
         for table in self._tables:
             table.write()
@@ -150,9 +151,6 @@ class Story:
                 del self._live[name]
         for stream in list(self._counts)[: max(len(self._counts) - most, 0)]:
             del self._counts[stream]
-
-    def encoded(self, value: Any) -> str:
-        return msgspec.json.encode(value).decode()
 
     # --- sessions and places ---
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.catalog import TURN_ENDED, WORK, WORK_STARTED, is_agents
 from sidecar.read.changes.approvals import Approval, add_answer, ask_of
@@ -25,7 +26,7 @@ from sidecar.read.fields import (
 )
 from sidecar.read.starting import starts_session
 from sidecar.read.story import tables
-from sidecar.read.story.live import Live, Story, Sums, cost_of
+from sidecar.read.story.live import Live, Story, encoded
 from sidecar.read.telling.describe import input_text
 from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.attached import attached
@@ -115,7 +116,7 @@ class Rules(Story):
             self.works[session] = directory
         elif self.works.pop(session, directory) and place.stream == session:
             self.places.change(place, n, ran_in=place.ran_in or place.directory, directory=directory)
-        self.states.put(0, tables.Live(0, self.encoded(self.works)))
+        self.states.put(0, tables.Live(0, encoded(self.works)))
 
     def _moved(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
         directory = as_text(p.get("directory"))
@@ -238,6 +239,7 @@ class Rules(Story):
         state = s.state
         state.number, state.model_at = state.number + 1, n if model else state.model_at
         state.run_steps, state.run_cost, state.free, state.busy = 0, 0.0, event.ts, None
+        s.asked = set()
         s.run = self.begin(s, n, "turn", event.ts, turn=turn.message, total=state.ran, state="running")
         self.mark(s, n, "turn")
 
@@ -284,16 +286,17 @@ class Rules(Story):
 
     def _used(self, s: Live, record: Record, p: dict[str, Any], n: int, turn: tables.Turn, *, is_model: bool) -> None:
         """The row of a step, with the sums."""
-        cost, tokens, live, of_turn = cost_of(p), p.get("tokens"), s.state, self.sums_of(s, turn)
+        cost, live, of_turn = p.get("cost"), s.state, self.sums_of(s, turn)
+        cost = cost if can_be(cost, MOST_COST) else 0.0
+        tokens: dict[str, int | float] = {}
+        add_tokens(tokens, p.get("tokens"))
         s.sums.add(cost, tokens)
         of_turn.add(cost, tokens)
         own = None
         if is_model:
-            used = Sums()
-            used.add(cost, tokens)
-            if used.tokens:
-                used.tokens.setdefault("total", sum(used.tokens.values()))  # OpenCode 2 names none
-            own = self.encoded(used.tokens)
+            if tokens:
+                tokens.setdefault("total", sum(tokens.values()))  # OpenCode 2 names none
+            own = encoded(tokens)
             if s.run is not None:
                 live.run_steps, live.run_cost = live.run_steps + 1, round(live.run_cost + cost, 9)
         step = tables.Step(n, record.event.ts, s.key, turn.key, s.run.key if s.run is not None else None)
@@ -347,10 +350,13 @@ class Rules(Story):
     def _asks(self, s: Live, p: dict[str, Any], call: str) -> list[tuple[Approval, tables.Span]]:
         """What the call of a step asked for, oldest first. Call ids repeat, so the turn and the input must match,
         too."""
-        if not (s.state.asked and call):
+        message = as_text(p.get("turn"))
+        is_now = s.run is not None and s.run.turn == message
+        if not call or (is_now and s.asked is not None and call not in s.asked):
             return []
-        where = "kind = 'wait' AND session = ? AND call = ? AND turn = ? AND died IS NULL ORDER BY key"
-        spans = self.spans.all(where, s.key, call, as_text(p.get("turn")))
+        since = s.run.at if s.run is not None and is_now else 0
+        where = "kind = 'wait' AND session = ? AND call = ? AND turn = ? AND at >= ? AND died IS NULL ORDER BY key"
+        spans = self.spans.all(where, s.key, call, message, since)
         found = [(Approval(ask_of(record), record), span) for span in spans for record in (self.source(span.at),)]
         return [(approval, span) for approval, span in found if approval.is_about(p)]
 
@@ -385,7 +391,8 @@ class Rules(Story):
             about = {"turn": ask.turn, "call": ask.call, "request": request, "marked": n if is_past else None}
             span = self.begin(s, n, "wait", ts, state="waiting", **about)
             s.open[span.key] = span
-            s.state.asked += bool(ask.call)
+            if s.asked is not None:
+                s.asked.add(ask.call)
             s.state.busy = min(s.state.busy or ts, ts)
             self.item(self.turn(s, ask.turn, n), n, "ask", ref=span.key)
             self.mark(s, n, "ask")
