@@ -76,9 +76,10 @@ class LogReader(TwoPlaces):
                 async for record in open_records:
                     yield record
         except CorruptLog as error:
-            self._end_at(error)
+            self.end_at(error)
 
-    def _end_at(self, error: Exception) -> None:
+    def end_at(self, error: Exception) -> None:
+        """Note damage at which reading ends; raise the error if this reader does not read up to damage."""
         if not self._to_damage or not isinstance(error, CorruptLog):
             raise error from None
         self._damage = self._damage or error
@@ -106,7 +107,7 @@ class LogReader(TwoPlaces):
         try:
             return await super().find_event(event_id)
         except CorruptLog as error:
-            self._end_at(error)
+            self.end_at(error)
             return None
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
@@ -163,7 +164,7 @@ class LogReader(TwoPlaces):
             async for _ in super().read_all(after=await self._database.head_now()):
                 pass
         except CorruptLog as error:
-            self._end_at(error)
+            self.end_at(error)
 
     async def is_removing(self) -> bool:
         """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""

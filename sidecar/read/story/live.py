@@ -202,7 +202,7 @@ class Story:
             if parent is not None and parent.till is None and event.ts < parent.start:
                 # A call whose start was not recorded is known once its session is there, but it began before.
                 self.spans.change(parent, n, start=event.ts)
-            live.state.free = event.ts
+            live.state.free = live.state.first = live.state.last = event.ts
         return live
 
     def _started_by(self, child: str) -> tables.Span | None:

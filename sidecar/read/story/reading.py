@@ -1,13 +1,29 @@
-"""Reading the story's tables as of one moment of the log, also while they are written."""
+"""Reading the story's tables as of one moment of the log, also while they are written.
+
+What the log has above the tables is folded by the same rules into tables of the reader's own, which lie over those of
+the log: a query sees the rows of both.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Protocol, TypeVar
 
 from sidecar.read.story import tables
-from streams.store import Record
+from sidecar.read.story.rules import Rules
+from streams.errors import CorruptLog
+from streams.log.reader import LogReader
+from streams.store import NOTHING, Record
+
+T = TypeVar("T")
+
+MOST_ABOVE: Final = 5000
+"""How many records above the tables are folded for an answer; if there are more, the tables are being made again."""
+
+MOST_WITHOUT: Final = 100_000
+"""The same for a log without tables, which no sidecar of this version has opened yet."""
 
 
 class Snapshot:
@@ -32,3 +48,118 @@ class Snapshot:
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         """The rows of a query as tuples."""
         return self._db.execute(text, given).fetchall()
+
+
+class _Tables(Protocol):
+    """What ``LogReader.derived`` returns."""
+
+    db: sqlite3.Connection
+    position: int
+    head: int
+
+    def record(self, position: int) -> Record | None: ...
+    def is_right(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+
+
+class _Nothing:
+    """In place of the tables of a log that has none: empty ones in memory."""
+
+    def __init__(self, head: int) -> None:
+        self.db, self.position, self.head = sqlite3.connect(":memory:", check_same_thread=False), NOTHING, head
+        tables.create(self.db)
+
+    def record(self, position: int) -> None:
+        """None of the records is in the database."""
+
+    def is_right(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.db.close()
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
+    """What a question returns of the story as it is now. It runs on a thread, and again if what it saw was not right.
+
+    If a record that it reads is damaged, it is asked about the moment before that record, and the reader's ``damage``
+    says so.
+
+    Raises:
+        CorruptLog: a record is damaged, and the reader does not read up to damage.
+    """
+    upto: int | None = None
+    while True:
+        found = await asyncio.to_thread(_open, reader)
+        try:
+            above = await _above(reader, found)
+        except BaseException:
+            found.close()
+            raise
+        try:
+            answer, is_right = await asyncio.to_thread(_answer, found, above, question, upto)
+        except CorruptLog as error:
+            reader.end_at(error)
+            if error.position is None or (upto is not None and upto < error.position):
+                raise
+            upto = error.position - 1
+            continue
+        if is_right:
+            return answer
+
+
+def _open(reader: LogReader) -> _Tables:
+    return reader.derived(tables.STORY_VERSION) or _Nothing(reader.head)
+
+
+async def _above(reader: LogReader, found: _Tables) -> list[Record]:
+    """The records above the tables; none if there are too many."""
+    above: list[Record] = []
+    if found.head - found.position <= (MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE):
+        async for record in reader.read_all(after=found.position):
+            if record.position > found.head:
+                break
+            above.append(record)
+    return above
+
+
+def _answer(found: _Tables, above: list[Record], question: Callable[[Snapshot], T], upto: int | None) -> tuple[T, bool]:
+    """The answer, and whether what was read is right. Closes the tables."""
+    new = {record.position: record for record in above}
+
+    def source(position: int) -> Record:
+        if (record := new.get(position) or found.record(position)) is None:
+            raise LookupError(f"the record at position {position} is gone")
+        return record
+
+    with found:
+        if above:
+            _lay_over(found.db, above, source)
+        head = above[-1].position if above else found.position
+        behind = found.head - head
+        answer = question(Snapshot(found.db, source, head if upto is None else min(head, upto), behind))
+        return answer, found.is_right()
+
+
+def _lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> None:
+    """Fold the records above the tables into tables of this connection, which lie over those of the log."""
+    for name in tables.ROWS:
+        first, *rest = tables.columns(name)
+        key = first.split()[0]
+        db.execute(f"CREATE TEMP TABLE new_{name} ({', '.join([first, *rest])})")
+        db.execute(
+            f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {key} NOT IN (SELECT {key} FROM new_{name})"
+            f" UNION ALL SELECT * FROM new_{name}"
+        )
+    rules = Rules(db, source, "temp.new_")
+    for record in above:
+        rules.apply(record)
+    rules.write()

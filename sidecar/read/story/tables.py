@@ -365,7 +365,7 @@ class Table(Generic[Row]):
         self._sql = f"INSERT OR REPLACE INTO {into}{self._name} VALUES ({','.join('?' * len(names))})"
         self._values, self._first, self._has_key = attrgetter(*names), names[0], names[1] == "key"
         self._changed: dict[int, Any] = {}
-        self._last: int = db.execute(f"SELECT max({self._first}) FROM {self._name}").fetchone()[0] or 0
+        self._last: int = db.execute(f"SELECT max({self._first}) FROM main.{self._name}").fetchone()[0] or 0
 
     def add(self, row: Row) -> Row:
         """Take a new row, and give it the next id, which is also the key of a first version."""

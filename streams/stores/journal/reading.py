@@ -149,17 +149,17 @@ class TwoPlaces:
                     tally.add(keys.event.stream_id, keys.offset, keys.event.ts, len(event_of(line.text)))
                 return tally.sizes()
             except CorruptLog as error:
-                self._end_at(error)
+                self.end_at(error)
                 return tally.sizes()
             except Moved as error:
                 if await self._database.head_now() == moved:
-                    self._end_at(error.why)
+                    self.end_at(error.why)
                     return tally.sizes()
 
     async def close(self) -> None:
         await self._database.close()
 
-    def _end_at(self, error: Exception) -> None:
+    def end_at(self, error: Exception) -> None:
         """Raise what ended a read, unless a reader takes what came before it."""
         raise error from None
 

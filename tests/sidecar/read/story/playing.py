@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+import orjson
+
 from sidecar.read.story import tables
 from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.rules import Rules
@@ -20,10 +22,11 @@ RECORDINGS = [*playing.names(), *(f"2/{name}" for name in playing2.names())]
 
 
 def records_of(events: Iterable[StreamEvent]) -> list[Record]:
-    """Events as the records of a new log."""
+    """Events as the records of a new log, which keeps the fields of a payload in the order of their names."""
     offsets, found = Counter[str](), []
     for position, event in enumerate(events):
-        found.append(Record(event, offsets[event.stream_id], position, f"{position:064x}"))
+        stored = StreamEvent.trusted(orjson.loads(orjson.dumps(event.fields(), option=orjson.OPT_SORT_KEYS)))
+        found.append(Record(stored, offsets[event.stream_id], position, f"{position:064x}"))
         offsets[event.stream_id] += 1
     return found
 
