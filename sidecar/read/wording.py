@@ -80,6 +80,20 @@ def waiting_text(waiting: Mapping[str, Any]) -> str:
     return ""
 
 
+MANY_LACKING: Final = 10_000
+"""So many records take a second or more to get into the tables that commands and pages read."""
+
+
+def lacking_text(waiting: Mapping[str, Any]) -> str:
+    """How many records commands and pages do not show yet, and why; empty if there is nothing to say. See
+    ``LogStore.waiting``."""
+    lacking = waiting.get("derived") or {"records": 0, "fault": None}
+    records = counted(lacking["records"], "record")
+    if lacking["fault"]:
+        return f"commands and pages cannot show the newest {records}: {lacking['fault']}"
+    return f"commands and pages do not show the newest {records} yet" if lacking["records"] > MANY_LACKING else ""
+
+
 def kept_text(records: int, pruned: int) -> str:
     """How many records there are, and how many were pruned: ``12 records (3 pruned)``."""
     return f"{counted(records, 'record')}{f' ({pruned} pruned)' if pruned else ''}"

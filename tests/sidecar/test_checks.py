@@ -16,7 +16,7 @@ from sidecar.background.hosts.lacks import MEANINGS, ONE, TWO
 from sidecar.care.checks import home as at_home
 from sidecar.care.checks.check import Check, scene_of
 from sidecar.care.checks.mending import mend
-from sidecar.care.checks.recording import check_journal
+from sidecar.care.checks.recording import check_journal, check_tables
 from sidecar.care.checks.table import diagnose
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, uninstall
@@ -366,6 +366,19 @@ def test_a_journal_that_cannot_move_is_told_with_its_size(
     assert [check.level for check in check_journal(scene)] == ([] if level is None else [level])
     for check in check_journal(scene):
         assert "2.0 KiB" in check.text and f"{records} records" in check.text and (fault or "") in check.text
+
+
+@pytest.mark.parametrize(
+    ("records", "fault", "level"), [(3, None, None), (10**6, None, "note"), (3, "it is full", "problem")]
+)
+def test_tables_that_lack_records_are_told(
+    healthy_home: Home, records: int, fault: str | None, level: str | None
+) -> None:
+    waiting = {"records": 0, "bytes": 0, "fault": None, "derived": {"records": records, "fault": fault}}
+    scene = scene_of(healthy_home)._replace(answer={"log": {"journal": waiting}})
+    assert [check.level for check in check_tables(scene)] == ([] if level is None else [level])
+    for check in check_tables(scene):
+        assert f"{records} records" in check.text and (fault or "") in check.text
 
 
 def test_what_waits_in_the_journal_of_a_log_at_rest_is_no_fault(healthy_home: Home) -> None:

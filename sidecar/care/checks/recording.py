@@ -13,7 +13,7 @@ from sidecar.care.checks.check import Check, Scene, Survey
 from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from sidecar.read.select import catalog_of
-from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, waiting_text
+from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, lacking_text, waiting_text
 from streams.errors import CorruptLog, StreamError
 from streams.log.presence import HEAD_FILE
 from streams.log.reader import LogReader
@@ -147,6 +147,16 @@ def check_journal(scene: Scene) -> list[Check]:
         return []
     hint = "recording goes on, but the journal fills the disk; `durable-stream verify` shows what is wrong with the log"
     return [Check("journal", "problem" if journal["fault"] else "note", text, hint)]
+
+
+def check_tables(scene: Scene) -> list[Check]:
+    """Whether the tables that commands and pages read have all records."""
+    journal = ((scene.answer or {}).get("log") or {}).get("journal")
+    if journal is None or not (text := lacking_text(journal)):
+        return []
+    if journal["derived"]["fault"]:
+        return [Check("tables", "problem", text, "recording goes on; `durable-stream verify` looks for damage")]
+    return [Check("tables", "note", text, "the sidecar makes them in the background: try again soon")]
 
 
 def check_copies(scene: Scene) -> list[Check]:

@@ -48,6 +48,7 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_log,
     agents.check_agents,
     recording.check_journal,
+    recording.check_tables,
     recording.check_copies,
     recording.check_torn,
     recording.check_gaps,
