@@ -1,5 +1,5 @@
 """One long life of a log, the same in every run: appends, hints, rolled and moved segments, a torn tail, pruning and
-forgetting.
+forgetting, and tables derived from the records, of which there are new versions.
 
 It is played once to find every change to the disk, and then cut off at each of them. Keys and ids of appended events
 are derived from their numbers, so playing the script again after a cut adds only what is missing.
@@ -22,8 +22,10 @@ from streams.log.log import Log
 from streams.store import Record, Snapshot
 from streams.stores.journal import mover
 from streams.stores.journal.segments import list_segments
+from streams.stores.sqlite import deriving
 from streams.stores.sqlite import removed as sqlite_removed
 from tests.streams.builders import event
+from tests.streams.derivers import Texts
 
 SEGMENT_BYTES: Final = 6_000
 CURSOR, SNAPSHOT, VERSION = "mirror", "capture", 7
@@ -85,7 +87,7 @@ def _batch(number: int, random: Random) -> tuple[StreamEvent, ...]:
             f"{number}-{index}",
             stream=random.choice(["ses_a", "ses_b", f"ses_{number % 7}"]),
             identity=identity,
-            payload={"n": number, "text": "é" * random.choice([0, 0, 10, 200, 700])},
+            payload={"n": number, "text": f"word-{number}-{index}." + "é" * random.choice([0, 0, 10, 200, 700])},
         )
         for index in range(random.choice([1, 1, 2, 3]))
     )
@@ -96,8 +98,8 @@ def state_at(position: int) -> bytes:
     return b'{"position":%d,"filling":"%b"}' % (position, b"x" * 600)
 
 
-async def open_log(store: Path) -> Log:
-    return await Log.open(store, seeded_identity(5), segment_bytes=SEGMENT_BYTES)
+async def open_log(store: Path, version: int = 1) -> Log:
+    return await Log.open(store, seeded_identity(5), segment_bytes=SEGMENT_BYTES, derived=Texts(version))
 
 
 async def play(store: Path, told: Told, length: int = 200, *, removed: Callable[[], None] = lambda: None) -> None:
@@ -112,16 +114,16 @@ async def play(store: Path, told: Told, length: int = 200, *, removed: Callable[
 @contextmanager
 def _small_steps() -> Iterator[None]:
     """Remove, and move records to the database, in several transactions; move without waiting for a pause."""
-    before = sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES
-    sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES = 6, 0.0, 2000
+    before = sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES, deriving.MOST
+    sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES, deriving.MOST = 6, 0.0, 2000, 6
     try:
         yield
     finally:
-        sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES = before
+        sqlite_removed.CHUNK, mover.PAUSE_SECONDS, mover.MOST_BYTES, deriving.MOST = before
 
 
 async def _play(store: Path, told: Told, length: int, removed: Callable[[], None]) -> None:
-    log = await open_log(store)
+    log, version = await open_log(store), 1
     try:
         for step in steps(length):
             if isinstance(step, Remove):
@@ -136,7 +138,8 @@ async def _play(store: Path, told: Told, length: int, removed: Callable[[], None
                 await log.close()
                 if step == "tear":
                     tear(store)
-                log = await open_log(store)
+                version += step == "reopen"
+                log = await open_log(store, version)
     finally:
         await log.close()
 

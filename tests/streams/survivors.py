@@ -14,6 +14,7 @@ from streams.hashing import is_digest
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import NOTHING, Record
+from tests.streams.derivers import are_right, caught_up
 from tests.streams.opened import collect, faults
 from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, play, removals, state_at
 
@@ -81,6 +82,27 @@ def fits(left: Sequence[Record], count: int, lost: Lost, *, again: bool = False)
     )
 
 
+def holding(store: Path, records: Sequence[Record], positions: frozenset[int]) -> list[str]:
+    """The files that hold a word of one of these records."""
+    words = [str(records[position].event.payload["text"]).partition(".")[0] + "." for position in positions]
+    files = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    return [f"{path.name}: {word}" for path, data in files.items() for word in words if word.encode() in data]
+
+
+async def version_of(store: Path) -> int:
+    """The version of the derived tables in an image, or a new one, in turn."""
+    reader = LogReader(store)
+    for version in range(1, 9):
+        tables = await asyncio.to_thread(reader.derived, version)
+        if tables is not None:
+            tables.close()
+            await reader.close()
+            assert await are_right(store, version) <= tables.head
+            return version + tables.head % 2
+    await reader.close()
+    return 1
+
+
 async def check(
     store: Path, length: int, acked: int, removed: int, *, power_lost: bool, again: bool
 ) -> tuple[int, bool]:
@@ -106,7 +128,10 @@ async def check(
     # A store that is cut off while it is made may have a name and no file yet; the next opening makes it.
     wrong = [str(finding) for finding in found if finding.kind != "torn"] if acked or seen else []
     assert wrong == [], wrong
-    log = await open_log(store)
+    if removed and not power_lost:
+        assert holding(store, records, possible[0].forgotten) == [], "a kill brings no word back"
+    version = await version_of(store)
+    log = await open_log(store, version)
     try:
         left = await collect(log.read_all())
         count = log.head + 1
@@ -119,8 +144,11 @@ async def check(
         snapshot = await log.snapshot(SNAPSHOT, VERSION)
         assert snapshot is None or snapshot.state == state_at(snapshot.position)
         was_torn = log.torn is not None
+        await caught_up(log)
     finally:
         await log.close()
+    assert await are_right(store, version) == count - 1
+    assert holding(store, records, possible[0].forgotten) == []
     assert await faults(store) == []
     if again:
         told: list[Record] = []

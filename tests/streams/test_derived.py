@@ -9,6 +9,7 @@ import asyncio
 import sqlite3
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +20,7 @@ from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 from streams.stores.journal import mover
 from streams.stores.sqlite import deriving
+from streams.stores.sqlite import removed as sqlite_removed
 from tests.streams.builders import event, events
 from tests.streams.databases import ask, change, findings
 from tests.streams.derivers import Texts, are_right, caught_up, rows_from, rows_of
@@ -206,6 +208,63 @@ async def test_a_disk_that_has_no_room_for_the_tables_holds_no_record_up(tmp_pat
     assert await are_right(tmp_path) == 29 and await faults(tmp_path) == []
 
 
+class FailsOnce:
+    """A connection whose next commit fails."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection, self.fails = connection, True
+
+    def execute(self, query: str, *values: Any) -> Any:
+        if query == "COMMIT" and self.fails:
+            self.fails = False
+            raise sqlite3.OperationalError("the disk failed")
+        return self._connection.execute(query, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+async def test_after_a_commit_that_failed_the_memory_is_what_the_tables_hold(tmp_path: Path) -> None:
+    log = await opened(tmp_path, Texts())
+    await log.append(events(5))
+    await caught_up(log)
+    log._stored._writing = cast("sqlite3.Connection", FailsOnce(log._stored._writing))
+    await log.append(events(5, prefix="more"))
+    await caught_up(log)
+    await log.close()
+    assert await are_right(tmp_path) == 9
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("what", ["prune", "forget"])
+async def test_while_records_are_removed_there_are_no_tables(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_removed, "CHUNK", 2)
+    log = await opened(tmp_path, Texts())
+    for number in range(6):
+        await log.append(events(20, prefix=f"{number}-", stream=f"ses_{number}"))
+    await caught_up(log)
+    names = [f"ses_{number}" for number in range(5)]
+    removal = log.prune(dict.fromkeys(names, 20), at_ms=1) if what == "prune" else log.forget(names, at_ms=1)
+    task, reader, without = asyncio.ensure_future(removal), LogReader(tmp_path), 0
+    while not task.done():
+        log.mover.wake()
+        tables = await asyncio.to_thread(reader.derived, 1)
+        if tables is None:
+            without += 1
+            continue
+        with tables:
+            assert tables.db.execute("SELECT count(*) FROM pending").fetchone() == (0,)
+        await log.append(events(1, prefix=f"beside-{without}", stream="ses_5"))
+    await task
+    assert without
+    await caught_up(log)
+    await log.close()
+    await reader.close()
+    assert await are_right(tmp_path) == log.head
+
+
 SECRET = "nobody may read this again"
 
 
@@ -316,6 +375,7 @@ async def test_any_life(tmp_path: Path, seed: int) -> None:
         tables = await asyncio.to_thread(LogReader(store).derived, version)
         if tables is not None:
             tables.close()
+            await are_right(store, version)
     fails = False
     await log.close()
     log = await opened(store, Texts(version, before))
