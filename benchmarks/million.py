@@ -26,6 +26,7 @@ from benchmarks.report import Row, table
 from sidecar.care.snapshots import SLOW_TAIL, CatalogSnapshot
 from sidecar.home import Home
 from sidecar.read.catalog import CATALOG
+from streams.derived import Derived
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
 from streams.log.directory import Hints
@@ -143,10 +144,11 @@ def stored(placed: Placed) -> Stored:
     return parse_stored(format_line(placed, 0, 1)[:-1])
 
 
-async def build(store: Path, made: Iterable[Stored]) -> None:
+async def build(store: Path, made: Iterable[Stored], derived: Derived | None = None) -> None:
     """Build a log of these records in ``store``, which must be new. A million take a minute or two."""
     await (await Log.open(store, seeded_identity(2))).close()
-    database, left = await asyncio.to_thread(Database, store), iter(made)
+    database, left = await asyncio.to_thread(Database, store, lambda: None, derived), iter(made)
+    await asyncio.to_thread(database.derive)
     while chunk := list(islice(left, CHUNK)):
         await asyncio.to_thread(database.move, chunk)
     await database.close()

@@ -23,8 +23,9 @@ from sidecar.background.people.doubts import whole_text
 from sidecar.read.asked import CHECKPOINT, OpenAsk, checkpoint_id
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.approvals import Approval, Approvals
-from sidecar.read.past.costs import By, Costs
 from sidecar.read.select import catalog_of
+from sidecar.read.story.costs import By, Costs, When, costs
+from sidecar.read.story.reading import ask as ask_story
 from streams.event import StreamEvent
 from streams.hashing import is_digest
 from streams.log.reader import LogReader
@@ -241,11 +242,14 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
         starter = starters.get(root, "")
         return catalog.root(starter) if starter in catalog.sessions else root
 
-    costs = Costs(by, root_of, catalog.directory)
-    async for record in reader.query(wanted):
-        if record.position <= catalog.position:
-            costs.apply(record)
-    return costs
+    def moves(root: str) -> list[int]:
+        return [position for position, _ in catalog.streams[root].moves] if root in catalog.streams else []
+
+    when = When(wanted.since_ms, wanted.until_ms)
+    for name, ts in wanted.times.items():
+        if (record := await reader.find_event(name)) is not None:
+            when.doubt(record.position, ts)
+    return await ask_story(reader, lambda story: costs(story, by, when, root_of, catalog.directory, moves))
 
 
 async def _outputs(reader: StreamReader, agent: str, up_to: int | None = None) -> AsyncIterator[StreamEvent]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
-from typing import Any, Final, cast
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,10 +19,12 @@ import orjson
 from sidecar.components import in_background
 from sidecar.home import Home
 from sidecar.notify_config import OtelConfig
-from sidecar.read.past.ending import Ending
 from sidecar.read.past.traces import otlp_request
+from sidecar.read.story.ending import ended
+from sidecar.read.story.reading import Snapshot, ask
 from streams.errors import StreamError
-from streams.store import NOTHING, Record, StreamStore
+from streams.log.reader import LogReader
+from streams.store import NOTHING, StreamStore
 from streams.system.files import write_durably
 from streams.system.retry import Retry
 
@@ -39,12 +40,6 @@ MOST_SPANS: Final = 512
 MOST_RECORDS: Final = 2000
 """How many spans one request has, and how many records are read for it. The last record may end some more."""
 
-MOST_STREAMS: Final = 64
-"""How many streams are remembered. The stream that was quiet for the longest time is read again when it goes on."""
-
-STEP: Final = 64
-"""After so many records, other tasks run."""
-
 REFUSED: Final = frozenset({400, 413, 422})
 """Answers to spans that the receiver will never accept. After any other, they are sent again."""
 
@@ -55,7 +50,7 @@ class Tracing:
     def __init__(self, home: Home, config: OtelConfig, store: StreamStore, log_id: str) -> None:
         self._path, self._config, self._store, self._log_id = home.otel_path, config, store, log_id
         self._address = f"{config.endpoint.rstrip('/')}/v1/traces"
-        self._folds: OrderedDict[str, Ending] = OrderedDict()
+        self._reader = LogReader(home.store_path)
         self._position: int | None = None
         """All that ended up to here is sent; ``None`` before the file was read."""
         self._begun = self._saved = NOTHING
@@ -70,6 +65,7 @@ class Tracing:
             timeout=ANSWER_SECONDS,
             trust_env=not self._config.is_local,  # this machine is never reached through a proxy
         )
+        stack.push_async_callback(self._reader.close)
         in_background(stack, self._run(await stack.enter_async_context(client)))
 
     def owes(self) -> bool:
@@ -106,58 +102,35 @@ class Tracing:
                 if self._position is None:
                     self._position = await asyncio.to_thread(self._load)
                 while self._store.head > self._position:
-                    await self._advance(client, self._position)
+                    if not await self._advance(client, self._position):
+                        break  # the tables are being made again
                 self._problem, failures = "", 0
                 await asyncio.sleep(LOOK_SECONDS)
             except Exception as error:  # noqa: BLE001 - say it instead of ending silently; recording goes on
                 # An unexpected error may quote what it could not handle, so only its type is told.
                 known = isinstance(error, StreamError | OSError)
                 self._failed(str(error) if known else f"{type(error).__name__} in the export")
-                self._folds.clear()  # they have seen records that will be read again
                 failures += 1
                 await asyncio.sleep(RETRY.pause(failures))
 
-    async def _advance(self, client: httpx.AsyncClient, after: int) -> None:
-        """Send what ended after a position, and save up to where."""
+    async def _advance(self, client: httpx.AsyncClient, after: int) -> bool:
+        """Send what ended after a position, and save up to where; false if no record after it can be read yet."""
         spans, position = await self._read(after)
         if spans:
             await self._deliver(client, spans)
         if spans or position - self._saved >= MOST_RECORDS:
             await asyncio.to_thread(self._save, position)
         self._position, self._problem = position, ""
+        return position > after
 
     async def _read(self, position: int) -> tuple[list[dict[str, Any]], int]:
         """What ended after a position, and up to where."""
-        spans: list[dict[str, Any]] = []
-        head, count = self._store.head, 0
-        async with _closing(self._store.read_all(after=position)) as records:
-            async for record in records:
-                if "/" not in record.event.stream_id:  # the stream of a session
-                    spans += (await self._fold(record)).apply(record)
-                position, count = record.position, count + 1
-                if len(spans) >= MOST_SPANS or count >= MOST_RECORDS:
-                    return spans, position
-                if count % STEP == 0:
-                    await asyncio.sleep(0)
-        return spans, max(position, head)
 
-    async def _fold(self, record: Record) -> Ending:
-        """The fold over the records of a stream before this one."""
-        stream = record.event.stream_id
-        if stream not in self._folds:
-            fold = Ending()
-            async with _closing(self._store.read(stream)) as records:
-                async for known in records:
-                    if known.position >= record.position:
-                        break
-                    fold.apply(known)
-                    if known.offset % STEP == 0:
-                        await asyncio.sleep(0)
-            self._folds[stream] = fold
-            if len(self._folds) > MOST_STREAMS:
-                self._folds.popitem(last=False)
-        self._folds.move_to_end(stream)
-        return self._folds[stream]
+        def told(story: Snapshot) -> tuple[list[dict[str, Any]], int]:
+            until = min(position + MOST_RECORDS, story.head)
+            return ended(story, position, until, MOST_SPANS) if until > position else ([], position)
+
+        return await ask(self._reader, told)
 
     async def _deliver(self, client: httpx.AsyncClient, spans: list[dict[str, Any]]) -> None:
         """Send spans until the receiver has accepted them, or will never do."""
@@ -192,10 +165,6 @@ class Tracing:
             log.warning("traces wait: %s", problem)
         self._problem = problem
         self._counts["failures"] += 1
-
-
-def _closing(records: AsyncIterator[Record]) -> aclosing[AsyncGenerator[Record, None]]:
-    return aclosing(cast("AsyncGenerator[Record, None]", records))
 
 
 def _refused(content: bytes) -> int:

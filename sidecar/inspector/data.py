@@ -23,13 +23,13 @@ from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.changes.changes import totals
 from sidecar.read.host_agents import host_agents
 from sidecar.read.past.compare import compared
-from sidecar.read.past.costs import TYPES, WAYS, By
 from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
-from sidecar.read.past.records import Past
-from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
-from sidecar.read.select import SelectError, catalog_of, family_of, find_event, newest
+from sidecar.read.select import SelectError, catalog_of, find_event, newest
+from sidecar.read.story.costs import WAYS, By
+from sidecar.read.story.past import Past, asked, named
+from sidecar.read.story.timeline import Timeline
 from sidecar.read.telling.describe import describe, row_of
 from sidecar.read.telling.detail import detail
 from sidecar.read.telling.markup import unwrapped
@@ -38,7 +38,7 @@ from sidecar.read.transcript.model import Reading, Session, Turn
 from sidecar.read.wording import one_line, printable
 from streams.errors import StreamError
 from streams.log.reader import LogReader
-from streams.query import Filter
+from streams.query import EVERYTHING, Filter
 from streams.store import Record
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -156,23 +156,23 @@ class Data:
     async def session(self, given: str, at: int | None, marks: int = 0) -> dict[str, Any]:
         """The head of a session's page after ``at`` records, and where the slider can jump to, without the first
         ``marks`` places, which the page knows."""
-        past = await self.past(given, at)
-        found = head(past, at)
-        known = past.catalog(at).sessions
-        found["status"] = shown_status(found["status"], known.get(past.session))
-        # A title that came later tells which session it is, at every moment.
-        named = past.family.catalog.sessions
-        found["title"] = named[past.session].title if past.session in named else found["title"]
-        for each in found["sessions"]:
-            each["status"] = shown_status(each["status"], known[each["id"]])
-            each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
-        # A person who is asked is waited for until now, although nothing is recorded meanwhile.
-        found["waiting_ms"] += len(past.spans(at).asks) * max(self._now(past, at) - found["ts"], 0)
-        work = await self._intents()
-        found["beside"] = relatives(past.family.catalog, work, past.session, self._now(past, at))
-        place = short_directory(found["directory"], str(Path.home()))
-        is_whole = not past.before
-        return found | {"place": place, "whole": is_whole, "marks": past.marks[marks:] if is_whole else []}
+        work, user_home = await self._intents(), str(Path.home())
+
+        def told(past: Past) -> dict[str, Any]:
+            found, known, now = head(past, at), past.at(at).catalog.sessions, self._now(past, at)
+            found["status"] = shown_status(found["status"], known.get(past.session))
+            # A title that came later tells which session it is, at every moment.
+            named = past.family.catalog.sessions
+            found["title"] = named[past.session].title if past.session in named else found["title"]
+            for each in found["sessions"]:
+                each["status"] = shown_status(each["status"], known[each["id"]])
+                each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
+            # A person who is asked is waited for until now, although nothing is recorded meanwhile.
+            found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
+            found["beside"] = relatives(past.family.catalog, work, past.session, now)
+            return found | {"place": short_directory(found["directory"], user_home), "marks": past.marks(marks)}
+
+        return await asked(self.reader, told, await named(self.reader, given))
 
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
         """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns, of which the first
@@ -214,33 +214,34 @@ class Data:
         return made[key]
 
     def _now(self, past: Past, at: int | None) -> int:
-        upto = past.upto(at)
-        return self._now_ms() if upto == len(past.records) else past.last_ts(at)
+        return self._now_ms() if past.upto(at) == past.count else past.last_ts(at)
 
     async def timeline(
         self, given: str, at: int | None, width: int, begin: int | None, end: int | None
     ) -> dict[str, Any]:
         """A session's timeline as ``drawn``, with its child sessions and background work."""
-        past = await self.pasts.whole(given)
-        status = past.catalog(at).status(past.stream) if past.stream in past.catalog(at).streams else ""
-        now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
-        spans = past.spans(at)
-        # Without a stretch only the newest steps are drawn, and an earlier span is made again from its record.
-        first = max(len(spans.found) - MOST_SPANS, 0) if begin is None and end is None else 0
-        own = [span for span in spans.found[first:] if not first or span.kind != "session"]
-        shown = [*(spans.sessions if first else ()), *own, *await self._background(past.session, now)]
-        return drawn(shown, now, width, begin, end, first)
+        # Without a stretch only the newest steps are drawn.
+        most = MOST_SPANS if begin is None and end is None else None
+        work = await self._intents()
+        own, below = await named(self.reader, given), []
+        for intent in background_of(work, own.session, self._now_ms()):
+            with suppress(SelectError):  # it was pruned
+                below.append(await named(self.reader, intent.session or ""))
 
-    async def _background(self, session: str, now: int) -> list[Span]:
-        """The spans of the background work that a session had started by then."""
-        spans: list[Span] = []
-        for intent in background_of(await self._intents(), session, now):
-            try:
-                beside = await self.pasts.whole(intent.session or "")
-            except SelectError:
-                continue  # it was pruned
-            spans += as_background(until(beside.spans().found, now), session)
-        return spans
+        def told(past: Past, *beside: Past) -> dict[str, Any]:
+            moment = past.at(at)
+            status = moment.catalog.status(past.stream) if past.stream in moment.catalog.streams else ""
+            now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
+            timeline = Timeline(moment)
+            left_out = max(timeline.count() - most, 0) if most is not None else 0
+            spans = timeline.spans(most)
+            started = {each.session for each in background_of(work, past.session, now)}
+            for each in beside:
+                if each.session in started:
+                    spans += as_background(until(Timeline(each.at()).spans(most), now), past.session)
+            return drawn(spans, now, width, begin, end, left_out)
+
+        return await asked(self.reader, told, own, *below)
 
     async def files(self, given: str, at: int | None, since: int) -> dict[str, Any]:
         """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
@@ -254,19 +255,18 @@ class Data:
 
     async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
         """Some records of a session, numbered from 0, from number ``first`` on."""
-        past = await self.past(given, at)
-        if first < past.before:
-            past = await self.pasts.whole(given)
-        upto = past.upto(at)
-        begin = max(first - past.before, 0)
-        shown = past.records.between(begin, min(begin + MOST_ROWS, upto))
-        rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, past.before + begin)]
-        return {"rows": rows, "count": past.before + upto}
+
+        def told(past: Past) -> dict[str, Any]:
+            upto = past.upto(at)
+            shown = past.records(first, min(first + MOST_ROWS, upto))
+            rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, first)]
+            return {"rows": rows, "count": upto}
+
+        return await asked(self.reader, told, await named(self.reader, given))
 
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""
-        pasts = [await self.pasts.whole(each) for each in (one, other)]
-        return compared(*pasts)
+        return await asked(self.reader, compared, *[await named(self.reader, each) for each in (one, other)])
 
     # --- one event ---
 
@@ -295,11 +295,7 @@ class Data:
     async def _number(self, root: str, record: Record) -> int | None:
         if is_agents(root):
             return None
-        family = await family_of(self.reader, root)
-        if family.streams == {record.event.stream_id} and root not in await self.reader.removed():
-            return record.offset
-        past = await self.pasts.whole(root)
-        return past.records.index(record.position)
+        return await asked(self.reader, lambda past: past.number(record.position), await named(self.reader, root))
 
     # --- background work, costs, health ---
 
@@ -325,7 +321,7 @@ class Data:
     async def costs(self, by: str) -> dict[str, Any]:
         """What root sessions cost, by one of ``WAYS``."""
         way: By = next((each for each in WAYS if each == by), "day")
-        costs = await costs_of(self.reader, way, Filter(types=TYPES))
+        costs = await costs_of(self.reader, way, EVERYTHING)
         sums = [each.as_json() for each in costs.sums()]
         return {"by": way, "sums": sums, "total": costs.total().as_json()}
 

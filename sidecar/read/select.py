@@ -219,7 +219,7 @@ class Family:
     def __init__(
         self, stream: str, catalog: Catalog | None = None, *, only: bool = False, session: str | None = None
     ) -> None:
-        self.stream, self.catalog, self._only, self._session = stream, catalog or Catalog(), only, session
+        self.stream, self.catalog, self._only, self.session = stream, catalog or Catalog(), only, session
         self.streams: set[str] = set()
         self.refresh()
 
@@ -239,7 +239,7 @@ class Family:
     @property
     def count(self) -> int:
         """How many records the streams of the family have; 0 if the family is only a part of them."""
-        return 0 if self._session is not None else self.own_catalog().records
+        return 0 if self.session is not None else self.own_catalog().records
 
     def own_catalog(self) -> Catalog:
         """The part of the catalog that is about the streams of the family."""
@@ -249,7 +249,7 @@ class Family:
         if record.event.stream_id not in self.streams:
             return False
         session = record.event.payload.get("session")
-        return self._session is None or (isinstance(session, str) and self._session in self.catalog.above(session))
+        return self.session is None or (isinstance(session, str) and self.session in self.catalog.above(session))
 
     def filter(self, wanted: Filter = EVERYTHING) -> Filter:
         """``wanted``, limited to the streams of the family."""

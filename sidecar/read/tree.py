@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from sidecar.read.catalog import Catalog
 from sidecar.read.transcript.model import Turn
-from sidecar.read.transcript.turns import TurnFold
 from sidecar.read.views import SessionView
-from streams.store import Record
 
 
 class Tree:
-    """The turns of some sessions of a catalog. Apply the sessions' records in position order."""
+    """The sessions of a catalog, and the ``turns`` that each of them had started."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-        self._folds: dict[str, TurnFold] = {}
-
-    def apply(self, record: Record) -> None:
-        session = record.event.payload.get("session")
-        if isinstance(session, str):
-            if session not in self._folds:
-                self._folds[session] = TurnFold()
-            self._folds[session].apply(record)
+    def __init__(self, catalog: Catalog, turns: Mapping[str, list[Turn]]) -> None:
+        self.catalog, self._turns = catalog, turns
 
     def branches(self, session: SessionView) -> list[tuple[Turn | None, list[SessionView]]]:
         """The session's turns, each with the sessions that it started; at the end, without a turn, the other child
         sessions."""
         below = {child.id: child for child in self.catalog.children(session.id)}
-        fold = self._folds.get(session.id, TurnFold())
-        turns = [turn for turn in fold.turns.values() if turn.started_ms is not None]
+        turns = self._turns.get(session.id, [])
         started = [(turn, [below.pop(child) for child in turn.spawned if child in below]) for turn in turns]
         return [*started, (None, list(below.values()))]
 

@@ -13,7 +13,6 @@ if RUNS:
     from sidecar.background.reading import costs_of
     from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.project import shown_directory
-    from sidecar.read.past.costs import TYPES
     from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.wording import amount, money, plain_money
 
@@ -33,7 +32,7 @@ async def costs(
     background work count in the session that started them.
     """
     out, reader = run.out, run.reader
-    found = await costs_of(reader, by, await filter_of(reader, types=TYPES, since=since))
+    found = await costs_of(reader, by, await filter_of(reader, since=since))
     sums = found.sums()
     if out.json:
         for each in sums:

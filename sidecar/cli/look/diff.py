@@ -13,9 +13,11 @@ if RUNS:
     from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.moments import moment_of
+    from sidecar.read.catalog import Catalog
+    from sidecar.read.changes.changes import TurnChanges
     from sidecar.read.past.compare import compared
-    from sidecar.read.past.moment import between
-    from sidecar.read.past.records import Past, open_past
+    from sidecar.read.past.moment import between, changed
+    from sidecar.read.story.past import Named, Past, asked, named
     from sidecar.read.wording import amount, lasted, money, one_line, plain_money
     from streams.log.reader import LogReader
 
@@ -41,21 +43,25 @@ async def diff(
     files, cost and time. Only reads the log.
     """
     out, reader = run.out, run.reader
-    pasts = [await open_past(reader, stream)]
+    first = await named(reader, stream)
     if other is not None:
-        await _moments(out, reader, pasts[0], one, other)
+        await _moments(out, reader, first, one, other)
     else:
-        pasts.append(await open_past(reader, one))
-        _sessions(out, *pasts)
+        _sessions(out, await asked(reader, compared, first, await named(reader, one)))
 
 
-async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: str) -> None:
-    since, upto = sorted([await moment_of(reader, past, one), await moment_of(reader, past, other)])
-    found = between(past, since, upto)
+async def _moments(out: Output, reader: LogReader, session: Named, one: str, other: str) -> None:
+    moments = [await moment_of(reader, each) for each in (one, other)]
+
+    def question(past: Past) -> tuple[dict[str, Any], list[TurnChanges], Catalog]:
+        since, upto = sorted(moment(past) for moment in moments)
+        return between(past, since, upto), changed(past, since, upto), past.at(upto).catalog
+
+    found, turns, catalog = await asked(reader, question, session)
     if out.json:
         out.object(found)
         return
-    turns = past.with_diffs(past.changes(upto, since))
+    since, upto = found["from"] + 1, found["to"] + 1
     tools = ", ".join(f"{count} {tool}" for tool, count in found["tools"].items())
     types = ", ".join(f"{count} {kind}" for kind, count in found["types"].items())
     told = [
@@ -68,15 +74,14 @@ async def _moments(out: Output, reader: LogReader, past: Past, one: str, other: 
         print_diffs(out, turns)
         note("; ".join(told))
         return
-    print_on_terminal(out, past.catalog(upto), turns, with_diffs=True)
+    print_on_terminal(out, catalog, turns, with_diffs=True)
     if turns:
         out.text()
     for line in told:
         out.prose("", line, "dim")
 
 
-def _sessions(out: Output, left: Past, right: Past) -> None:
-    found = compared(left, right)
+def _sessions(out: Output, found: dict[str, Any]) -> None:
     if out.json:
         out.object(found)
         return

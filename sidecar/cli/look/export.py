@@ -14,9 +14,9 @@ from sidecar.cli.shared.command import Run, note
 from sidecar.failure import Failure
 
 if TYPE_CHECKING:
-    from sidecar.read.past.spans import Spans
     from sidecar.read.redacted import Redaction
     from sidecar.read.select import Family
+    from sidecar.read.story.past import Past
     from streams.log.reader import LogReader
 
 
@@ -105,59 +105,62 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.changes.changes import Changes
     from sidecar.read.past.drawing import STYLE
-    from sidecar.read.past.spans import Spans
     from sidecar.read.transcript.html import files_html
     from sidecar.read.transcript.model import Reading
 
-    redaction, spans, changes = redaction_of(wanted=redact), Spans(), Changes()
-    roots, proof = await conversation_of(reader, family, redaction, (spans, changes))
+    redaction, changes = redaction_of(wanted=redact), Changes()
+    roots, proof = await conversation_of(reader, family, redaction, (changes,))
     notes = await notes_of(reader, family.stream)
     reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if form == "html":
-        drawn = await _timeline(reader, family, spans, redaction, reading.now_ms)
+        drawn = await _timeline(reader, family, redaction, reading.now_ms)
         reading = replace(reading, top=drawn + files_html(changes.turns()), style=STYLE)
     file.writelines(transcript_bytes(roots, reading, form))
 
 
-async def _timeline(reader: LogReader, family: Family, spans: Spans, redaction: Redaction | None, now: int) -> str:
+async def _timeline(reader: LogReader, family: Family, redaction: Redaction | None, now: int) -> str:
     """The timeline that the page of a session shows, whose bars lead to the conversation."""
     from sidecar.background.reading import background_of, read_intents
     from sidecar.read.past.drawing import figure
     from sidecar.read.past.lanes import Lanes, as_background, until
-    from sidecar.read.past.spans import Spans
-    from sidecar.read.select import family_of, records_of
+    from sidecar.read.select import family_of
+    from sidecar.read.story.past import Named, asked
+    from sidecar.read.story.timeline import Timeline
 
-    # The conversation has a place for an ask, and for a call once it has ended.
-    shown = {span.id for span in spans.found if span.kind == "wait" or (span.kind == "tool" and span.state in ENDED)}
-    found = list(spans.found)
-    is_open = any(span.state == "waiting" for span in found)
-    last = now if is_open else max((span.end or span.start for span in found), default=0)
-    own = family.catalog.own_session(family.stream)
-    known = family.catalog.sessions
-    for intent in background_of(await read_intents(reader), own.id, last) if own is not None else ():
-        session = known.get(intent.session or "")
-        if session is not None and own is not None:
-            work = Spans()
-            below = await family_of(reader, session.stream, session=session.id)
-            async for record in records_of(reader, below):
-                work.apply(record if redaction is None else redaction.record(record))
-            found += as_background(until(work.found, last), own.id)
-    begin = min((span.start for span in found if span.kind != "session"), default=0)
-    return figure(Lanes(found, last, begin), WIDTH, lambda span: f"#{span.event}" * (span.id in shown))
+    work, own = await read_intents(reader), family.catalog.own_session(family.stream)
+    started = background_of(work, own.id, now) if own is not None else []
+    known = [family.catalog.sessions.get(intent.session or "") for intent in started]
+    below = [Named(each.id, await family_of(reader, each.stream, session=each.id)) for each in known if each]
+
+    def told(past: Past, *beside: Past) -> str:
+        found = Timeline(past.at()).spans()
+        # The conversation has a place for an ask, and for a call once it has ended.
+        shown = {span.id for span in found if span.kind == "wait" or (span.kind == "tool" and span.state in ENDED)}
+        is_open = any(span.state == "waiting" for span in found)
+        last = now if is_open else max((span.end or span.start for span in found), default=0)
+        names = {each.session for each in background_of(work, past.session, last)}
+        for each in beside:
+            if each.session in names:
+                found += as_background(until(Timeline(each.at()).spans(), last), past.session)
+        if redaction is not None:
+            words = [{"name": span.name, "facts": span.facts} for span in found]
+            found = [replace(span, **redaction.value(told)) for span, told in zip(found, words, strict=True)]
+        begin = min((span.start for span in found if span.kind != "session"), default=0)
+        return figure(Lanes(found, last, begin), WIDTH, lambda span: f"#{span.event}" * (span.id in shown))
+
+    return await asked(reader, told, Named(own.id if own is not None else family.stream, family), *below)
 
 
 async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[bytes]) -> int:
     from sidecar.cli.printing.output import json_line
-    from sidecar.read.past.spans import Spans
     from sidecar.read.past.traces import chrome, otlp
-    from sidecar.read.select import records_of
+    from sidecar.read.story.past import Named, asked
+    from sidecar.read.story.timeline import Timeline
 
-    spans, last = Spans(), 0
-    async for record in records_of(reader, family):
-        spans.apply(record)
-        last = max(last, record.event.ts)
-    file.write(json_line((otlp if form == "otlp" else chrome)(spans.found, last)))
-    return len(spans.found)
+    spans = await asked(reader, lambda past: Timeline(past.at()).spans(), Named(family.stream, family))
+    last = max((span.end or 0 for span in spans if span.kind == "session"), default=0)
+    file.write(json_line((otlp if form == "otlp" else chrome)(spans, last)))
+    return len(spans)
 
 
 async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO[bytes]) -> int:

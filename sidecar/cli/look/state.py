@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -21,13 +20,13 @@ if RUNS:
     from sidecar.cli.shared.project import shown_directory
     from sidecar.read.past.moment import latest
     from sidecar.read.past.moment import state as state_of
-    from sidecar.read.past.records import Past, open_past
+    from sidecar.read.story.past import Past, asked, named
     from sidecar.read.transcript.markdown import markdown_lines
     from sidecar.read.transcript.model import Reading, Session
     from sidecar.read.wording import amount, lasted, local_time, money, one_line, printable
 
-LAST_LINES = 12
-"""How many lines of the conversation are shown."""
+LAST_LINES, LAST_TURNS = 12, 2
+"""How many lines of the conversation are shown, of how many turns."""
 
 
 async def state(
@@ -48,22 +47,28 @@ async def state(
     cost, and the last lines of the conversation. Only reads the log. Commands may have changed files unseen.
     """
     out, reader = run.out, run.reader
-    past = await open_past(reader, stream)
-    number = await moment_of(reader, past, at)
-    found = state_of(past, number)
-    found["work"] = await running_at(reader, past.session, found["position"]) if number else []
+    session, moment = await named(reader, stream), await moment_of(reader, at)
+
+    def told(past: Past) -> tuple[dict[str, Any], list[Session]]:
+        own = latest(past, moment(past), LAST_TURNS)
+        return state_of(past, moment(past)), [own] if own is not None else []
+
+    found, recent = await asked(reader, told, session)
+    reading = Reading(now_ms=found["ts"])
+    position = found["position"]
+    found["work"] = await running_at(reader, session.session, position) if position is not None else []
     if out.json:
-        out.object(found | {"last": _last(past, number)})
+        out.object(found | {"last": _last(recent, reading)})
     elif out.terminal:
         width = max(len(name) for name, _, _ in _facts(found))
         for name, text, style in _facts(found):
             out.prose(f"{name:<{width}}  ", text, style)
         out.text()
-        _print_last(out, past, number)
+        _print_last(out, recent, reading)
     else:
         for name, text, _ in _facts(found):
             out.cells(name, text)
-        for line in _last(past, number):
+        for line in _last(recent, reading):
             out.cells("last", line)
 
 
@@ -93,21 +98,13 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "so far", f"{money(found['cost'])}, {amount(tokens)} tokens, {worked}", ""
 
 
-def _recent(past: Past, at: int) -> tuple[list[Session], Reading]:
-    """The session with its last turns only, because a whole long session takes long to write."""
-    own = latest(past, at)
-    now = past.records[at - 1].event.ts if at else 0
-    return [replace(own, turns=own.turns[-2:])] if own is not None else [], Reading(now_ms=now)
-
-
-def _last(past: Past, at: int) -> list[str]:
+def _last(recent: list[Session], reading: Reading) -> list[str]:
     """The last lines of the conversation, as Markdown."""
-    return [printable(line) for line in deque(markdown_lines(*_recent(past, at)), LAST_LINES) if line]
+    return [printable(line) for line in deque(markdown_lines(recent, reading), LAST_LINES) if line]
 
 
-def _print_last(out: Output, past: Past, at: int) -> None:
+def _print_last(out: Output, recent: list[Session], reading: Reading) -> None:
     from sidecar.cli.printing.transcript_text import transcript_rows
 
-    roots, reading = _recent(past, at)
-    for row in deque(transcript_rows(out.console, roots, reading, ""), LAST_LINES):
+    for row in deque(transcript_rows(out.console, recent, reading, ""), LAST_LINES):
         out.line(row)

@@ -14,13 +14,14 @@ if RUNS:
     from sidecar.read.catalog import Catalog, is_agents
     from sidecar.read.host_agents import LABEL
     from sidecar.read.select import catalog_of, empty_text, family_of, find_session
+    from sidecar.read.story.moment import Moment
+    from sidecar.read.story.reading import Snapshot, ask
     from sidecar.read.telling.describe import spent
     from sidecar.read.transcript.model import Turn
     from sidecar.read.tree import Tree
     from sidecar.read.views import SessionView
     from sidecar.read.wording import counted, lasted, local_time, money, one_line
     from streams.log.reader import LogReader
-    from streams.query import Filter
 
 
 async def tree(
@@ -62,16 +63,15 @@ async def tree(
 
 
 async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[SessionView]) -> None:
-    """Print some sessions and their descendants.
+    """Print some sessions and their descendants."""
 
-    One family (a root session with its descendants) is read and printed at a time. So the first family appears at once,
-    and even a long log needs little memory.
-    """
+    def told(story: Snapshot) -> dict[str, list[Turn]]:
+        streams = {stream for root in roots for stream in catalog.streams_of(root.id)}
+        moment = Moment(story, streams, story.head)
+        return {row.name: moment.turns(key) for key, row in moment.sessions.items()}
+
+    tree = Tree(catalog, await ask(reader, told) if roots else {})
     for root in roots:
-        tree = Tree(catalog)
-        streams = dict.fromkeys(catalog.streams_of(root.id))
-        async for record in reader.query(Filter(streams=tuple(streams) or ("",))):
-            tree.apply(record)
         _print_root(out, tree, root)
 
 

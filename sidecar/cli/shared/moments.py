@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from sidecar.failure import Failure
-from sidecar.read.past.records import Past
 from sidecar.read.select import find_event
+from sidecar.read.story.past import Past
 from streams.log.reader import LogReader
 
 
-async def moment_of(reader: LogReader, past: Past, given: str | None) -> int:
-    """How many of a session's records count: all without ``given``.
+async def moment_of(reader: LogReader, given: str | None) -> Callable[[Past], int]:
+    """A function that returns how many of a session's records count: all without ``given``. It raises ``BadParameter``
+    if the session has fewer records, and ``Failure`` if the event is not in the session.
 
     Raises:
-        BadParameter: the session has fewer records.
         SelectError: no event has that id, or several have.
-        Failure: the event is not in the session.
     """
     if given is None:
-        return len(past.records)
+        return lambda past: past.count
     if given.isascii() and given.isdigit() and len(given) < 16:
-        if int(given) >= len(past.records):
-            raise typer.BadParameter(f"the last event of {past.session} is {len(past.records) - 1}, not {given}")
-        return int(given) + 1
-    found = past.records.index((await find_event(reader, given)).position)
-    if found is not None:
-        return found + 1
-    raise Failure("not-found", f"the event {given} is not in {past.session}; `durable-stream show {given}` shows where")
+        return lambda past: _numbered(past, int(given))
+    position = (await find_event(reader, given)).position
+
+    def counted(past: Past) -> int:
+        found = past.number(position)
+        if found is not None:
+            return found + 1
+        where = f"`durable-stream show {given}` shows where"
+        raise Failure("not-found", f"the event {given} is not in {past.session}; {where}")
+
+    return counted
+
+
+def _numbered(past: Past, number: int) -> int:
+    if number >= past.count:
+        raise typer.BadParameter(f"the last event of {past.session} is {past.count - 1}, not {number}")
+    return number + 1

@@ -69,7 +69,6 @@ export async function session(name, tab = "conversation") {
         error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
         h("a", { class: "link", href: `/compare/${encodeURIComponent(head.stream_id)}` }, "Compare"),
-        head.whole ? null : h("span", { class: "faint", role: "status" }, "reading the rest …"),
       ),
       ...head.asks.map((ask) =>
         h("p", { class: "card waits" }, h("b", {}, "Waits for you: "), ask.text, h("span", { class: "quiet" }, ` · ${ago(ask.since_ms, Date.now())} · `), h("a", { class: "wait", href: "/work" }, "Answer")),
@@ -237,7 +236,7 @@ export async function session(name, tab = "conversation") {
         return;
       }
       const found = await headAt(null);
-      if (found.records === head.records && found.status === head.status && found.whole === head.whole) return;
+      if (found.records === head.records && found.status === head.status) return;
       head = found;
       entitle(head.title);
       drawHead();

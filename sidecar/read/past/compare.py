@@ -9,8 +9,8 @@ from typing import Any, Final
 from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_text, has_failed
-from sidecar.read.past.records import Past
 from sidecar.read.select import SelectError
+from sidecar.read.story.past import Past
 from sidecar.read.telling.describe import row_of
 from streams.store import Record
 
@@ -62,11 +62,11 @@ def compared(left: Past, right: Past) -> dict[str, Any]:
         raise SelectError(
             "same-session", f"both name the session {left.session}; name another one, or compare two of its moments"
         )
-    same = same_until(left.records, right.records)
+    same = same_until(left.records(), right.records())
     begin = same or 0
-    shown = ([row_of(each) for each in past.records.between(begin, begin + SHOWN)] for past in (left, right))
+    shown = ([row_of(each) for each in past.records(begin, begin + SHOWN)] for past in (left, right))
     return {
-        "sides": [figures(past.session, past.records) for past in (left, right)],
+        "sides": [figures(past.session, past.records()) for past in (left, right)],
         "same": same,
         "rows": [] if same is None else list(zip_longest(*shown)),
         "fault": str(left.fault or right.fault or ""),

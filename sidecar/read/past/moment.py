@@ -1,16 +1,19 @@
-"""A session at one moment, and what happened between two: what the page and ``state`` and ``diff`` show. Pure."""
+"""A session at one moment, and what happened between two: what the page and ``state`` and ``diff`` show."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from sidecar.read.catalog import Catalog
-from sidecar.read.changes.changes import TurnChanges, files_of, sums, totals
+from sidecar.read.changes.changes import TurnChanges, totals
 from sidecar.read.past.compare import figures
-from sidecar.read.past.records import Past
+from sidecar.read.story.changes import Changes
+from sidecar.read.story.past import Past
+from sidecar.read.story.telling import Telling
 from sidecar.read.telling.describe import row_of
 from sidecar.read.transcript.model import Prompt, Session, Turn
 from sidecar.read.transcript.wording import prompt_text
@@ -21,11 +24,9 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
 
     ``at`` is the number of the last one of them, which counts from 0.
     """
-    upto = past.upto(at)
-    catalog, spans = past.catalog(at), past.spans(at)
+    moment, last, first = past.at(at), past.last(at), past.last(1)
+    catalog, now = moment.catalog, last.event.ts if last is not None else 0
     own = catalog.sessions.get(past.session)
-    last = past.records[upto - 1] if upto else None
-    now = last.event.ts if last is not None else 0
     return {
         "stream_id": past.stream,
         "title": own.title if own is not None else "",
@@ -34,13 +35,13 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
         "fork": own.fork if own is not None else None,
         "status": catalog.status(past.stream) if past.stream in catalog.streams else "unknown",
         "records": past.count,
-        "at": past.before + upto - 1,
-        "first_ts": past.records[0].event.ts if past.records and not past.before else None,
+        "at": past.upto(at) - 1,
+        "first_ts": first.event.ts if first is not None else None,
         "ts": now,
         **catalog.figures(catalog.sessions),
         "working_ms": sum(session.worked_ms(now) for session in catalog.sessions.values()),
-        "waiting_ms": sum(spans.waited.values()) + sum(max(now - span.start, 0) for span in spans.asks.values()),
-        "counts": past.counts(at),
+        "waiting_ms": moment.waited_ms(now),
+        "counts": moment.counts(),
         "asks": [msgspec.structs.asdict(ask) for ask in catalog.asks()],
         "sessions": tree(catalog),
         "hash": last.hash if last is not None else "",
@@ -67,19 +68,25 @@ def tree(catalog: Catalog) -> list[dict[str, Any]]:
 
 def state(past: Past, at: int | None) -> dict[str, Any]:
     """What a session knew after its first ``at`` records, in the form that ``state --json`` prints."""
-    upto = past.upto(at)
-    own = latest(past, at)
+    last, telling = past.last(at), Telling(past.at(at))
+    own = _own(telling, past.session)
+    newest = telling.last(own, 1) if own is not None else []
     return head(past, at) | {
-        "event": row_of(past.records[upto - 1]) if upto else None,
-        "turn": _turn(len(own.turns), own.turns[-1]) if own is not None and own.turns else None,
-        "files": files(past.changes(at)),
+        "event": row_of(last) if last is not None else None,
+        "turn": _turn(telling.count(own), newest[0]) if own is not None and newest else None,
+        "files": Changes(past.at(at)).files(),
     }
 
 
-def latest(past: Past, at: int | None) -> Session | None:
-    """The session itself in the conversation after ``at`` records; ``None`` before it began."""
-    roots = past.roots(at)
-    return next((root for root in roots if root.id == past.session), roots[-1] if roots else None)
+def latest(past: Past, at: int | None, turns: int) -> Session | None:
+    """The session itself in the conversation after ``at`` records, with its last turns; ``None`` before it began."""
+    telling = Telling(past.at(at))
+    own = _own(telling, past.session)
+    return replace(own, turns=telling.last(own, turns)) if own is not None else None
+
+
+def _own(telling: Telling, session: str) -> Session | None:
+    return next((root for root in telling.roots if root.id == session), telling.roots[-1] if telling.roots else None)
 
 
 def _turn(number: int, turn: Turn) -> dict[str, Any]:
@@ -95,25 +102,25 @@ def _turn(number: int, turn: Turn) -> dict[str, Any]:
     }
 
 
-def files(turns: list[TurnChanges]) -> list[dict[str, Any]]:
-    """Each file that agents changed, with the lines added and removed (``None``: not known); without undone turns."""
-    return [{"file": file, "edits": len(edits), **sums(edits)} for file, edits in files_of(turns).items()]
-
-
 def between(past: Past, since: int, upto: int) -> dict[str, Any]:
     """What happened after the first ``since`` records in the first ``upto``: the form of ``diff --json``, in which
     ``from`` and ``to`` are the numbers of the last records at both moments."""
-    turns = past.with_diffs(past.changes(upto, since))
-    did = figures(past.session, past.records.between(since, upto))
-    times = [past.records[index].event.ts for index in (since, upto - 1)] if upto > since else [0, 0]
+    turns = changed(past, since, upto)
+    records = list(past.records(since, upto))
+    did = figures(past.session, records)
     return {
         "stream_id": past.stream,
         "from": since - 1,
         "to": upto - 1,
-        "ms": times[1] - times[0],
-        "types": dict(Counter(record.event.type for record in past.records.between(since, upto)).most_common()),
+        "ms": records[-1].event.ts - records[0].event.ts if records else 0,
+        "types": dict(Counter(record.event.type for record in records).most_common()),
         **{name: did[name] for name in ("turns", "tools", "failed", "tokens", "cost")},
         "changes": [turn.as_json() for turn in turns],
         "totals": totals(turns),
         "fault": str(past.fault or ""),
     }
+
+
+def changed(past: Past, since: int, upto: int) -> list[TurnChanges]:
+    """The files that agents changed after the first ``since`` records in the first ``upto``, with diffs."""
+    return Changes(past.at(upto), past.position(since)).turns(with_diffs=True)

@@ -13,6 +13,7 @@ from sidecar.read.catalog import ASK_LENGTH, Catalog
 from sidecar.read.fields import as_text
 from sidecar.read.story import tables
 from sidecar.read.telling.describe import call_text, describe
+from sidecar.read.transcript.model import Turn
 from sidecar.read.views import SessionView, StreamView
 from sidecar.read.wording import cut_middle
 from streams.lineage import RETRIED
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 ALIVE: Final = "born <= :n AND (died IS NULL OR died > :n)"
 """The versions of rows that held after record ``n``."""
+
+MARKS: Final = ("turn", "ask", "error", "edit")
+"""The records that a person may want to jump to."""
 
 
 class Moment:
@@ -58,7 +62,11 @@ class Moment:
     @cached_property
     def all(self) -> dict[int, tables.Session]:
         """Every session that a record has named so far, by its key, in the order in which they were first named."""
-        where = f"place IN (SELECT value FROM json_each(:places)) AND {ALIVE} ORDER BY key"
+        # A session has many versions, so look only for the last one of each.
+        here = "place IN (SELECT value FROM json_each(:places))"
+        keys = f"SELECT DISTINCT key FROM session WHERE {here}"
+        last = "SELECT id FROM session WHERE key = known.key AND born <= :n ORDER BY born DESC LIMIT 1"
+        where = f"id IN (SELECT ({last}) FROM ({keys}) AS known) AND {here} ORDER BY key"
         rows = self.rows("session", where, places=orjson.dumps([*self.places.values()]).decode())
         if self.only is not None:
             parents = {row.name: row.parent for row in rows}
@@ -88,15 +96,27 @@ class Moment:
         """The last step of a ``session``, ``turn`` or ``run``, whose row has the sums so far; ``None`` before it."""
         return self.one("step", f"{of} = :key AND n <= :n ORDER BY n DESC", key=key)
 
+    def turn(self, row: tables.Turn) -> Turn:
+        """A turn, without what is told of it."""
+        used = self.used("turn", row.key)
+        sums = (used.t_steps, used.t_cost, orjson.loads(used.t_tokens)) if used is not None else (0, 0.0, {})
+        spawned = self.story.sql("SELECT child FROM spawn WHERE turn = :t AND n <= :n ORDER BY id", t=row.key, n=self.n)
+        about = row.message, row.agent, row.model, row.trigger, row.started_ms, row.ended_ms, row.outcome, row.error
+        return Turn(*about, *sums, row.asked, [child for (child,) in spawned])
+
+    def turns(self, session: int) -> list[Turn]:
+        """The turns that a session had started."""
+        where = f"session = :s AND {ALIVE} AND started_ms IS NOT NULL ORDER BY key"
+        return [self.turn(row) for row in self.rows("turn", where, s=session)]
+
     def is_open(self, span: tables.Span) -> bool:
         return not self.has(span.till)
 
     @cached_property
     def open(self) -> dict[int, list[tables.Span]]:
         """The asks and calls that are open, by session. None outlives its turn, so none is older than the last one."""
-        where = (
-            f"session = :s AND at >= :since AND {ALIVE} AND (till IS NULL OR till > :n) AND kind IN ('wait', 'tool')"
-        )
+        where = f"""session = :s AND at >= :since AND at <= :n AND {ALIVE}
+            AND (till IS NULL OR till > :n) AND kind IN ('wait', 'tool')"""
         since = {key: run.at for key, run in self.runs.items()}
         return {
             key: self.rows("span", f"{where} ORDER BY key", s=key, since=since.get(key, 0)) for key in self.sessions
@@ -154,6 +174,11 @@ class Moment:
         elif span.kind == "tool" and span.at != span.about:
             view.calls[span.call] = OpenCall(event.ts, _cut(call_text(event.payload)))
 
+    @property
+    def waits(self) -> int:
+        """How many answers of a person are waited for."""
+        return sum(span.kind == "wait" for spans in self.open.values() for span in spans)
+
     def waited_ms(self, now: int) -> int:
         """How long a person was waited for until ``now``, in all asks together."""
         where = f"session = :s AND kind = 'wait' AND {ALIVE}"
@@ -165,7 +190,7 @@ class Moment:
         """How many records so far a person may want to jump to, by what they are; only kinds of which there are any."""
         found: dict[str, int] = {}
         where = "session = :s AND kind = :kind AND n <= :n ORDER BY n DESC"
-        for kind in ("turn", "ask", "error", "edit"):
+        for kind in MARKS:
             marks = [mark for key in self.sessions if (mark := self.one("mark", where, s=key, kind=kind)) is not None]
             found |= {kind: sum(mark.number for mark in marks)} if marks else {}
         return found

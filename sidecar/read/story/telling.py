@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
-import orjson
-
 from sidecar.read.changes.approvals import add_answer, ask_of
 from sidecar.read.fields import as_text
 from sidecar.read.past.journal import Lazy
@@ -102,13 +100,9 @@ class Telling:
     # --- turns and items ---
 
     def _turn(self, row: Any, most: int | None = None) -> Turn:
-        used = self._moment.used("turn", row.key)
-        steps, cost, tokens = (used.t_steps, used.t_cost, used.t_tokens) if used is not None else (0, 0.0, "{}")
-        spawned = self._sql("SELECT child FROM spawn WHERE turn = :turn AND n <= :n ORDER BY id", turn=row.key)
         newest = f"turn = :t AND {ALIVE} ORDER BY key DESC LIMIT :most"
         items = self._moment.rows("item", newest, t=row.key, most=-1 if most is None else most)
-        about = row.message, row.agent, row.model, row.trigger, row.started_ms, row.ended_ms, row.outcome, row.error
-        turn = Turn(*about, steps, cost, orjson.loads(tokens), row.asked, [child for (child,) in spawned])
+        turn = self._moment.turn(row)
         turn.items = Lazy(_joined(self._item(each, row) for each in reversed(items)))
         return turn
 

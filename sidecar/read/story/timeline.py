@@ -8,6 +8,7 @@ from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_mapping, as_text, exit_of, model_name
 from sidecar.read.past.spans import Span
+from sidecar.read.story import tables
 from sidecar.read.story.moment import ALIVE, Moment
 from sidecar.read.sums import add_cost
 
@@ -23,8 +24,12 @@ class Timeline:
 
     def count(self) -> int:
         """How many spans there are besides those of sessions."""
-        where = f"SELECT count(*) FROM span WHERE session = :s AND at <= :n AND {ALIVE}"
-        return sum(self._at.story.sql(where, n=self._at.n, s=key)[0][0] for key in self._at.sessions)
+        rows = "SELECT count(*) FROM span WHERE session = :s AND at <= :n"
+        versions = (
+            "SELECT count(*) FROM span WHERE session = :s AND at <= :n AND id <> key"  # those after the first ones
+        )
+        found = f"SELECT ({rows}) - ({versions})"
+        return sum(self._at.story.sql(found, n=self._at.n, s=key)[0][0] for key in self._at.sessions)
 
     def spans(self, last: int | None = None) -> list[Span]:
         """Every span; with ``last``, only so many of the newest steps, after the sessions."""
@@ -33,10 +38,10 @@ class Timeline:
         rows = [row for key in self._at.sessions for row in self._at.rows("span", where, s=key, last=most)]
         rows.sort(key=lambda row: (row.at, row.key))
         steps = [(row.at, row.key, self.span(row)) for row in (rows if last is None else rows[-last:])]
-        found = [(row.first or 0, 0, self._session(row)) for row in self._at.sessions.values()] + steps
+        found = [(row.first or 0, 0, self.session(row)) for row in self._at.sessions.values()] + steps
         return [span for *_, span in (found if last is not None else sorted(found, key=lambda each: each[:2]))]
 
-    def _session(self, row: Any) -> Span:
+    def session(self, row: tables.Session) -> Span:
         at = self._at
         seen = at.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=row.key)
         first = at.record(row.first).event

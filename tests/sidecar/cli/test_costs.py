@@ -11,11 +11,11 @@ import pytest
 from bridge.nats.l0.context import ContextProjection
 from sidecar.background.intents.state import KEPT_ENDED
 from sidecar.background.reading import costs_of
-from sidecar.read.past.costs import TYPES, WAYS, By
+from sidecar.read.story.costs import WAYS, By
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
-from streams.query import Filter
+from streams.query import EVERYTHING
 from streams.store import Record
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import append, run
@@ -107,7 +107,7 @@ def test_what_is_not_known_is_a_dash_in_a_pipe_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", WAYS)
 def test_the_total_is_the_same_in_whatever_way_costs_are_added_up(spent_home: Path, by: By) -> None:
-    costs = asyncio.run(costs_of(LogReader(spent_home / "store"), by, Filter(types=TYPES)))
+    costs = asyncio.run(costs_of(LogReader(spent_home / "store"), by, EVERYTHING))
     total = costs.total().as_json()
     assert total == {"key": "", "cost": 0.66, "steps": 6, "sessions": 3, "tokens": {"total": 71, "input": 71}}
 

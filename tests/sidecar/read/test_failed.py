@@ -15,18 +15,15 @@ from sidecar.read.fields import has_failed
 from sidecar.read.past.compare import figures
 from sidecar.read.past.drawing import svg
 from sidecar.read.past.lanes import Lanes
-from sidecar.read.past.records import Past
-from sidecar.read.past.spans import Span, Spans
 from sidecar.read.past.traces import chrome, otlp
-from sidecar.read.select import Family
 from sidecar.read.telling.describe import describe
 from sidecar.read.telling.starts import Starts
 from streams.event import StreamEvent
 from streams.lineage import STEP_STARTED
-from streams.store import Record
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.read.conversations import every_recording, folded, happened, recorded, written
+from tests.sidecar.read.story.playing import past_of, records_of, spans_of
 
 LATE = 4_000_000_000_000
 RECORDED = dict(every_recording())
@@ -34,13 +31,6 @@ RECORDED = dict(every_recording())
 
 def steps(events: list[StreamEvent]) -> Iterator[StreamEvent]:
     return (e for e in events if e.type == "execution.step" and e.payload.get("kind") != "inference")
-
-
-def spans_of(events: list[StreamEvent]) -> list[Span]:
-    spans = Spans()
-    for position, event in enumerate(events):
-        spans.apply(Record(event, position, position, ""))
-    return spans.found
 
 
 @pytest.mark.parametrize("name", ["bash_exit_1", "tools", "tool_throws_read"])
@@ -61,8 +51,8 @@ def test_a_failed_step_is_failed_everywhere(name: str) -> None:
     drawn, _ = svg(Lanes(spans, LATE), 1000, lambda span: f"#{span.event}")
     assert all(f'href="#{event}"' in drawn for event in failed) and 'class="error"' in drawn
     assert {event.id for event in steps(events)} & {e.id for mark, e in marked(events) if mark == "error"} == failed
-    past = past_of(events)
-    assert figures(past.session, past.records)["failed"] == len(failed)
+    past = past_of(records_of(events))
+    assert figures(past.session, past.records())["failed"] == len(failed)
     assert written(folded(events), "html").count('class="facts bad"') == len(failed)
 
 
@@ -74,14 +64,6 @@ def test_a_command_with_another_code_than_0_has_failed(name: str) -> None:
 
 def _ended(step: StreamEvent) -> bool:
     return (step.payload.get("metadata") or {}).get("exit") is not None
-
-
-def past_of(events: list[StreamEvent]) -> Past:
-    session = events[0].payload["session"]
-    past = Past(session, session, Family(session))
-    for position, event in enumerate(events):
-        past.add(Record(event, position, position, ""))
-    return past
 
 
 def test_the_head_and_the_timeline_count_the_same_failures() -> None:
@@ -99,7 +81,7 @@ def in_turn(error: StreamEvent, events: list[StreamEvent]) -> bool:
 
 
 def marked(events: list[StreamEvent]) -> Iterator[tuple[str, StreamEvent]]:
-    return ((mark, events[number]) for number, mark in past_of(events).marks)
+    return ((mark, events[number]) for number, mark in past_of(records_of(events)).marks())
 
 
 def test_a_turn_whose_end_was_not_recorded_has_not_failed() -> None:
@@ -142,14 +124,10 @@ def events_of(name: str) -> list[StreamEvent]:
     return events
 
 
-def records(events: list[StreamEvent]) -> list[Record]:
-    return [Record(event, position, position, "") for position, event in enumerate(events)]
-
-
 @pytest.mark.parametrize("name", [*OPENCODE_1, *OPENCODE_2])
 def test_a_call_is_shown_from_its_start_to_its_step_and_not_while_it_waits(name: str) -> None:
     catalog, seen = Catalog(), set[str]()
-    for record in records(events_of(name)):
+    for record in records_of(events_of(name)):
         catalog.apply(record)
         event, part = record.event, str(record.event.payload.get("part"))
         if not (session := catalog.sessions.get(str(event.payload.get("session")))):
@@ -205,16 +183,16 @@ def test_what_waits_for_a_person_does_not_run(tmp_path: Path) -> None:
 
 def test_what_is_past_is_told_without_the_starts_of_calls_that_ended() -> None:
     ended, starts = Starts(), Starts()
-    assert [ended.holds(record, 0, "") for record in records(events_of("parallel_tools"))].count(True) == 2
+    assert [ended.holds(record, 0, "") for record in records_of(events_of("parallel_tools"))].count(True) == 2
     assert ended.running() == []
-    runs = [record for record in records(until_it_runs("run_tool")) if starts.holds(record, 1, "1")]
+    runs = [record for record in records_of(until_it_runs("run_tool")) if starts.holds(record, 1, "1")]
     assert starts.running() == [(runs[0], 1, "1")]
 
 
 def test_several_calls_are_counted_and_counts_of_steps_stay() -> None:
     events = events_of("parallel_tools")
     board, most = Board(Catalog()), ""
-    for record in records(events):
+    for record in records_of(events):
         board.apply(record)
         state = board.state(record.event.ts)
         most = max([most, *(row[-1] for row in _sessions(state))], key=len)
@@ -229,7 +207,7 @@ def test_several_calls_are_counted_and_counts_of_steps_stay() -> None:
 
 def test_a_call_that_never_ended_does_not_run_after_its_turn() -> None:
     catalog = Catalog()
-    for record in records(
+    for record in records_of(
         [
             happened("turn.started", message="m"),
             happened(STEP_STARTED, part="p", tool="bash", input={"command": "sleep 60"}),

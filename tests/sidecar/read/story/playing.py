@@ -10,9 +10,14 @@ from typing import Any
 
 import orjson
 
+from sidecar.read.past.spans import Span
+from sidecar.read.select import Family
 from sidecar.read.story import tables
+from sidecar.read.story.moment import Moment
+from sidecar.read.story.past import Past
 from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.rules import Rules
+from sidecar.read.story.timeline import Timeline
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.bridge.opencode import playing, playing2
@@ -55,6 +60,20 @@ def snapshot(records: list[Record]) -> Snapshot:
     """The tables of a log, as a reader sees them."""
     kept = {record.position: record for record in records}
     return Snapshot(tables_of(records), kept.__getitem__, max(kept, default=-1))
+
+
+def past_of(records: list[Record]) -> Past:
+    """The past of the first session of a log, with all of the log's records."""
+    family = Family(records[0].event.stream_id)
+    family.streams = {record.event.stream_id for record in records}
+    return Past(snapshot(records), records[0].event.payload["session"], family)
+
+
+def spans_of(events: Iterable[StreamEvent]) -> list[Span]:
+    """The timeline of a log with these events."""
+    records = records_of(events)
+    streams = {record.event.stream_id for record in records}
+    return Timeline(Moment(snapshot(records), streams, len(records) - 1)).spans()
 
 
 def content(db: sqlite3.Connection) -> dict[str, list[Any]]:

@@ -1,0 +1,160 @@
+"""The records of a session and of everything that it started, by their numbers. Reads the tables, so it blocks.
+
+A record's number counts from 0 in the order of positions, so ``at`` records are those with a number below ``at``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Final, NamedTuple, TypeVar
+
+import orjson
+
+from sidecar.read.select import Family, family_of, find_session
+from sidecar.read.story.moment import MARKS, Moment
+from sidecar.read.story.reading import Snapshot, ask
+from streams.errors import CorruptLog
+from streams.log.reader import LogReader
+from streams.store import NOTHING, Record
+
+CHUNK: Final = 500
+"""How many positions are read at once."""
+
+
+T = TypeVar("T")
+
+
+class Named(NamedTuple):
+    """A session that somebody named, and the streams of everything that it started."""
+
+    session: str
+    family: Family
+
+
+async def named(reader: LogReader, given: str) -> Named:
+    """The session that ``given`` names.
+
+    Raises:
+        SelectError: there is no match, or more than one.
+    """
+    stream, session = await find_session(reader, given)
+    return Named(session or stream, await family_of(reader, stream, session=session))
+
+
+async def asked(reader: LogReader, question: Callable[..., T], *of: Named) -> T:
+    """What ``question`` returns for these sessions, each as a ``Past``, all as of one state of the log.
+
+    It runs on a thread, and may run again if the log changed in a way that makes the answer wrong.
+    """
+    return await ask(reader, lambda story: question(*(Past(story, *each) for each in of)))
+
+
+class Past:
+    """``session`` is the session whose page it is, and ``stream`` its stream. ``fault`` is the damage that ended
+    reading, if any."""
+
+    def __init__(self, story: Snapshot, session: str, family: Family) -> None:
+        self.story, self.session, self.stream, self.family = story, session, family.stream, family
+        self._moments: dict[int, Moment] = {}
+        self.fault: CorruptLog | None = None
+
+    @cached_property
+    def _now(self) -> Moment:
+        return self._moment(self.story.head)
+
+    @cached_property
+    def _rows(self) -> tuple[str, str, list[int]]:
+        """The columns of ``moment`` by which the records are found and counted, and the keys that they have."""
+        if self.family.session is None:
+            return "place", "number", [*self._now.places.values()]
+        return "session", "count", [*self._now.all]
+
+    def _upto(self, position: str) -> str:
+        """How many of the records come up to a position, as SQL."""
+        by, count, _ = self._rows
+        newest = f"SELECT {count} FROM moment WHERE {by} = of.value AND n <= {position} ORDER BY n DESC LIMIT 1"
+        return f"coalesce((SELECT sum(({newest})) FROM json_each(:keys) AS of), 0)"
+
+    @property
+    def _keys(self) -> str:
+        return orjson.dumps(self._rows[2]).decode()
+
+    def _until(self, position: int) -> int:
+        found: int = self.story.sql(f"SELECT {self._upto(':n')}", n=position, keys=self._keys)[0][0]
+        return found
+
+    @cached_property
+    def count(self) -> int:
+        """How many records there are."""
+        return self._until(self.story.head)
+
+    def upto(self, at: int | None) -> int:
+        """How many records count: all without ``at``, never more than there are."""
+        return self.count if at is None else max(0, min(at, self.count))
+
+    def position(self, at: int | None = None) -> int:
+        """The position of the last of the first ``at`` records; ``NOTHING`` if there is none."""
+        wanted = self.upto(at)
+        low, high = NOTHING, self.story.head if wanted else NOTHING
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._until(middle) >= wanted else (middle + 1, high)
+        return high
+
+    def number(self, position: int) -> int | None:
+        """The number of the record at a position; ``None`` if it is none of these."""
+        before = self._until(position - 1)
+        return before if self._until(position) > before else None
+
+    def at(self, at: int | None = None) -> Moment:
+        """What was known after ``at`` records."""
+        return self._moment(self.position(at))
+
+    def _moment(self, position: int) -> Moment:
+        if position not in self._moments:
+            self._moments[position] = Moment(self.story, self.family.streams, position, self.family.session)
+        return self._moments[position]
+
+    def last_ts(self, at: int | None = None) -> int:
+        """When the last of the first ``at`` records was made, in ms since 1970; 0 if there is none."""
+        last = self.last(at)
+        return last.event.ts if last is not None else 0
+
+    def last(self, at: int | None = None) -> Record | None:
+        """The last of the first ``at`` records."""
+        position = self.position(at)
+        return self.story.record(position) if position > NOTHING else None
+
+    def records(self, begin: int = 0, end: int | None = None) -> Iterator[Record]:
+        """The records from number ``begin`` up to ``end``, which does not count; by default, all.
+
+        Ends before a damaged one.
+        """
+        by, _, keys = self._rows
+        query = f"SELECT n FROM moment WHERE {by} = :key AND n > :after ORDER BY n LIMIT :most"
+        left, after = self.upto(end) - max(begin, 0), self.position(begin)
+        while left > 0:
+            given = {"after": after, "most": min(left, CHUNK)}
+            found = sorted(n for key in keys for (n,) in self.story.sql(query, key=key, **given))[: given["most"]]
+            for after in found:
+                try:
+                    yield self.story.record(after)
+                except CorruptLog as error:
+                    self.fault = self.fault or error
+                    return
+            left -= len(found)
+
+    def marks(self, first: int = 0) -> list[tuple[int, str]]:
+        """The number of each record that a person may want to jump to, and what it is, without the ``first`` ones."""
+        wanted = sum(self._now.counts().values()) - first
+        newest = (
+            "SELECT n, kind FROM mark WHERE session = :s AND kind = :kind AND n <= :head ORDER BY n DESC LIMIT :most"
+        )
+        given = [{"s": session, "kind": kind} for session in self._now.sessions for kind in MARKS if wanted > 0]
+        found = [row for each in given for row in self.story.sql(newest, head=self.story.head, most=wanted, **each)]
+        found = sorted(found)[-wanted:] if wanted > 0 else []
+        numbers = f"SELECT {self._upto('each.value')} - 1 FROM json_each(:marks) AS each ORDER BY each.key"
+        marks = orjson.dumps([n for n, _ in found]).decode()
+        rows = self.story.sql(numbers, keys=self._keys, marks=marks)
+        return [(number, kind) for (number,), (_, kind) in zip(rows, found, strict=True)]
