@@ -34,6 +34,7 @@ from sidecar.install.plugin import is_installed
 from sidecar.link.server import LinkServer
 from sidecar.mirror.service import MirrorSource, NatsService
 from sidecar.processes import kill, mark_of, space_of
+from sidecar.read.story.writing import StoryTables
 from sidecar.record.back_fill import BackFill
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.services import Services
@@ -180,7 +181,7 @@ async def _end_unlocked(home: Home) -> None:
 
 
 async def _open(home: Home, identity: Identity, stack: AsyncExitStack) -> Log:
-    opening = asyncio.create_task(Log.open(home.store_path, identity))
+    opening = asyncio.create_task(Log.open(home.store_path, identity, derived=StoryTables()))
     # The thread that opens the log cannot be cancelled, so close the log even if this task is cancelled.
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)

@@ -118,6 +118,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         _LINK,
         _CAPTURE,
         "bridge/opencode/redact",
+        "sidecar/read",
         *_ROOMS,
     ),
 }
