@@ -143,13 +143,11 @@ class Story:
         for table in self._tables:
             table.write()
 
-    def rest(self, most: int = MOST_LIVE) -> None:
-        """Let go of all but the newest sessions and places."""
-        if len(self._live) > most:
-            self.write()
-            for name in list(self._live)[: len(self._live) - most]:
-                del self._live[name]
-        for stream in list(self._counts)[: max(len(self._counts) - most, 0)]:
+    def rest(self) -> None:
+        """Let go of all but the newest sessions and places, after ``write``."""
+        for name in list(self._live)[: max(len(self._live) - MOST_LIVE, 0)]:
+            del self._live[name]
+        for stream in list(self._counts)[: max(len(self._counts) - MOST_LIVE, 0)]:
             del self._counts[stream]
 
     # --- sessions and places ---

@@ -6,13 +6,15 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 import orjson
+import pytest
 
 from sidecar.read.past.spans import Span
 from sidecar.read.select import Family
-from sidecar.read.story import tables
+from sidecar.read.story import live, tables
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.past import Past
 from sidecar.read.story.reading import Snapshot
@@ -36,22 +38,26 @@ def records_of(events: Iterable[StreamEvent]) -> list[Record]:
     return found
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def recorded(name: str) -> list[Record]:
     """The records of a recording; empty if nothing of it is recorded."""
     player = playing2.play2(name[2:]) if name.startswith("2/") else playing.play(name)
     return records_of(player.log.events.values())
 
 
-def tables_of(records: list[Record], rest: bool = False) -> sqlite3.Connection:
-    """The tables of a log, in memory. With ``rest``, nothing stays in memory between two records."""
+def tables_of(records: list[Record], most_live: int | None = None) -> sqlite3.Connection:
+    """The tables of a log, in memory. With ``most_live``, they are written after each record, and no more sessions and
+    places than that are remembered then."""
     db = sqlite3.connect(":memory:", check_same_thread=False)
     tables.create(db)
     rules = Rules(db, {record.position: record for record in records}.__getitem__)
     for record in records:
         rules.apply(record)
-        if rest:
-            rules.rest(0)
+        if most_live is not None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(live, "MOST_LIVE", most_live)
+                rules.write()
+                rules.rest()
     rules.write()
     return db
 
@@ -79,3 +85,14 @@ def spans_of(events: Iterable[StreamEvent]) -> list[Span]:
 def content(db: sqlite3.Connection) -> dict[str, list[Any]]:
     """Every row of every table."""
     return {name: db.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in tables.ROWS}
+
+
+EVERYTHING = ["task_resumed_child", "permission_once", "revert", "command", "deletion", "fork", "permission_child"]
+"""Recordings in which much happens."""
+
+
+def everything() -> list[Record]:
+    """Many sessions of both OpenCodes, their records in turns."""
+    logs = [recorded(name) for name in (*EVERYTHING, "2/subagents", "2/shell", "2/switch", "2/background")]
+    turns = [record.event for records in zip_longest(*logs) for record in records if record is not None]
+    return records_of(turns)

@@ -16,16 +16,9 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
-from tests.sidecar.read.story.playing import content, recorded, records_of, tables_of
+from tests.sidecar.read.story.playing import content, everything, tables_of
 from tests.streams.derivers import caught_up
 from tests.streams.opened import held, put
-
-NAMES = ["task_resumed_child", "permission_once", "revert", "2/subagents", "2/shell"]
-
-
-def some() -> list[Record]:
-    """Sessions of both OpenCodes, one after the other."""
-    return records_of(record.event for name in NAMES for record in recorded(name))
 
 
 async def append(log: Log, records: list[Record]) -> None:
@@ -55,7 +48,7 @@ def _about(story: Snapshot) -> tuple[int, int, list[StreamEvent]]:
 
 
 async def test_a_log_without_tables_is_folded_in_memory(tmp_path: Path) -> None:
-    records = some()
+    records = everything()
     reader = LogReader(tmp_path)
     assert await ask(reader, lambda story: (story.head, story.behind, story.sql("SELECT 1 FROM session"))) == (
         -1,
@@ -71,7 +64,7 @@ async def test_a_log_without_tables_is_folded_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["journal", "database", "both"])
 async def test_records_above_the_tables_are_laid_over_them(tmp_path: Path, place: Any) -> None:
-    records = some()
+    records = everything()
     half = len(records) // 2
     log = await opened(tmp_path)
     await append(log, records[:half])
@@ -93,7 +86,7 @@ async def test_records_above_the_tables_are_laid_over_them(tmp_path: Path, place
 
 
 async def test_the_tables_are_as_of_one_moment_while_records_move(tmp_path: Path) -> None:
-    records = some()
+    records = everything()
     known = {record.position: record for record in records}
     log = await opened(tmp_path)
     reader = LogReader(tmp_path)
@@ -112,7 +105,7 @@ async def test_the_tables_are_as_of_one_moment_while_records_move(tmp_path: Path
 
 
 async def test_tables_that_are_far_behind_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = some()
+    records = everything()
     monkeypatch.setattr(reading, "MOST_ABOVE", 10)
     log = await opened(tmp_path)
     await append(log, records[:20])
@@ -129,4 +122,23 @@ async def test_tables_that_are_far_behind_say_so(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tables, "STORY_VERSION", tables.STORY_VERSION + 1)
     monkeypatch.setattr(reading, "MOST_WITHOUT", 30)
     assert await ask(reader, _places) == (NOTHING, 31)
+    await reader.close()
+
+
+@pytest.mark.parametrize("how", ["prune", "forget"])
+async def test_after_a_removal_the_tables_are_those_of_what_is_left(tmp_path: Path, how: str) -> None:
+    records = everything()
+    log = await opened(tmp_path)
+    await append(log, records)
+    await caught_up(log)
+    first, second = list(dict.fromkeys(record.event.stream_id for record in records))[:2]
+    if how == "prune":
+        await log.prune({first: 5, second: 10_000}, at_ms=1)
+    else:
+        await log.forget([first], at_ms=1)
+    await caught_up(log)
+    reader = LogReader(tmp_path)
+    left = [record async for record in reader.read_all()]
+    assert await ask(reader, whole) == rows_of(left) != rows_of(records)
+    await log.close()
     await reader.close()

@@ -10,7 +10,7 @@ from tests.sidecar.read.story.playing import RECORDINGS, content, recorded, tabl
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_session_that_rests_is_read_back_as_it_was(name: str) -> None:
     records = recorded(name)
-    assert content(tables_of(records, rest=True)) == content(tables_of(records))
+    assert content(tables_of(records, most_live=0)) == content(tables_of(records))
 
 
 def test_the_tables_of_recordings_are_not_empty() -> None:
