@@ -50,16 +50,12 @@ def drop_one(connection: sqlite3.Connection) -> bool:
     connection.execute(NO_DERIVED)
     names = derived_tables(connection)
     for name in names[:1]:
-        # Do not write zeros to all its pages: a removal gives every free page back to the file system.
-        connection.execute("PRAGMA secure_delete = FAST").fetchall()
         try:
             connection.execute(f"DROP TABLE {quoted(name)}")
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
             leave_behind(connection)
-        finally:
-            connection.execute("PRAGMA secure_delete = ON").fetchall()
     return bool(names)
 
 

@@ -35,6 +35,9 @@ _IOERR_SHMSIZE: Final = 10 | 19 << 8
 BUSY_MS: Final = 5000
 """How long to wait for SQLite's brief locks."""
 
+WAL_BYTES: Final = 64 * 1024 * 1024
+"""The size to which a larger WAL is cut, once it is in the file."""
+
 SCHEMA: Final = """
     CREATE TABLE streams (
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, next_offset INTEGER NOT NULL, hash BLOB NOT NULL
@@ -211,6 +214,8 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
             connection.execute("PRAGMA foreign_keys = ON")
             # Keep SQLite from checkpointing within a commit, because ``Database`` checkpoints between two transactions.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
+            # A dropped table is written to the WAL as zeros, and the WAL would keep its size.
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}").fetchone()
             _upgrade(connection, steps)
             # SQLite syncs the directory for the WAL only in the connection that created the WAL, which may be a reader.
             sync_directory(path.parent)

@@ -138,17 +138,21 @@ class SqliteRemover:
                 forgets = True
                 for records, size in self._digests(exclusively, stream, offset):
                     forgotten, saved = forgotten + records, saved + size
-        # Derived tables may hold what was removed, and are made again.
-        while self._step(exclusively, lambda: drop_one(self._connection)):
-            pass
-        with translated(self._path, "writing"):
-            exclusively(lambda: write_anew(self._connection))
         if forgets:
             remove_kept_aside(self._store, Disk())
         # Delete the search index, because a search must not find removed records.
         remove_search(self._store)
         Hints(self._store).forget_snapshots()
-        self._shrink(exclusively)
+        while exclusively(self._free_pages):
+            self._turns.check()
+            exclusively(self._give_back)
+        # Derived tables may hold what was removed. They are made again, from their own pages, which are zeros until
+        # then: to give these back, too, would take longer than the rest.
+        while self._step(exclusively, lambda: drop_one(self._connection)):
+            pass
+        with translated(self._path, "writing"):
+            exclusively(lambda: write_anew(self._connection))
+        self._empty(exclusively)
         exclusively(lambda: self._transact(lambda: tables.finish(self._connection)))
         return pruned, pruned_bytes, forgotten, saved
 
@@ -186,11 +190,8 @@ class SqliteRemover:
             self._changed()
             return result
 
-    def _shrink(self, exclusively: Exclusive) -> None:
-        """Return free pages to the file system, and empty the write-ahead file, which still holds the old pages."""
-        while exclusively(self._free_pages):
-            self._turns.check()
-            exclusively(self._give_back)
+    def _empty(self, exclusively: Exclusive) -> None:
+        """Empty the write-ahead file, which still holds the old pages."""
         until = time.monotonic() + BUSY_MS / 1000
         while exclusively(self._empty_wal):
             self._turns.check()
