@@ -310,11 +310,12 @@ class Story:
             self.end(s.pause, n, min(s.state.free, now), "completed")
             s.pause = None
 
-    def over(self, s: Live, n: int, ts: int) -> None:
-        """End the asks and the calls: OpenCode keeps them in memory only, so they end with the turn or the process."""
-        for span in s.open.values():
-            self.end(span, n, ts, "over")
-        s.open.clear()
+    def over(self, s: Live, n: int, ts: int, turn: str | None = None) -> None:
+        """End the asks and the calls without an answer; with ``turn``, only the asks that name it."""
+        for span in list(s.open.values()):
+            if turn is None or (span.kind == "wait" and span.turn == turn):
+                self.end(span, n, ts, "over")
+                del s.open[span.key]
 
     def close(self, s: Live, n: int, ts: int, state: str, told: int | None = None) -> None:
         """End the turn and everything in it; ``told`` if a record says how it ended."""
@@ -322,7 +323,7 @@ class Story:
         self.over(s, n, ts)
         if s.run is not None:
             self.end(s.run, n, ts, state, told)
-            s.state.ran += (s.run.end or 0) - s.run.start if told else 0
+            s.state.ran += (s.run.end or 0) - s.run.start
             s.run = None
 
     def mark(self, s: Live, n: int, kind: str) -> None:

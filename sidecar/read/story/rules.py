@@ -1,5 +1,10 @@
 """What each event bears, changes and ends: one rule for each type.
 
+OpenCode keeps what is open in its memory only. So the calls and asks of a session end with the turn that runs, with the
+process, and with the session: at ``turn.started``, ``turn.ended``, ``lifecycle.session.resumed`` and
+``lifecycle.session.ended``. The turn itself ends at all of these but ``resumed``: the end of a turn whose process died
+is recorded later. The end of another turn ends only the asks that name it.
+
 Records come in position order. Any field of a payload may be missing or of another type.
 """
 
@@ -244,11 +249,15 @@ class Rules(Story):
         self.mark(s, n, "turn")
 
     def _turn_ended(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
-        message, outcome = as_text(p.get("message")), as_text(p.get("outcome")) or "ended"
-        turn = self.turn(s, message, n)
-        self.turns.change(turn, n, outcome=outcome, error=as_text(p.get("error")), ended_ms=record.event.ts)
-        self.close(s, n, record.event.ts, "error" if outcome == "failed" else "completed", n)
-        self.change(s, n, p, rests=1)
+        ts, outcome = record.event.ts, as_text(p.get("outcome")) or "ended"
+        turn = self.turn(s, as_text(p.get("message")), n)
+        self.turns.change(turn, n, outcome=outcome, error=as_text(p.get("error")), ended_ms=ts)
+        is_other = s.run is not None and s.run.turn != turn.message
+        if is_other:  # the turn that runs goes on
+            self.over(s, n, ts, turn.message)
+        else:
+            self.close(s, n, ts, "error" if outcome == "failed" else "completed", n)
+        self.change(s, n, p, rests=int(not is_other))
         # An error also ends its turn: it counts once.
         if outcome == "failed" and self.items.find("turn = ? AND kind = 'error'", turn.key) is None:
             self.mark(s, n, "error")
