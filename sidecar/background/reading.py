@@ -22,9 +22,11 @@ from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.people.doubts import whole_text
 from sidecar.read.asked import CHECKPOINT, OpenAsk, checkpoint_id
 from sidecar.read.catalog import Catalog
-from sidecar.read.changes.approvals import Approval, Approvals
+from sidecar.read.changes.approvals import Approval
 from sidecar.read.select import catalog_of
+from sidecar.read.story.changes import approvals
 from sidecar.read.story.costs import By, Costs, When, costs
+from sidecar.read.story.moment import Moment
 from sidecar.read.story.reading import ask as ask_story
 from streams.event import StreamEvent
 from streams.hashing import is_digest
@@ -88,7 +90,7 @@ async def read_intent(reader: StreamReader, intent: str) -> Intent | None:
 
 async def read_checkpoints(reader: LogReader, *, with_closed: bool = False) -> list[Message]:
     """Every checkpoint, oldest first: the checkpoints that the agent ``messages`` knows, and the open asks of all
-    other sessions; ``with_closed`` adds their asks that have ended, for which it reads the whole log."""
+    other sessions; ``with_closed`` adds their asks that have ended."""
     # Read the agent's stream last, or an ask that it takes meanwhile would look like an ask of the user's own session.
     catalog, _ = await catalog_of(reader)
     found = {each.id: each for each in (await read_messages(reader)).questions()}
@@ -98,10 +100,8 @@ async def read_checkpoints(reader: LogReader, *, with_closed: bool = False) -> l
         if record is not None:
             found[identifier] = of_ask(catalog, ask, record.event.payload)
     if with_closed:
-        approvals = Approvals()
-        async for record in reader.query(Filter(types=(CHECKPOINT,))):
-            approvals.apply(record)
-        ended = [_ended(catalog, one) for one in approvals if one.session in catalog.sessions]
+        asks = await ask_story(reader, lambda story: approvals(Moment(story, catalog.streams, story.head)))
+        ended = [_ended(catalog, one) for one in asks if one.session in catalog.sessions]
         found = {each.id: each for each in ended} | found
     return sorted(found.values(), key=lambda each: each.queued)
 

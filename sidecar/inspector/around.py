@@ -7,9 +7,6 @@ from typing import Any, Final
 from sidecar.background.intents.state import State
 from sidecar.background.reading import background_of
 from sidecar.read.catalog import Catalog
-from sidecar.read.causes import asked_for
-from sidecar.read.changes.approvals import Approvals
-from sidecar.read.changes.changes import STEP
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.select import catalog_of, newest
 from sidecar.read.views import SessionView
@@ -60,14 +57,6 @@ def relatives(catalog: Catalog, work: State, session: str, now: int) -> list[dic
     return found
 
 
-async def approvals_of(reader: LogReader, record: Record) -> list[str]:
-    """Who allowed a tool call, and after how long, for each time it asked."""
-    approvals = Approvals()
-    for each in await asked_for(reader, record):
-        approvals.apply(each)
-    return [f"{each.what}: {each.text}" for each in approvals]
-
-
 async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
     """The newest edits of a file in all sessions, the newest first."""
 
@@ -75,7 +64,7 @@ async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
         return any(change.file == path for change in file_changes(record.event.payload))
 
     catalog, _ = await catalog_of(reader)
-    wanted = Filter(text=path.replace("\\", "/").rpartition("/")[2], types=(STEP,))
+    wanted = Filter(text=path.replace("\\", "/").rpartition("/")[2], types=("execution.step",))
     found, _ = await newest(reader, wanted, EDITS, is_edit)
     rows = []
     for record in reversed(found):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,25 +17,25 @@ from sidecar.background.intents.state import State
 from sidecar.background.messages.answers import as_row as checkpoint_row
 from sidecar.background.people import teller
 from sidecar.background.reading import background_of, costs_of, diff_of, read_intents, read_notices, waiting
-from sidecar.inspector.around import approvals_of, relatives, shown_status
+from sidecar.inspector.around import relatives, shown_status
 from sidecar.inspector.drawn import MOST_SPANS, drawn
-from sidecar.inspector.pasts import Pasts
 from sidecar.read.catalog import is_agents, repeats
-from sidecar.read.changes.changes import totals
 from sidecar.read.host_agents import host_agents
 from sidecar.read.past.compare import compared
 from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
 from sidecar.read.projects import short_directory
 from sidecar.read.select import SelectError, catalog_of, find_event, newest
+from sidecar.read.story.changes import Changes
 from sidecar.read.story.costs import WAYS, By
 from sidecar.read.story.past import Past, asked, named
+from sidecar.read.story.telling import Telling
 from sidecar.read.story.timeline import Timeline
 from sidecar.read.telling.describe import describe, row_of
 from sidecar.read.telling.detail import detail
 from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.html import turn_html
-from sidecar.read.transcript.model import Reading, Session, Turn
+from sidecar.read.transcript.model import Reading, Turn
 from sidecar.read.wording import one_line, printable
 from streams.errors import StreamError
 from streams.log.reader import LogReader
@@ -83,7 +84,6 @@ class Data:
     ) -> None:
         self._home = home
         self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
-        self.pasts = Pasts(reader)
         self._work: tuple[int, State] | None = None
 
     async def warm(self) -> None:
@@ -148,11 +148,6 @@ class Data:
 
     # --- one session ---
 
-    async def past(self, given: str, at: int | None = None) -> Past:
-        """The session that ``given`` names, with all that it started; perhaps only its newest part if that is asked
-        for. Raises ``SelectError``."""
-        return await (self.pasts.newest(given) if at is None else self.pasts.whole(given))
-
     async def session(self, given: str, at: int | None, marks: int = 0) -> dict[str, Any]:
         """The head of a session's page after ``at`` records, and where the slider can jump to, without the first
         ``marks`` places, which the page knows."""
@@ -177,41 +172,23 @@ class Data:
     async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
         """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns, of which the first
         one lacks its beginning if it is very long (``left_out`` items)."""
-        past = await (self.past(given, at) if first is None else self.pasts.whole(given))
-        if not (roots := past.roots(at)) or not any(root.turns for root in roots):
-            past = await self.pasts.whole(given)
-            roots = past.roots(at)
-        turns = [(root, turn) for root in roots for turn in root.turns]
-        begin = _begin(turns) if first is None else max(0, min(first, len(turns)))
-        reading = Reading(full=False, children=False, now_ms=self._now(past, at))
-        end = turns[begin : begin + MOST_TURNS]
-        cut = len(end[0][1].items) - MOST_ITEMS if end and first is None else 0
-        if cut > 0:  # a turn may be as long as a session
-            root, turn = end[0]
-            end[0] = root, replace(turn, items=turn.items.last(MOST_ITEMS))
-        shown = [
-            {"number": number, "html": self._html(turn, root.directory, reading)}
-            for number, (root, turn) in enumerate(end, begin)
-        ]
-        found = {"turns": shown, "count": len(turns), "left_out": max(cut, 0), "heads": _heads(roots)}
-        return found | {"whole": not past.before}
 
-    def _html(self, turn: Turn, directory: str, reading: Reading) -> str:
-        """A turn as HTML. A step of the slider changes one turn, so the others are made once."""
-        told = repr(turn)
-        if _WAITING in told:
-            return turn_html(turn, directory, reading)  # it says how long somebody has waited
-        html: str = self._again((told, directory), lambda: turn_html(turn, directory, reading))
-        return html
+        def told(past: Past) -> dict[str, Any]:
+            telling, begin, cut = Telling(past.at(at)), max(first or 0, 0), 0
+            count = sum(telling.count(root) for root in telling.roots)
+            if first is None:
+                sizes = telling.sizes(max(count - MOST_TURNS, 0), MOST_TURNS)
+                last = _last(sizes)
+                begin, cut = count - last, max(sizes[-last] - MOST_ITEMS, 0) if last else 0
+            shown = telling.turns(begin, MOST_TURNS, MOST_ITEMS if cut else None)
+            now = self._now(past, at)
+            turns = [
+                {"number": number, "html": _html(turn, root.directory, now)}
+                for number, (root, turn) in enumerate(shown, begin)
+            ]
+            return {"turns": turns, "count": count, "left_out": cut, "heads": [root.title for root in telling.roots]}
 
-    def _again(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What was made for a key a short time ago, or else now."""
-        made = self.pasts.made
-        found = made.pop(key, None)
-        made[key] = make() if found is None else found  # the last one in order is the one that was shown last
-        while len(made) > 2 * MOST_TURNS:
-            del made[next(iter(made))]
-        return made[key]
+        return await asked(self.reader, told, await named(self.reader, given))
 
     def _now(self, past: Past, at: int | None) -> int:
         return self._now_ms() if past.upto(at) == past.count else past.last_ts(at)
@@ -246,12 +223,13 @@ class Data:
     async def files(self, given: str, at: int | None, since: int) -> dict[str, Any]:
         """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
         with diffs, and how many earlier ones are left out."""
-        past = await self.pasts.whole(given)
-        changed = past.changed(at)
-        # Most steps of the slider do not change the answer.
-        key = past.session, len(past.records), changed, since
-        found: dict[str, Any] = self._again(key, lambda: _files(past, changed, since))
-        return found
+
+        def told(past: Past) -> dict[str, Any]:
+            changes = Changes(past.at(at), past.position(since))
+            turns = [turn.as_json() for turn in changes.turns(MOST_CHANGED, with_diffs=True)]
+            return {"turns": turns, "left_out": changes.count() - len(turns), "totals": changes.totals()}
+
+        return await asked(self.reader, told, await named(self.reader, given))
 
     async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
         """Some records of a session, numbered from 0, from number ``first`` on."""
@@ -272,14 +250,14 @@ class Data:
 
     async def event(self, given: str) -> dict[str, Any]:
         """One record with its content in parts, what led to it, and what followed from it."""
-        from sidecar.read.causes import causes, with_approvals
+        from sidecar.read.causes import asked_for, causes, with_approvals
 
         record = await find_event(self.reader, given)
         chain = await with_approvals(self.reader, await causes(self.reader, record))
         catalog, _ = await catalog_of(self.reader)
         root = catalog.root_stream(record.event.stream_id)
         effects, _ = await newest(self.reader, Filter(causation_id=record.event.id), MOST_ROWS, after=record.position)
-        found = detail(record.event)
+        found, [allowed] = detail(record.event), await asked_for(self.reader, [record])
         return {
             "record": record.as_json(),
             "row": row_of(record),
@@ -287,7 +265,7 @@ class Data:
             "number": await self._number(root, record),
             "parts": [{"kind": part.kind, "text": printable(part.text)} for part in found.parts],
             "facts": [[name, one_line(str(value))] for name, value in found.facts]
-            + [["allowed", one_line(text)] for text in await approvals_of(self.reader, record)],
+            + [["allowed", one_line(f"{each.what}: {each.text}")] for each in allowed],
             "causes": [row_of(each) for each in chain[:-1]],
             "effects": [row_of(each) for each in effects],
         }
@@ -349,22 +327,33 @@ def snippet(payload: Any, text: str) -> str:
     return ""
 
 
-def _files(past: Past, at: int, since: int) -> dict[str, Any]:
-    turns = past.changes(at, since)
-    shown = past.with_diffs(turns[-MOST_CHANGED:])
-    told = {"turns": [turn.as_json() for turn in shown], "left_out": len(turns) - len(shown)}
-    return told | {"totals": totals(turns)}
+def _html(turn: Turn, directory: str, now_ms: int) -> str:
+    """A turn as HTML. A step of the slider changes one turn, so the others are made once."""
+    told = repr(turn)
+    if _WAITING in told:
+        return turn_html(turn, directory, Reading(now_ms=now_ms))  # it says how long somebody has waited
+    return _again(_Shown(told, directory, turn))
 
 
-def _begin(turns: list[tuple[Session, Turn]]) -> int:
-    """The number of the first turn that is shown at the end of a conversation."""
-    begin = items = 0
-    for begin in range(len(turns) - 1, max(len(turns) - MOST_TURNS, 0) - 1, -1):
-        items += len(turns[begin][1].items)
-        if items > MOST_ITEMS:
-            return min(begin + 1, len(turns) - 1)
-    return begin
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    told: str
+    directory: str
+    turn: Turn = field(compare=False)
 
 
-def _heads(roots: list[Session]) -> list[str]:
-    return [root.title for root in roots]
+@lru_cache(maxsize=2 * MOST_TURNS)
+def _again(shown: _Shown) -> str:
+    """What was made a short time ago, or else now."""
+    return turn_html(shown.turn, shown.directory, Reading())
+
+
+def _last(sizes: list[int]) -> int:
+    """How many of the last turns have no more items together than are shown; the last one in any case."""
+    count = items = 0
+    for size in reversed(sizes):
+        items += size
+        if items > MOST_ITEMS and count:
+            break
+        count += 1
+    return count

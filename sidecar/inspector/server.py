@@ -172,13 +172,13 @@ def build(data: Data) -> Starlette:
 
 
 async def news(data: Data) -> AsyncIterator[bytes]:
-    """Server-sent events: the position of the log's last record, whenever it changes or a session was read."""
+    """Server-sent events: the position of the log's last record, whenever it changes."""
     last, quiet = None, 0.0
     while True:
-        now = await asyncio.to_thread(lambda: data.reader.head), data.pasts.read
-        if now != last:
-            last, quiet = now, 0.0
-            yield b"event: head\ndata: " + str(now[0]).encode() + b"\n\n"
+        head = await asyncio.to_thread(lambda: data.reader.head)
+        if head != last:
+            last, quiet = head, 0.0
+            yield b"event: head\ndata: " + str(head).encode() + b"\n\n"
         elif quiet >= PULSE_SECONDS:
             quiet = 0.0
             yield b": still here\n\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sidecar.read.asked import CHECKPOINT
-from sidecar.read.changes.approvals import Approvals
+from sidecar.read.changes.approvals import Approval
+from sidecar.read.story.changes import approvals_of
+from sidecar.read.story.moment import Moment
+from sidecar.read.story.reading import Snapshot, ask
 from streams.log.reader import LogReader
-from streams.query import Filter
 from streams.store import Record
 
 
@@ -26,19 +27,22 @@ async def with_approvals(reader: LogReader, chain: list[Record]) -> list[Record]
     """``chain`` with more records: before each step, what the step asked a person for, and the answers."""
     known = {record.event.id for record in chain}
     whole: list[Record] = []
-    for record in chain:
-        whole += [each for each in await asked_for(reader, record) if each.event.id not in known]
+    for record, approvals in zip(chain, await asked_for(reader, chain), strict=True):
+        asks = [each for approval in approvals for each in (approval.asked, approval.answer) if each is not None]
+        whole += [each for each in asks if each.event.id not in known]
         whole.append(record)
     return whole
 
 
-async def asked_for(reader: LogReader, step: Record) -> list[Record]:
-    """The records that ask a person about ``step``, each followed by its answer if there is one."""
-    event = step.event
-    if event.type != "execution.step" or not event.payload.get("call"):
-        return []
-    approvals = Approvals()
-    async for record in reader.query(Filter(types=(CHECKPOINT,), streams=(event.stream_id,))):
-        approvals.apply(record)
-    asks = approvals.of_step(event.payload)
-    return [record for ask in asks for record in (ask.asked, ask.answer) if record is not None]
+async def asked_for(reader: LogReader, records: list[Record]) -> list[list[Approval]]:
+    """What the call of each record asked a person for, oldest first; nothing if the record is not a call's result."""
+
+    def asked(story: Snapshot) -> list[list[Approval]]:
+        moment = Moment(story, (), story.head)
+        return [approvals_of(moment, each.position) if _is_call(each) else [] for each in records]
+
+    return await ask(reader, asked) if any(map(_is_call, records)) else [[] for _ in records]
+
+
+def _is_call(record: Record) -> bool:
+    return record.event.type == "execution.step" and bool(record.event.payload.get("call"))

@@ -1,4 +1,4 @@
-"""Records without the names of directories that say who recorded them, and where. Pure."""
+"""Records, and a session made of them, without the names of directories that say who recorded them, and where."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import re
 from typing import Any, Final
 
 from sidecar.read.fields import as_text
+from sidecar.read.story.past import Past
 from streams.event import StreamEvent
 from streams.store import Record
 
 _HOME: Final = r"/(?:home|Users)/[^/\s\"'<>|:;,)\]}]+|[A-Za-z]:[\\/]+Users[\\/]+[^\\/\s\"'<>|:;,)\]}]+"
 """A home directory on Linux, macOS or Windows. The session may come from another machine."""
+
+
+_DIRECTORIES: Final = """
+    SELECT directory FROM (
+        SELECT born, directory FROM session WHERE key = :session
+        UNION ALL SELECT born, directory FROM place WHERE key = :place
+        UNION ALL SELECT born, ran_in FROM place WHERE key = :place
+    ) GROUP BY directory ORDER BY min(born)"""
+"""Where a session ran, and what for, in the order in which that was known."""
 
 
 class Redaction:
@@ -28,6 +38,13 @@ class Redaction:
         self._learn(as_text(record.event.payload.get("directory")))
         fields = {**record.event.fields(), "payload": self.value(record.event.payload)}
         return record._replace(event=StreamEvent.trusted(fields))
+
+    def past(self, past: Past) -> Past:
+        """A session, each text of which is redacted before anything is cut from it."""
+        for key, session in past.at().all.items():
+            for (directory,) in past.story.sql(_DIRECTORIES, session=key, place=session.place):
+                self._learn(directory)
+        return Past(past.story.changed(self.value, self.record), past.session, past.family)
 
     def value(self, value: Any) -> Any:
         """A payload, or a part of one."""

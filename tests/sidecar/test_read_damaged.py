@@ -143,7 +143,6 @@ async def test_each_route_of_the_page_answers_and_says_where_the_damage_is(
         with pytest.raises(SelectError):
             await data.session("ses_unknown", None)
     finally:
-        await data.pasts.close()
         await data.reader.close()
 
 

@@ -25,8 +25,10 @@ from sidecar.components import until
 from sidecar.home import Home
 from sidecar.read.catalog import Catalog
 from sidecar.read.fields import as_text, is_forgotten
-from sidecar.read.select import SelectError, family_of, find_event, find_session, open_reader, records_of
-from sidecar.read.transcript.conversation import Conversation
+from sidecar.read.select import SelectError, family_of, find_event, find_session, open_reader
+from sidecar.read.story.moment import Moment
+from sidecar.read.story.reading import ask
+from sidecar.read.story.telling import Telling
 from sidecar.read.transcript.markdown import markdown_lines
 from sidecar.read.transcript.model import Reading
 from sidecar.read.wording import cut_middle
@@ -255,10 +257,9 @@ async def _around(reader: LogReader, record: Record, session: str) -> tuple[list
 
 async def _conversation(reader: LogReader, plan: _Plan) -> str:
     family = await family_of(reader, plan.record.event.stream_id, session=plan.session)
-    told = Conversation()
-    async for record in records_of(reader, family, up_to=plan.cut.position):
-        told.apply(record)
-    own = [root for root in told.roots if root.id == plan.session and root.turns]
+    cut = plan.cut.position
+    roots = await ask(reader, lambda story: Telling(Moment(story, family.streams, cut, plan.session)).whole())
+    own = [root for root in roots if root.id == plan.session and root.turns]
     if not own:
         raise _nothing_before(plan.record.event)
     origin = family.catalog.sessions[plan.session].fork

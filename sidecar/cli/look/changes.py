@@ -12,15 +12,12 @@ from sidecar.cli.shared.filters import SinceOption, UntilOption, filter_of
 from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_here
 
 if RUNS:
-    from collections.abc import AsyncIterator
-
     from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal, print_rows
-    from sidecar.read.catalog import Catalog
-    from sidecar.read.changes.changes import TYPES, Changes
-    from sidecar.read.select import catalog_of, empty_text, family_of, find_session, records_of
-    from streams.log.reader import LogReader
-    from streams.query import Filter
-    from streams.store import Record
+    from sidecar.read.select import catalog_of, empty_text
+    from sidecar.read.story.changes import Changes
+    from sidecar.read.story.moment import Moment
+    from sidecar.read.story.past import named
+    from sidecar.read.story.reading import ask
 
 
 async def changes(
@@ -45,10 +42,15 @@ async def changes(
     catalog, _ = await catalog_of(reader)
     wanted = await filter_of(reader, since=since, until=until)
     chosen = project_or_here(catalog, project, stream)
-    found = Changes(wanted, with_diffs=diff)
-    async for record in await _records(reader, catalog, stream, wanted, chosen):
-        found.apply(record)
-    turns = found.turns()[-limit if limit else 0 :]
+    if stream is not None:
+        _, family = await named(reader, stream)
+        streams, only = family.streams, family.session
+    else:
+        streams, only = {*catalog.streams} if chosen is None else chosen, None
+    turns = await ask(
+        reader,
+        lambda story: Changes(Moment(story, streams, story.head, only), wanted=wanted).turns(limit, with_diffs=diff),
+    )
     if out.json:
         for turn in turns:
             session = catalog.sessions.get(turn.session)
@@ -66,23 +68,3 @@ async def changes(
             NOTHING_THERE.format(project) if not chosen and chosen is not None else f"No agent changed a file{when}."
         )
         run.nothing(nothing if reader.head >= 0 else f"The log is empty: {await empty_text(reader)}.")
-
-
-async def _records(
-    reader: LogReader, catalog: Catalog, stream: str | None, wanted: Filter, chosen: set[str] | None
-) -> AsyncIterator[Record]:
-    """Yield the records to fold: the records of ``stream``, or of all ``chosen`` streams with records in the wanted
-    period.
-    """
-    if stream is not None:
-        stream, session = await find_session(reader, stream)
-        return records_of(reader, await family_of(reader, stream, session=session))
-    if wanted.since_ms is None and chosen is None:
-        return reader.query(Filter(types=TYPES))
-    # A turn may have begun before --since, so read each stream with later records from its beginning.
-    later = tuple(
-        each.id
-        for each in catalog.streams.values()
-        if each.last_ts >= (wanted.since_ms or 0) and (chosen is None or each.id in chosen)
-    )
-    return reader.query(Filter(types=TYPES, streams=later or ("",)))

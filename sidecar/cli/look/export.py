@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Final, Literal
 
@@ -14,9 +13,10 @@ from sidecar.cli.shared.command import Run, note
 from sidecar.failure import Failure
 
 if TYPE_CHECKING:
-    from sidecar.read.redacted import Redaction
+    from sidecar.background.intents.state import State
     from sidecar.read.select import Family
     from sidecar.read.story.past import Past
+    from sidecar.read.transcript.model import Session
     from streams.log.reader import LogReader
 
 
@@ -101,54 +101,53 @@ async def export(
 
 
 async def _write_conversation(reader: LogReader, family: Family, form: Form, file: IO[bytes], *, redact: bool) -> None:
-    from sidecar.cli.printing.transcript import conversation_of, notes_of, redaction_of, transcript_bytes
+    from sidecar.background.reading import background_of, read_intents
+    from sidecar.cli.printing.transcript import notes_of, proof_of, redaction_of, transcript_bytes
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.changes.changes import Changes
     from sidecar.read.past.drawing import STYLE
+    from sidecar.read.select import family_of
+    from sidecar.read.story.changes import Changes
+    from sidecar.read.story.past import Named, asked
+    from sidecar.read.story.telling import Telling
     from sidecar.read.transcript.html import files_html
     from sidecar.read.transcript.model import Reading
 
-    redaction, changes = redaction_of(wanted=redact), Changes()
-    roots, proof = await conversation_of(reader, family, redaction, (changes,))
-    notes = await notes_of(reader, family.stream)
-    reading = Reading(full=True, children=True, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
-    if form == "html":
-        drawn = await _timeline(reader, family, redaction, reading.now_ms)
-        reading = replace(reading, top=drawn + files_html(changes.turns()), style=STYLE)
-    file.writelines(transcript_bytes(roots, reading, form))
-
-
-async def _timeline(reader: LogReader, family: Family, redaction: Redaction | None, now: int) -> str:
-    """The timeline that the page of a session shows, whose bars lead to the conversation."""
-    from sidecar.background.reading import background_of, read_intents
-    from sidecar.read.past.drawing import figure
-    from sidecar.read.past.lanes import Lanes, as_background, until
-    from sidecar.read.select import family_of
-    from sidecar.read.story.past import Named, asked
-    from sidecar.read.story.timeline import Timeline
-
+    now, redaction = own_identity().now_ms(), redaction_of(wanted=redact)
     work, own = await read_intents(reader), family.catalog.own_session(family.stream)
-    started = background_of(work, own.id, now) if own is not None else []
+    started = background_of(work, own.id, now) if own is not None and form == "html" else []
     known = [family.catalog.sessions.get(intent.session or "") for intent in started]
     below = [Named(each.id, await family_of(reader, each.stream, session=each.id)) for each in known if each]
 
-    def told(past: Past, *beside: Past) -> str:
-        found = Timeline(past.at()).spans()
-        # The conversation has a place for an ask, and for a call once it has ended.
-        shown = {span.id for span in found if span.kind == "wait" or (span.kind == "tool" and span.state in ENDED)}
-        is_open = any(span.state == "waiting" for span in found)
-        last = now if is_open else max((span.end or span.start for span in found), default=0)
-        names = {each.session for each in background_of(work, past.session, last)}
-        for each in beside:
-            if each.session in names:
-                found += as_background(until(Timeline(each.at()).spans(), last), past.session)
-        if redaction is not None:
-            words = [{"name": span.name, "facts": span.facts} for span in found]
-            found = [replace(span, **redaction.value(told)) for span, told in zip(found, words, strict=True)]
-        begin = min((span.start for span in found if span.kind != "session"), default=0)
-        return figure(Lanes(found, last, begin), WIDTH, lambda span: f"#{span.event}" * (span.id in shown))
+    def told(*pasts: Past) -> tuple[list[Session], str, str]:
+        past, *beside = pasts if redaction is None else map(redaction.past, pasts)
+        top = _timeline(past, beside, work, now) + files_html(Changes(past.at()).turns()) if form == "html" else ""
+        return Telling(past.at()).whole(), proof_of(past), top
 
-    return await asked(reader, told, Named(own.id if own is not None else family.stream, family), *below)
+    about = Named(own.id if own is not None else family.stream, family)
+    roots, proof, top = await asked(reader, told, about, *below)
+    notes = await notes_of(reader, family.stream)
+    reading = Reading(full=True, children=True, now_ms=now, notes=notes, proof=proof, top=top, style=STYLE)
+    file.writelines(transcript_bytes(roots, reading, form))
+
+
+def _timeline(past: Past, beside: list[Past], work: State, now: int) -> str:
+    """The timeline that the page of a session shows, whose bars lead to the conversation."""
+    from sidecar.background.reading import background_of
+    from sidecar.read.past.drawing import figure
+    from sidecar.read.past.lanes import Lanes, as_background, until
+    from sidecar.read.story.timeline import Timeline
+
+    found = Timeline(past.at()).spans()
+    # The conversation has a place for an ask, and for a call once it has ended.
+    shown = {span.id for span in found if span.kind == "wait" or (span.kind == "tool" and span.state in ENDED)}
+    is_open = any(span.state == "waiting" for span in found)
+    last = now if is_open else max((span.end or span.start for span in found), default=0)
+    names = {each.session for each in background_of(work, past.session, last)}
+    for each in beside:
+        if each.session in names:
+            found += as_background(until(Timeline(each.at()).spans(), last), past.session)
+    begin = min((span.start for span in found if span.kind != "session"), default=0)
+    return figure(Lanes(found, last, begin), WIDTH, lambda span: f"#{span.event}" * (span.id in shown))
 
 
 async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[bytes]) -> int:

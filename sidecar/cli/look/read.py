@@ -25,7 +25,7 @@ if RUNS:
     )
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import newest_stream, shown_directory
-    from sidecar.read.select import family_of, find_session
+    from sidecar.read.story.past import named
     from sidecar.read.transcript.model import Reading, Session
 
 
@@ -65,30 +65,25 @@ async def read(
         raise typer.BadParameter("give a stream or `--project`, not both")
     out, reader = run.out, run.reader
     shown = out.terminal and form is None and output is None
-    session = None
-    if stream is None:
-        stream = await newest_stream(reader, project, tell=not shown)
-    else:
-        stream, session = await find_session(reader, stream)
-    family = await family_of(reader, stream, session=session)
-    roots, proof = await conversation_of(reader, family, redaction_of(wanted=redact))
-    notes = await notes_of(reader, stream)
+    about = await named(reader, stream or await newest_stream(reader, project, tell=not shown))
+    roots, proof = await conversation_of(reader, about, redaction_of(wanted=redact))
+    notes = await notes_of(reader, about.family.stream)
     reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if shown:
         # The project of background work, not its copy; what is redacted is in the records alone.
-        where = roots[0].directory if redact and roots else family.catalog.directory(stream)
+        where = roots[0].directory if redact and roots else about.family.catalog.directory(about.family.stream)
         _show(out, roots, reading, shown_directory(where), pager=pager)
     else:
-        named = "json" if out.json else format_of(form, output)
+        written = "json" if out.json else format_of(form, output)
         with written_to(output) as file:
-            file.writelines(transcript_bytes(roots, reading, named))
+            file.writelines(transcript_bytes(roots, reading, written))
         if output is not None:
             hint = (
                 ""
                 if form or out.json or is_ending(output)
                 else "; for another format, use --format, or a file name that ends in .html or .json"
             )
-            note(f"Wrote {named} to {output}{hint}.")
+            note(f"Wrote {written} to {output}{hint}.")
 
 
 def _show(out: Output, roots: list[Session], reading: Reading, where: str, *, pager: bool) -> None:

@@ -13,7 +13,9 @@ from sidecar.cli.shared.command import RUNS, Run
 if RUNS:
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import SHORT_ID, no_cause, outline
+    from sidecar.read.asked import CHECKPOINT
     from sidecar.read.causes import asked_for
+    from sidecar.read.changes.approvals import Approval, approval_of
     from sidecar.read.changes.edits import diff_lines
     from sidecar.read.select import find_event, newest
     from sidecar.read.telling.content import Part
@@ -49,9 +51,13 @@ async def show(
     shown = record.event
     cause = await reader.find_event(shown.causation_id) if shown.causation_id else None
     effects, _ = await newest(reader, Filter(causation_id=shown.id), sys.maxsize, after=record.position)
-    for known in (*await asked_for(reader, record), cause, record, *effects):
+    [approvals] = await asked_for(reader, [record])
+    asks = [each for approval in approvals for each in (approval.asked, approval.answer)]
+    for known in (*asks, cause, record, *effects):
         if known is not None:
             timing.apply(known)
+    if cause is not None and shown.type == cause.event.type == CHECKPOINT:
+        approvals = [approval_of(cause, record)]
     found = detail(shown)
     out.text(f"{one_line(describe(shown).label)}  {shown.type}", "bold")
     before = ""
@@ -63,7 +69,7 @@ async def show(
     out.text()
     _print_fact(out, "time", local_time(shown.ts, "%A, %d %B %Y %H:%M:%S"))
     _print_fact(out, "actor", shown.actor)
-    for name, value in (*_timed(record, timing), *found.facts):
+    for name, value in (*_timed(record, timing, approvals), *found.facts):
         _print_fact(out, name, value)
     for name, value in found.rest.items():
         if isinstance(value, dict | list) or (isinstance(value, str) and "\n" in value.strip("\n")):
@@ -79,17 +85,14 @@ async def show(
         _print_fact(out, name, value, style="dim")
 
 
-def _timed(record: Record, timing: Timing) -> list[tuple[str, str]]:
-    """The time that a turn took or a step waited, and a person's answer."""
-    event, approvals = record.event, timing.approvals
-    facts = []
+def _timed(record: Record, timing: Timing, approvals: list[Approval]) -> list[tuple[str, str]]:
+    """The time that a turn took or a step waited, and a person's answers."""
+    event, facts = record.event, []
     if (took := timing.took_ms(event)) is not None:
         facts.append(("took", describe_span(took)))
     if waited := timing.waited_ms(event):
         facts.append(("waited", f"{describe_span(waited)} for you"))
-    asks = approvals.of_step(event.payload) if event.type == "execution.step" else [approvals.answered_by(event.id)]
-    facts += [("approval", f"{each.text} ({each.ask.permission})") for each in asks if each is not None]
-    return facts
+    return facts + [("approval", f"{each.text} ({each.ask.permission})") for each in approvals]
 
 
 def _ids(record: Record, named: list[tuple[str, str]]) -> list[tuple[str, Any]]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from sidecar.failure import Failure
 from sidecar.read.wording import printable
 
 if TYPE_CHECKING:
     from sidecar.read.redacted import Redaction
-    from sidecar.read.select import Family
+    from sidecar.read.story.past import Named, Past
     from sidecar.read.transcript.model import Reading, Session
     from streams.log.reader import LogReader
 
@@ -44,21 +44,28 @@ def redaction_of(*, wanted: bool) -> Redaction | None:
 
 
 async def conversation_of(
-    reader: LogReader, family: Family, redaction: Redaction | None = None, beside: Sequence[Any] = ()
+    reader: LogReader, about: Named, redaction: Redaction | None = None
 ) -> tuple[list[Session], str]:
-    """The top-level sessions in the streams of ``family``, and their proof. The folds ``beside`` get the same records,
-    redacted or not."""
-    from sidecar.read.select import records_of
-    from sidecar.read.transcript.conversation import Conversation
+    """The top-level sessions of what a person named, and their proof."""
+    from sidecar.read.story.past import asked
+    from sidecar.read.story.telling import Telling
 
-    conversation, proof = Conversation(), ""
-    async for record in records_of(reader, family):
-        shown = record if redaction is None else redaction.record(record)
-        for fold in (conversation, *beside):
-            fold.apply(shown)
-        if record.event.stream_id == family.stream:
-            proof = f"{family.stream} up to position {record.position} of its log, with the hash {record.hash}"
-    return conversation.roots, proof
+    def told(past: Past) -> tuple[list[Session], str]:
+        shown = past if redaction is None else redaction.past(past)
+        return Telling(shown.at()).whole(), proof_of(past)
+
+    return await asked(reader, told, about)
+
+
+def proof_of(past: Past) -> str:
+    """What was shown: the stream, and the position and the hash of its last record; empty if there is none."""
+    moment = past.at()
+    ends = [moment.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=key) for key in moment.all]
+    own = [end.n for end in ends if end is not None and end.place == moment.places.get(past.stream)]
+    if not own:
+        return ""
+    last = past.story.record(max(own))
+    return f"{past.stream} up to position {last.position} of its log, with the hash {last.hash}"
 
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:

@@ -5,14 +5,12 @@ Payloads come from other programs, so any field may be missing or have another t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os.path import normpath
 from typing import Any, Literal
 
-from sidecar.read.asked import CHECKPOINT, answered_with, what_is_asked, withdrawn_text
+from sidecar.read.asked import answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_list, as_mapping, as_strings, as_text, first_text
-from sidecar.read.past.journal import Items, Kept, Map
 from sidecar.read.wording import lasted, one_line, rough_span
 from streams.store import Record
 
@@ -30,7 +28,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Ask(Kept):
+class Ask:
     """A permission or a question: exactly what was asked, who answered, what the answer was, and how long it took.
 
     ``wanted`` is the command, the path or the patterns. ``reply`` is ``once``, ``always`` or ``reject``. ``by`` is
@@ -59,7 +57,7 @@ class Ask(Kept):
 
 
 @dataclass(slots=True)
-class Approval(Kept):
+class Approval:
     """An ask, the record that asks, and, once there is one, the record that answers."""
 
     ask: Ask
@@ -135,53 +133,12 @@ class Approval(Kept):
         }
 
 
-class Approvals:
-    """A fold over ``workflow.checkpoint`` records, in position order; records of other types change nothing."""
-
-    def __init__(self) -> None:
-        self._requests: dict[tuple[str, str], Approval] = Map()
-        self._calls: dict[tuple[str, str, str], list[Approval]] = Map()
-
-    def __iter__(self) -> Iterator[Approval]:
-        """Every ask, oldest first."""
-        return iter(self._requests.values())
-
-    def apply(self, record: Record) -> Approval | None:
-        """Apply one record. Returns the approval that the record opens or answers, or ``None``.
-
-        Only the first answer counts. An answer to an unknown ask is dropped.
-        """
-        event, payload = record.event, record.event.payload
-        if event.type != CHECKPOINT:
-            return None
-        key = as_text(payload.get("session")), as_text(payload.get("request"))
-        known = self._requests.get(key)
-        if payload.get("state") != "asked":
-            if known is not None and known.answer is None:
-                known.answer = record
-                add_answer(known.ask, record)
-            return known
-        if known is None or known.asked.event.id != event.id:
-            known = self._requests[key] = Approval(ask_of(record), record)
-            if known.ask.call:
-                self._calls.setdefault((key[0], known.ask.turn, known.ask.call), Items()).append(known)
-        return known
-
-    def of_step(self, payload: dict[str, Any]) -> list[Approval]:
-        """What the call of an ``execution.step`` asked for, oldest first.
-
-        Call ids repeat, so the turn and the input must match, too.
-        """
-        session, turn, call = (as_text(payload.get(name)) for name in ("session", "turn", "call"))
-        return [each for each in self._calls.get((session, turn, call), ()) if each.is_about(payload)]
-
-    def answered_by(self, event_id: str) -> Approval | None:
-        """The ask that an event answers."""
-        return next((each for each in self if each.answer is not None and each.answer.event.id == event_id), None)
-
-    def waited_ms(self, payload: dict[str, Any]) -> int:
-        """How long a step's call waited for answers; 0 if the call asked nothing."""
-        return sum(each.ask.waited_ms or 0 for each in self.of_step(payload))
+def approval_of(asked: Record, answer: Record | None) -> Approval:
+    """The approval that one record opens and another one answers."""
+    approval = Approval(ask_of(asked), asked, answer)
+    if answer is not None:
+        add_answer(approval.ask, answer)
+    return approval
 
 
 def ask_of(record: Record) -> Ask:

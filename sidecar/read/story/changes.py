@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from sidecar.read.changes.approvals import Approval, add_answer, ask_of
+from sidecar.read.changes.approvals import Approval, approval_of
 from sidecar.read.changes.changes import Decision, Edit, TurnChanges, sums
 from sidecar.read.changes.edits import Diff, file_changes
 from sidecar.read.story import tables
@@ -124,9 +124,9 @@ class Changes:
             if row.wait is None:
                 told.edits += self._edits([row, *more], with_diffs=with_diffs)
             else:
-                approval = approval_of(moment, moment.one("span", f"key = :key AND {ALIVE}", key=row.wait))
+                found = approval(moment, moment.one("span", f"key = :key AND {ALIVE}", key=row.wait))
                 event = moment.record(n).event
-                told.decisions.append(Decision(event.id, event.ts, approval.asked.event.actor, approval))
+                told.decisions.append(Decision(event.id, event.ts, found.asked.event.actor, found))
         return told
 
     def _edits(self, rows: list[_Row], *, with_diffs: bool) -> list[Edit]:
@@ -146,19 +146,22 @@ class Changes:
         ]
 
 
+def approvals(moment: Moment) -> list[Approval]:
+    """Every ask, oldest first."""
+    waits = f"session = :s AND kind = 'wait' AND at <= :n AND {ALIVE}"
+    found = [wait for key in moment.sessions for wait in moment.rows("span", waits, s=key)]
+    return [approval(moment, wait) for wait in sorted(found, key=lambda wait: wait.at)]
+
+
 def approvals_of(moment: Moment, step: int) -> list[Approval]:
-    """What the step of a record asked for, oldest first."""
+    """What the call whose result is the record at ``step`` asked for, oldest first."""
     waits = f"key IN (SELECT ask FROM allowed WHERE n = :step) AND {ALIVE} ORDER BY key"
-    return [approval_of(moment, wait) for wait in moment.rows("span", waits, step=step)]
+    return [approval(moment, wait) for wait in moment.rows("span", waits, step=step)]
 
 
-def approval_of(moment: Moment, wait: tables.Span) -> Approval:
+def approval(moment: Moment, wait: tables.Span) -> Approval:
     """An ask and its answer, as they stood at the moment."""
-    asked = moment.record(wait.at)
-    approval = Approval(ask_of(asked), asked)
-    if moment.has(wait.told):
-        approval.answer = moment.record(wait.told)
-        add_answer(approval.ask, approval.answer)
-    elif moment.has(wait.till):
-        approval.ask.state = "over"
-    return approval
+    found = approval_of(moment.record(wait.at), moment.record(wait.told) if moment.has(wait.told) else None)
+    if found.answer is None and moment.has(wait.till):
+        found.ask.state = "over"
+    return found

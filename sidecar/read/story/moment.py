@@ -99,10 +99,10 @@ class Moment:
     def turn(self, row: tables.Turn) -> Turn:
         """A turn, without what is told of it."""
         used = self.used("turn", row.key)
-        sums = (used.t_steps, used.t_cost, orjson.loads(used.t_tokens)) if used is not None else (0, 0.0, {})
+        steps, cost, tokens = (used.t_steps, used.t_cost, used.t_tokens) if used is not None else (0, 0.0, "{}")
         spawned = self.story.sql("SELECT child FROM spawn WHERE turn = :t AND n <= :n ORDER BY id", t=row.key, n=self.n)
         about = row.message, row.agent, row.model, row.trigger, row.started_ms, row.ended_ms, row.outcome, row.error
-        return Turn(*about, *sums, row.asked, [child for (child,) in spawned])
+        return Turn(*about, steps, cost, orjson.loads(tokens), row.asked, [child for (child,) in spawned])
 
     def turns(self, session: int) -> list[Turn]:
         """The turns that a session had started."""

@@ -35,11 +35,18 @@ class Snapshot:
 
     def __init__(self, db: sqlite3.Connection, record: Callable[[int], Record], head: int, behind: int = 0) -> None:
         self._db, self.record, self.head, self.behind = db, record, head, behind
+        self._value: Callable[[Any], Any] | None = None
+
+    def changed(self, value: Callable[[Any], Any], record: Callable[[Record], Record]) -> Snapshot:
+        """The same tables and records, with each value and each record changed by a function."""
+        found = Snapshot(self._db, lambda position: record(self.record(position)), self.head, self.behind)
+        found._value = value
+        return found
 
     def rows(self, table: str, where: str, **given: Any) -> list[Any]:
         """The rows of a table that fit, as objects of its row class in ``tables``."""
         row = tables.ROWS[table]
-        return [row(*each) for each in self._db.execute(f"SELECT * FROM {table} WHERE {where}", given)]
+        return [row(*each) for each in self.sql(f"SELECT * FROM {table} WHERE {where}", **given)]
 
     def one(self, table: str, where: str, **given: Any) -> Any:
         """The first row that fits, or ``None``."""
@@ -47,7 +54,8 @@ class Snapshot:
 
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         """The rows of a query as tuples."""
-        return self._db.execute(text, given).fetchall()
+        rows = self._db.execute(text, given).fetchall()
+        return rows if self._value is None else [tuple(map(self._value, row)) for row in rows]
 
 
 class _Tables(Protocol):

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from sidecar.read.changes.approvals import add_answer, ask_of
 from sidecar.read.fields import as_text
-from sidecar.read.past.journal import Lazy
-from sidecar.read.story.changes import approval_of
+from sidecar.read.story.changes import approval
 from sidecar.read.story.moment import ALIVE, Moment
 from sidecar.read.telling.describe import describe
 from sidecar.read.transcript.items import background, called, other, prompt, said
@@ -56,26 +55,33 @@ class Telling:
         [(count,)] = self._sql(f"SELECT count(*) FROM turn WHERE {_BEGUN}", session=self._key(root))
         return int(count)
 
-    def sizes(self, root: Session, begin: int, count: int) -> list[int]:
-        """How many items each of at most ``count`` turns of a root has, from turn ``begin`` on, which counts from 0."""
+    def sizes(self, begin: int, count: int) -> list[int]:
+        """How many items at most ``count`` turns of all roots have, from turn ``begin`` on, which counts from 0."""
         size = f"SELECT count(*) FROM item WHERE turn = :turn AND {ALIVE}"
-        return [int(self._sql(size, turn=row.key)[0][0]) for row in self._rows(root, begin, count)]
+        return [int(self._sql(size, turn=row.key)[0][0]) for _, row in self._some(begin, count)]
 
-    def turns(self, root: Session, begin: int, count: int, most: int | None = None) -> list[Turn]:
-        """At most ``count`` turns of a root, from turn ``begin`` on; the first with its last ``most`` items only."""
-        rows = self._rows(root, begin, count)
-        return [self._turn(row, most if not number else None) for number, row in enumerate(rows)]
+    def turns(self, begin: int, count: int, most: int | None = None) -> list[tuple[Session, Turn]]:
+        """At most ``count`` turns of all roots, from turn ``begin`` on; the first with its last ``most`` items only."""
+        some = enumerate(self._some(begin, count))
+        return [(root, self._turn(row, None if number else most)) for number, (root, row) in some]
 
     def last(self, root: Session, count: int) -> list[Turn]:
         """The last turns of a root, at most so many."""
-        return self.turns(root, max(self.count(root) - count, 0), count)
+        return [self._turn(row) for row in self._rows(root, max(self.count(root) - count, 0), count)]
 
     def _key(self, root: Session) -> int:
         return next(key for key, row in self._moment.all.items() if row.name == root.id)
 
+    def _some(self, begin: int, count: int) -> list[tuple[Session, Any]]:
+        found: list[tuple[Session, Any]] = []
+        for root in self.roots:
+            found += [(root, row) for row in self._rows(root, max(begin, 0), count - len(found))]
+            begin -= self.count(root)
+        return found
+
     def _rows(self, root: Session, begin: int, count: int) -> list[Any]:
         begun = f"SELECT key FROM turn WHERE {_BEGUN} ORDER BY born LIMIT :count OFFSET :begin"
-        given = {"session": self._key(root), "begin": begin, "count": count}
+        given = {"session": self._key(root), "begin": begin, "count": max(count, 0)}
         return [*self._moment.rows("turn", f"key IN ({begun}) AND {ALIVE} ORDER BY key", **given)]
 
     def _sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
@@ -103,7 +109,7 @@ class Telling:
         newest = f"turn = :t AND {ALIVE} ORDER BY key DESC LIMIT :most"
         items = self._moment.rows("item", newest, t=row.key, most=-1 if most is None else most)
         turn = self._moment.turn(row)
-        turn.items = Lazy(_joined(self._item(each, row) for each in reversed(items)))
+        turn.items = _joined(self._item(each, row) for each in reversed(items))
         return turn
 
     def _item(self, row: Any, turn: Any) -> Item:
@@ -117,7 +123,7 @@ class Telling:
             case "call" | "adopted":
                 return self._call(row, turn.session, record)
             case "ask" if row.ref is not None:
-                return approval_of(self._moment, self._moment.one("span", f"key = :key AND {ALIVE}", key=row.ref)).ask
+                return approval(self._moment, self._moment.one("span", f"key = :key AND {ALIVE}", key=row.ref)).ask
             case "ask":
                 ask = ask_of(record)  # the answer to an ask that is not known
                 add_answer(ask, record)
@@ -139,7 +145,7 @@ class Telling:
             call = called(ended, self._directory(session, row.till), call)
             asks = f"key IN (SELECT ask FROM allowed WHERE below = :key AND n = :till) AND {ALIVE} ORDER BY key"
             spans = self._moment.rows("span", asks, key=row.key, till=row.till)
-            call.asks = [approval_of(self._moment, span).ask for span in spans]
+            call.asks = [approval(self._moment, span).ask for span in spans]
         assert call is not None
         found = self._moment.one("branch", "call = :key AND born <= :n ORDER BY id DESC", key=row.key)
         if found is not None:

@@ -1,6 +1,6 @@
 """The data of a conversation: sessions, their turns, and the items of each turn. Pure.
 
-``conversation`` builds this data from records. Other modules write the conversation as Markdown, HTML and text. The
+``story/telling`` builds this data. Other modules write the conversation as Markdown, HTML and text. The
 strings may be hostile, so each of these modules must make them harmless.
 """
 
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff
-from sidecar.read.past.journal import Items, Kept, Lazy, Map
 
 NoticeKind = Literal[
     "error", "gap", "compacted", "forgotten", "resumed", "ended", "undone", "redone", "background", "other"
@@ -19,7 +18,7 @@ NoticeKind = Literal[
 
 
 @dataclass(slots=True)
-class Prompt(Kept):
+class Prompt:
     """The input of a person, or of the parent of a child session. ``files`` are names; ``images`` are ``data:`` URLs.
 
     ``command`` is the slash command from which the text was made (``/init now``); ``shell`` is a command that the
@@ -39,7 +38,7 @@ class Prompt(Kept):
 
 
 @dataclass(slots=True)
-class Said(Kept):
+class Said:
     """What a model said: an answer in Markdown, its reasoning, or the summary that a compaction made."""
 
     event: str
@@ -50,17 +49,17 @@ class Said(Kept):
 
 
 @dataclass(slots=True)
-class Branch(Kept):
+class Branch:
     """What a child session did for one ``task`` call."""
 
     session: str
     title: str
     agent: str
-    turns: list[Turn] = field(default_factory=Items)
+    turns: list[Turn] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Call(Kept):
+class Call:
     """A tool call. ``status`` is ``running``, ``completed`` or ``error``; ``exit`` is a command's exit code. A call
     has ``failed`` with an error or with a code other than 0."""
 
@@ -86,7 +85,7 @@ class Call(Kept):
 
 
 @dataclass(slots=True)
-class Notice(Kept):
+class Notice:
     """An occurrence that is not an agent's action: an error, a gap, a compaction, an end.
 
     ``count`` is how many records the notice stands for. The kind ``other`` is shown only with ``full``.
@@ -104,7 +103,7 @@ Item = Prompt | Said | Ask | Call | Notice
 
 
 @dataclass(slots=True)
-class Turn(Kept):
+class Turn:
     """The answer to one message. ``outcome`` is empty while the turn is open, and ``started_ms`` is ``None`` until the
     turn begins. ``asked`` is the message on one line, and ``spawned`` are the child sessions that the turn started.
     """
@@ -119,10 +118,10 @@ class Turn(Kept):
     error: str = ""
     steps: int = 0
     cost: float = 0.0
-    tokens: dict[str, int | float] = field(default_factory=Map)
+    tokens: dict[str, int | float] = field(default_factory=dict)
     asked: str = ""
-    spawned: list[str] = field(default_factory=Items)
-    items: Lazy[Item] = field(default_factory=Lazy)
+    spawned: list[str] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
 
     @property
     def duration_ms(self) -> int | None:
@@ -131,7 +130,7 @@ class Turn(Kept):
 
 
 @dataclass(slots=True)
-class Session(Kept):
+class Session:
     """A root session, or a child session without a known ``task`` call."""
 
     id: str
@@ -144,7 +143,7 @@ class Session(Kept):
     ended: str = ""
     name: str = ""
     """What a person named it; shown instead of the title."""
-    turns: list[Turn] = field(default_factory=Items)
+    turns: list[Turn] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

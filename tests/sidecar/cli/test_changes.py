@@ -1,4 +1,4 @@
-"""``changes``: which files agents changed, who approved what; and the folds behind it."""
+"""``changes``: which files agents changed, who approved what; and what is behind it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture.translate import Translator
-from sidecar.read.changes.changes import Changes, Edit, totals
+from sidecar.read.changes.changes import Edit, totals
 from sidecar.read.changes.edits import diff_stat, file_changes, new_file_diff
+from sidecar.read.story.changes import Changes
+from sidecar.read.story.moment import Moment
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
-from streams.store import Record
 from tests.sidecar.cli.helpers import RECORDINGS, damage, events_of, make_home, run
+from tests.sidecar.read.story.playing import records_of, snapshot
 
 DIFF = "--- a\n+++ a\n@@ -1,3 +1,3 @@\n same\n-old\n--- dashes\n+new\n+++ pluses\n"
 
 
-def records(events: list[StreamEvent]) -> list[Record]:
-    return [Record(event, n, n, "0" * 64) for n, event in enumerate(events)]
-
-
-def folded(name: str, **options: Any) -> Changes:
-    changes = Changes(**options)
-    for record in records(events_of(name, Translator(seeded_identity(2)))):
-        changes.apply(record)
-    return changes
+def changes_of(events: list[StreamEvent]) -> Changes:
+    """What these events changed."""
+    records = records_of(events)
+    story = snapshot(records)
+    return Changes(Moment(story, {record.event.stream_id for record in records}, story.head))
 
 
 class Session:
@@ -115,10 +113,10 @@ class TestEdits:
             file_changes({"tool": "edit", "metadata": {"filediff": {"file": "/a", "patch": DIFF, name: odd}}})
 
 
-class TestFold:
+class TestChanges:
     @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.jsonl")))
     def test_every_recording(self, name: str) -> None:
-        turns = folded(name, with_diffs=True).turns()
+        turns = changes_of(events_of(name, Translator(seeded_identity(2)))).turns(with_diffs=True)
         changed = [edit.change.file for turn in turns for edit in turn.edits]
         assert changed == (["/home/dev/project/a.txt"] * 2 if name == "write_edit" else [])
         decided = [decision.approval.reply for turn in turns for decision in turn.decisions]
@@ -141,9 +139,7 @@ class TestFold:
         session.tool("edit", "c2", status="error", input={"filePath": "/q/b"})
         session.ask("r4", "c1", turn="m2", patterns=["a"])
         session.tool("edit", "c1", turn="m2", input={"filePath": "/q/a"}, metadata={"diff": DIFF})
-        changes = Changes()
-        for record in records(session.events):
-            changes.apply(record)
+        changes = changes_of(session.events)
         first, second = changes.turns()
         (edit,) = first.edits
         assert (first.prompt, edit.added, edit.change.patch) == ("do it", 2, "")
@@ -155,7 +151,7 @@ class TestFold:
         assert rejected.approval.text == "rejected by user after 1.0s: not this"
         assert second.turn == "m2" and [a.text for a in second.edits[0].approvals] == ["not answered"]
         assert not second.decisions
-        assert totals([first, second]) == {
+        assert totals([first, second]) == changes.totals() == {
             "files": 1, "added": 4, "removed": 4, "rewritten": 0, "approved": 0, "rejected": 1, "undone": 0, "turns": 2,
             "sessions": 1,
         }  # fmt: skip
@@ -169,10 +165,7 @@ class TestFold:
             session.answer(request, "once")
         for file in (second, "/q/a"):
             session.tool("edit", "twin", input={"filePath": file}, metadata={"diff": DIFF})
-        changes = Changes()
-        for record in records(session.events):
-            changes.apply(record)
-        (turn,) = changes.turns()
+        (turn,) = changes_of(session.events).turns()
         told = [[approval.ask.request for approval in edit.approvals] for edit in turn.edits]
         assert told == [["r3"], ["r1", "r2"]] and not turn.decisions
 

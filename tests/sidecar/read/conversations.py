@@ -11,14 +11,15 @@ from rich.console import Console
 from bridge.opencode.capture.translate import Translator
 from sidecar.cli.printing.transcript import transcript_bytes
 from sidecar.cli.printing.transcript_text import transcript_rows
-from sidecar.read.transcript.conversation import Conversation
+from sidecar.read.story.moment import Moment
+from sidecar.read.story.telling import Telling
 from sidecar.read.transcript.model import Reading, Session
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.store import Record
 from tests.bridge.opencode.playing2 import names as names2
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import RECORDINGS, events_of
+from tests.sidecar.read.story.playing import records_of, snapshot
 
 NAMES = sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))
 DEMO = "../../sidecar/record/recordings/demo"
@@ -60,11 +61,11 @@ def happened(type_: str, ts: int = 1, actor: str = "build", session: str = "ses_
     return _IDENTITY.stamp({**fields, "ts": ts, "payload": whole})
 
 
-def folded(events: Iterable[StreamEvent]) -> list[Session]:
-    conversation = Conversation()
-    for position, event in enumerate(events):
-        conversation.apply(Record(event, position, position, ""))
-    return conversation.roots
+def sessions_of(events: Iterable[StreamEvent]) -> list[Session]:
+    """The sessions of a conversation that are below no call, after all these events."""
+    records = records_of(events)
+    story = snapshot(records)
+    return Telling(Moment(story, {record.event.stream_id for record in records}, story.head)).whole()
 
 
 def written(roots: list[Session], form: str, reading: Reading = WHOLE) -> str:

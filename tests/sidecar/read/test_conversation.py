@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 
 from sidecar.read.asked import checkpoint_id
-from sidecar.read.changes.approvals import Approvals, Ask, answer_text
+from sidecar.read.changes.approvals import Ask, answer_text, approval_of
+from sidecar.read.story.rules import MOST_DEPTH
 from sidecar.read.telling.describe import describe
-from sidecar.read.transcript.conversation import MOST_DEPTH
 from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
 from sidecar.read.transcript.wording import asked_text, call_facts, turn_end
 from streams.event import StreamEvent
-from tests.sidecar.cli.test_changes import records
 from tests.sidecar.read.conversations import (
     DEMO,
     NAMES,
     announced_late,
     every_recording,
-    folded,
     happened,
     recorded,
+    sessions_of,
     written,
 )
+from tests.sidecar.read.story.playing import records_of
 
 WITH = checkpoint_id("ses_root", "q")
 
@@ -55,7 +55,7 @@ def unquoted(text: str) -> str:
 @pytest.mark.parametrize("name", [*NAMES, DEMO], ids=lambda name: name.rpartition("/")[2])
 def test_every_word_of_a_recording_is_in_its_transcript(name: str) -> None:
     events = recorded(name)
-    roots = folded(events)
+    roots = sessions_of(events)
     markdown = written(roots, "markdown")
     bare = unquoted(markdown)
     said = [e.payload["text"] for e in events if e.type == "execution.output"]
@@ -87,12 +87,12 @@ def test_a_message_of_the_sidecar_is_shown_above_its_answer(form: str) -> None:
         happened("turn.started", message="m"),
         happened("execution.output", turn="m", text="I read it."),
     ]
-    told = written(folded(events), form)
+    told = written(sessions_of(events), form)
     assert told.index("The work int_1 is done.") < told.index("I read it.") and "next steps" not in told
 
 
 def test_the_demo_is_told_with_its_children_below_their_calls() -> None:
-    (root,) = folded(recorded(DEMO))
+    (root,) = sessions_of(recorded(DEMO))
     first, second = root.turns
     assert [type(item).__name__ for item in first.items] == ["Prompt", "Call", "Said", *["Call"] * 4, "Said"]
     bash, one, other, edit = [item for item in first.items if isinstance(item, Call)][:4]
@@ -122,7 +122,7 @@ def test_the_demo_is_told_with_its_children_below_their_calls() -> None:
     ],
 )
 def test_an_answer_is_told_with_its_call(name: str, state: str, told: str) -> None:
-    found = everything(folded(recorded(name)))
+    found = everything(sessions_of(recorded(name)))
     (ask,) = [item for item in found if isinstance(item, Ask)]
     assert ask.state == state and answer_text(ask).startswith(told)
     (call,) = [item for item in found if isinstance(item, Call) and item.asks]
@@ -147,12 +147,9 @@ def test_every_view_tells_who_answered_as_the_answer_does(
         happened("workflow.checkpoint", 1000, state="asked", **given),
         happened("workflow.checkpoint", 1005, actor, state="replied", **given, **about),
     ]
-    (ask,) = everything(folded(made))
+    (ask,) = everything(sessions_of(made))
     assert (ask.state, answer_text(ask)) == (state, told)
-    approvals = Approvals()
-    for record in records(made):
-        approvals.apply(record)
-    (approval,) = approvals
+    approval = approval_of(*records_of(made))
     assert approval.text == told and approval.as_json()["with"] == (WITH if "with" in about else None)
     line = describe(made[1]).text
     assert (WITH in line) == ("with" in about) and line.startswith("withdrawn") == (state == "withdrawn")
@@ -171,7 +168,7 @@ def test_work_that_no_call_started_stands_after_the_turn_before_it() -> None:
         happened("turn.started", message="n"),
         happened("turn.ended", message="n", outcome="completed"),
     ]
-    (root,) = folded(events)
+    (root,) = sessions_of(events)
     below = [
         [item.child.session for item in turn.items if isinstance(item, Call) and item.child] for turn in root.turns
     ]
@@ -183,14 +180,14 @@ def test_work_that_no_call_started_stands_after_the_turn_before_it() -> None:
 
 
 def test_an_answer_to_an_unknown_ask_has_no_duration() -> None:
-    (ask,) = everything(folded([happened("workflow.checkpoint", 1000, "user", state="rejected", request="p")]))
+    (ask,) = everything(sessions_of([happened("workflow.checkpoint", 1000, "user", state="rejected", request="p")]))
     assert (ask.by, ask.waited_ms, answer_text(ask)) == ("user", None, "rejected by user")
 
 
 def test_what_nobody_answered_waits_and_is_told_at_the_top() -> None:
     events = recorded("permission_once")
     until = next(number for number, event in enumerate(events) if event.payload.get("state") == "asked")
-    roots = folded(events[: until + 1])
+    roots = sessions_of(events[: until + 1])
     (ask,) = [item for item in everything(roots) if isinstance(item, Ask)]
     now = Reading(now_ms=ask.ts + 120_000)
     assert ask.state == "waiting" and ask.waited_ms is None
@@ -203,9 +200,9 @@ def test_what_nobody_answered_waits_and_is_told_at_the_top() -> None:
 def test_the_ask_of_a_folded_child_is_not_hidden() -> None:
     events = recorded("permission_child")
     for form in ("text", "markdown"):
-        assert "approved once by user" in written(folded(events), form, Reading())
+        assert "approved once by user" in written(sessions_of(events), form, Reading())
     until = next(number for number, event in enumerate(events) if event.payload.get("state") == "asked")
-    assert written(folded(events[: until + 1]), "text", Reading()).count("waiting for you") == 2
+    assert written(sessions_of(events[: until + 1]), "text", Reading()).count("waiting for you") == 2
 
 
 def test_a_page_shows_small_raster_images_and_names_every_other_file() -> None:
@@ -220,7 +217,7 @@ def test_a_page_shows_small_raster_images_and_names_every_other_file() -> None:
     ]  # fmt: skip
     parts = [file(shown[0], filename="screen.png"), *(file(url, filename="refused.png") for url in refused)]
     call = {"kind": "tool", "tool": "read", "status": "completed", "input": {"filePath": "b.webp"}, "turn": "m"}
-    roots = folded(
+    roots = sessions_of(
         [
             happened("human.input", message="m", parts=parts),
             happened("turn.started", message="m"),
@@ -239,17 +236,17 @@ def test_an_undone_prompt_and_a_command_are_named() -> None:
     at = next(number for number, event in enumerate(events) if event.type == "opencode.session.reverted")
     again = StreamEvent.trusted({**events[at].fields(), "payload": {"session": events[at].payload["session"]}})
     for until, is_undone in ((events[: at + 1], True), ([*events[: at + 1], again], False)):
-        told = everything(folded(until))
+        told = everything(sessions_of(until))
         assert [item.undone for item in told if isinstance(item, Prompt)] == [False, is_undone], "at once"
-    undone = everything(folded(events))
+    undone = everything(sessions_of(events))
     assert [item.undone for item in undone if isinstance(item, Prompt)] == [False, True, False]
     assert [item.text for item in undone if isinstance(item, Notice)] == ["SAY:b"]
-    (prompt,) = [item for item in everything(folded(recorded("command"))) if isinstance(item, Prompt)]
+    (prompt,) = [item for item in everything(sessions_of(recorded("command"))) if isinstance(item, Prompt)]
     assert prompt.command == "/init SAY:x"
 
 
 def test_a_child_that_is_called_again_is_told_below_each_call() -> None:
-    (root,) = folded(recorded("task_resumed_child"))
+    (root,) = sessions_of(recorded("task_resumed_child"))
     calls = [item for item in items(root.turns) if isinstance(item, Call)]
     answers = [
         [item.text for item in items(call.child.turns) if isinstance(item, Said)] for call in calls if call.child
@@ -259,12 +256,14 @@ def test_a_child_that_is_called_again_is_told_below_each_call() -> None:
 
 def test_a_child_session_is_below_its_call_whenever_it_became_known() -> None:
     for name, events in every_recording():
-        assert written(folded(announced_late(events)), "markdown") == written(folded(events), "markdown"), name
+        assert written(sessions_of(announced_late(events)), "markdown") == written(sessions_of(events), "markdown"), (
+            name
+        )
 
 
 @pytest.mark.parametrize("name", ["task_child", "subagent"])
 def test_what_a_child_session_answered_is_told_as_its_answer(name: str) -> None:
-    (root,) = folded(dict(every_recording())[name])
+    (root,) = sessions_of(dict(every_recording())[name])
     html = written([root], "html", Reading())
     (call,) = [item for item in everything([root]) if isinstance(item, Call) and item.tool == "task"]
     own = sum(isinstance(item, Said) and item.kind == "answer" for turn in root.turns for item in turn.items)
@@ -277,7 +276,7 @@ def test_what_a_child_session_answered_is_told_as_its_answer(name: str) -> None:
 def test_what_was_forgotten_is_counted() -> None:
     digest = "0" * 64
     events = [happened("execution.output", number, **{"$sha256": digest}) for number in range(3)]
-    (root,) = folded([*events, happened("execution.output", 9, turn="m", text="later", kind="text")])
+    (root,) = sessions_of([*events, happened("execution.output", 9, turn="m", text="later", kind="text")])
     assert root.id == "ses_root"
     for form in ("text", "markdown", "html"):
         assert "3 records (forgotten)" in written([root], form).replace("\\", "")
@@ -290,7 +289,7 @@ def test_sessions_that_hold_each_other_end() -> None:
     made += [happened("lineage.linked", session="s0", parent="s7")]
     made += [happened("agent.spawned", session="s5", child="s5", turn=f"m{n}") for n in range(300)]
     made += [happened("execution.output", session="s5", turn=f"m{n}", text="t") for n in range(300)]
-    roots = folded(made)
+    roots = sessions_of(made)
 
     def depth(turns: list[Turn]) -> int:
         return 1 + max((depth(i.child.turns) for i in items(turns) if isinstance(i, Call) and i.child), default=0)
@@ -305,7 +304,7 @@ def test_a_field_of_any_other_type_ends_nothing(name: str) -> None:
     chance = random.Random(name)
     events = recorded(name)
     for _ in range(25):
-        roots = folded([bent(event, chance) for event in events])
+        roots = sessions_of([bent(event, chance) for event in events])
         for form in FORMS:
             written(roots, form)
 

@@ -22,7 +22,7 @@ from streams.event import StreamEvent
 from streams.lineage import STEP_STARTED
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import append, run
-from tests.sidecar.read.conversations import every_recording, folded, happened, recorded, written
+from tests.sidecar.read.conversations import every_recording, happened, recorded, sessions_of, written
 from tests.sidecar.read.story.playing import past_of, records_of, spans_of
 
 LATE = 4_000_000_000_000
@@ -53,7 +53,7 @@ def test_a_failed_step_is_failed_everywhere(name: str) -> None:
     assert {event.id for event in steps(events)} & {e.id for mark, e in marked(events) if mark == "error"} == failed
     past = past_of(records_of(events))
     assert figures(past.session, past.records())["failed"] == len(failed)
-    assert written(folded(events), "html").count('class="facts bad"') == len(failed)
+    assert written(sessions_of(events), "html").count('class="facts bad"') == len(failed)
 
 
 @pytest.mark.parametrize("name", ["bash_exit_1", "tools"])
@@ -199,7 +199,7 @@ def test_several_calls_are_counted_and_counts_of_steps_stay() -> None:
     assert "(and 1 more)" in most
     without = [event for event in events if event.type != STEP_STARTED]
     assert len(without) == len(events) - 2
-    (told,), (bare,) = folded(events), folded(without)
+    (told,), (bare,) = sessions_of(events), sessions_of(without)
     assert [(turn.steps, turn.cost, len(turn.items)) for turn in told.turns] == [
         (turn.steps, turn.cost, len(turn.items)) for turn in bare.turns
     ]

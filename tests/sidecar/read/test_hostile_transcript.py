@@ -12,7 +12,7 @@ from sidecar.read.transcript.html import markdown_html
 from sidecar.read.transcript.markdown import code, contained, fenced
 from sidecar.read.transcript.model import Reading
 from streams.event import StreamEvent
-from tests.sidecar.read.conversations import folded, happened, written
+from tests.sidecar.read.conversations import happened, sessions_of, written
 
 EVIL = (
     "plain\x1b[31mred\x1b]0;title\x07\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ \x9b2J \u202eright \u2066in\u2069 "
@@ -92,7 +92,7 @@ READINGS = [Reading(notes=(EVIL,)), Reading(full=True, children=True, notes=(EVI
 @pytest.mark.parametrize("reading", READINGS, ids=["short", "full"])
 @pytest.mark.parametrize("form", ["text", "markdown", "html", "json"])
 def test_no_control_or_format_character_is_written(form: str, reading: Reading) -> None:
-    shown = written(folded(conversation()), form, reading)
+    shown = written(sessions_of(conversation()), form, reading)
     assert [c for c in shown if not c.isprintable() and c != "\n"] == []
     assert "right" in shown and "good.example" in shown
 
@@ -100,7 +100,7 @@ def test_no_control_or_format_character_is_written(form: str, reading: Reading) 
 @pytest.mark.parametrize("reading", READINGS, ids=["short", "full"])
 def test_a_page_holds_no_script_no_foreign_element_and_no_foreign_address(reading: Reading) -> None:
     page = Page()
-    page.feed(written(folded(conversation()), "html", reading))
+    page.feed(written(sessions_of(conversation()), "html", reading))
     page.close()
     assert set(page.tags) <= TAGS and not page.comments
     names = {name for name, _ in page.attributes}
@@ -147,7 +147,7 @@ def test_what_is_quoted_or_fenced_cannot_get_out() -> None:
 
 
 def test_prompts_in_markdown_cannot_pass_for_turns() -> None:
-    markdown = written(folded(conversation()), "markdown", Reading())
+    markdown = written(sessions_of(conversation()), "markdown", Reading())
     headings = re.findall(r"^#.*", markdown, re.M)
     inside = [line for line in contained(EVIL) if line.startswith("#")]
     assert len([line for line in headings if line not in inside]) == 2  # the title, and the prompt
@@ -162,7 +162,7 @@ def test_a_long_answer_on_a_terminal_is_whole() -> None:
         + "\n```"
     )
     events = [happened("execution.output", turn="m", kind="text", text=text)]
-    shown = written(folded(events), "text", Reading())
+    shown = written(sessions_of(events), "text", Reading())
     assert [word for word in words if word not in shown] == []
     assert "Vec<String> and <T> stay" in shown and "https://good.example/page" in shown
     assert "".join(shown.split()).count("x" * 500) == 1
@@ -185,6 +185,6 @@ def test_a_long_answer_on_a_terminal_is_whole() -> None:
     ids=["quotes", "lists", "wide table", "long cell", "stars", "brackets", "open fence", "html"],
 )
 def test_no_markdown_hides_a_word(form: str, text: str) -> None:
-    shown = written(folded([happened("execution.output", turn="m", kind="text", text=text)]), form, Reading())
+    shown = written(sessions_of([happened("execution.output", turn="m", kind="text", text=text)]), form, Reading())
     assert "".join(re.findall("[lost]", shown)).count("lost") >= 1
     assert shown.count("word59") == text.count("word59") and max(map(len, shown.splitlines())) < 100_000

@@ -13,7 +13,7 @@ from markdown_it.token import Token
 
 from sidecar.read.transcript.markdown import _quoted, contained
 from sidecar.read.transcript.model import Reading
-from tests.sidecar.read.conversations import folded, happened, written
+from tests.sidecar.read.conversations import happened, sessions_of, written
 
 CODE = ("fence", "code_block", "code_inline")
 PIECES = (
@@ -114,7 +114,7 @@ def test_a_transcript_shows_code_as_it_was_given() -> None:
         happened("execution.output", kind="text", text=text, **given),
         happened("execution.output", kind="text", text="The end.", **given),
     ]
-    markdown = written(folded(events), "markdown", Reading())
+    markdown = written(sessions_of(events), "markdown", Reading())
     assert markdown.count("`Array<string>`") == markdown.count("let a: Array<string>") == 2
     assert markdown.count("Array\\<number>") == markdown.count("\\<details>") == 2
     html = MarkdownIt("commonmark").render(markdown)

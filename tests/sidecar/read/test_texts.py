@@ -22,7 +22,7 @@ from sidecar.read.wording import visible
 from streams.lineage import CREATED
 from streams.store import Record
 from tests.bridge.opencode.playing2 import play2
-from tests.sidecar.read.conversations import announced_late, folded, happened, written
+from tests.sidecar.read.conversations import announced_late, happened, sessions_of, written
 from tests.streams.builders import event
 
 
@@ -70,7 +70,7 @@ def test_joiners_stay_where_text_is_spelled_with_them(form: str) -> None:
         happened("turn.started", message="m"),
         happened("execution.output", kind="text", text=" ".join(SPELLED), turn="m", message="a"),
     ]
-    shown = written(folded(events), form)
+    shown = written(sessions_of(events), form)
     for each in SPELLED:
         assert shown.count(each) >= 2
 
@@ -104,7 +104,7 @@ def test_a_text_that_was_too_long_to_keep_is_announced_where_it_stands(form: str
         ),
         happened("execution.output", kind="text", text=LONG, **turn),
     ]
-    shown = written(folded(events), form)
+    shown = written(sessions_of(events), form)
     assert shown.count("8.0 MiB") >= 3 and shown.count("word word") >= 3
 
 
@@ -115,7 +115,7 @@ def test_a_text_that_was_too_long_to_keep_is_announced_where_it_stands(form: str
 def test_an_input_that_was_too_long_to_keep_is_announced_by_read_log_and_show(tool: str, given: dict[str, Any]) -> None:
     turn = {"turn": "m", "message": "a"}
     step = happened("execution.step", kind="tool", tool=tool, call="c", status="completed", input=given, **turn)
-    shown = [written(folded([happened("turn.started", message="m"), step]), form) for form in FORMS]
+    shown = [written(sessions_of([happened("turn.started", message="m"), step]), form) for form in FORMS]
     found = detail(step)
     shown += ["".join(part.text for part in found.parts) + json.dumps(found.rest), describe(step).text]
     for each in shown:
@@ -135,7 +135,7 @@ def test_a_result_is_shown_without_the_tags_that_the_model_gets(text: str) -> No
     mark = {"durable_stream": {"key": "ntc_1"}}
     given = happened("agent.input", message="m", parts=[{"type": "text", "text": text, "metadata": mark}])
     step = happened("execution.step", kind="tool", tool="task", status="completed", output=text, turn="m")
-    shown = [written(folded([given]), form) for form in FORMS] + [describe(given).text]
+    shown = [written(sessions_of([given]), form) for form in FORMS] + [describe(given).text]
     shown += [part.text for each in (given, step) for part in detail(each).parts]
     for each in shown:
         assert "42" in each and not re.search(r"</?(background|task|subagent)|It said this", each)

@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+import sqlite3
 from typing import Any
 
 import pytest
 
-from sidecar.read.changes.changes import Changes as Fold
 from sidecar.read.changes.changes import files_of, sums, totals
+from sidecar.read.story import tables
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.moment import Moment
+from sidecar.read.story.reading import Snapshot
+from sidecar.read.story.rules import Rules
 from sidecar.read.story.telling import Telling
-from sidecar.read.transcript.conversation import Conversation
 from tests.sidecar.read.story.playing import RECORDINGS, recorded, snapshot
 from tests.streams.sizes import size
 
 NAMES = RECORDINGS[:: size("STORY", 9) or 1]
 
 
-def plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {"": type(value).__name__, **{each.name: plain(getattr(value, each.name)) for each in fields(value)}}
-    if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+def told(moment: Moment) -> tuple[Any, ...]:
+    changes = Changes(moment, moment.n // 2)
+    return Telling(moment).whole(), Changes(moment).turns(), changes.turns(with_diffs=True), changes.totals()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_moment_is_what_the_folds_say(name: str) -> None:
+def test_the_past_is_what_it_was(name: str) -> None:
+    records, db, answers = recorded(name), sqlite3.connect(":memory:"), list[tuple[Any, ...]]()
+    tables.create(db)
+    rules, streams = Rules(db, records.__getitem__), {record.event.stream_id for record in records}
+    for record in records:
+        rules.apply(record)
+        rules.write()
+        answers.append(told(Moment(Snapshot(db, records.__getitem__, record.position), streams, record.position)))
+    whole = Snapshot(db, records.__getitem__, len(records) - 1)
+    for position, answer in enumerate(answers):
+        assert told(Moment(whole, streams, position)) == answer, position
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_some_turns_are_those_of_the_whole(name: str) -> None:
+    records = recorded(name)
+    story = snapshot(records)
+    telling = Telling(Moment(story, {record.event.stream_id for record in records}, story.head))
+    every = [(root.id, turn) for root in telling.whole() for turn in root.turns]
+    assert sum(map(telling.count, telling.roots)) == len(every)
+    assert telling.sizes(0, len(every)) == [len(turn.items) for _, turn in every]
+    for begin in range(len(every) + 1):
+        assert [(root.id, turn) for root, turn in telling.turns(begin, 2)] == every[begin : begin + 2]
+        for _, turn in telling.turns(begin, 1, 3):
+            assert turn.items == every[begin][1].items[-3:]
+    for root in telling.roots:
+        assert telling.last(root, 2) == [turn for name, turn in every if name == root.id][-2:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_of_changes_are_those_of_their_turns(name: str) -> None:
     records = recorded(name)
     story, streams = snapshot(records), {record.event.stream_id for record in records}
-    conversation, changes = Conversation(), Fold(with_diffs=True)
-    for record in records:
-        conversation.apply(record)
-        changes.apply(record)
-        moment = Moment(story, streams, record.position)
-        assert plain(Telling(moment).whole()) == plain(conversation.roots), record.position
-        for after in (-1, record.position // 2):
-            turns, found = changes.turns(after), Changes(moment, after)
-            assert [turn.as_json() for turn in found.turns(with_diffs=True)] == [turn.as_json() for turn in turns]
-            assert found.totals() == totals(turns)
-            files = [{"file": file, "edits": len(edits), **sums(edits)} for file, edits in files_of(turns).items()]
-            assert sorted(found.files(), key=str) == sorted(files, key=str)
+    for after in range(-1, len(records), 5):
+        changes = Changes(Moment(story, streams, story.head), after)
+        turns = changes.turns()
+        files = [{"file": file, "edits": len(edits), **sums(edits)} for file, edits in files_of(turns).items()]
+        assert sorted(changes.files(), key=str) == sorted(files, key=str)
+        assert changes.totals() == totals(turns) and changes.count() == len(turns)
+        assert changes.turns(2) == turns[-2:]
