@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from streams.errors import ForeignStore
+from streams.errors import ForeignStore, StoreLocked
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
@@ -263,6 +263,34 @@ async def test_while_records_are_removed_there_are_no_tables(
     await log.close()
     await reader.close()
     assert await are_right(tmp_path) == log.head
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_a_database_that_is_held_makes_the_tables_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.stores.sqlite.files.BUSY_MS", 1)
+    log = await opened(tmp_path, Texts())
+    await log.append(events(30))
+    await caught_up(log)
+    await log.close()
+    holder = sqlite3.connect(tmp_path / "log.db", isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    log = await opened(tmp_path, Texts(2))
+    async with asyncio.timeout(30):
+        while "held" not in str(log.waiting()["derived"]):
+            await asyncio.sleep(0.005)
+    await log.append(events(5, prefix="more"))
+    reader = LogReader(tmp_path)
+    assert await asyncio.to_thread(reader.derived, 2) is None, "a reader is not held up"
+    await reader.close()
+    holder.rollback()
+    await caught_up(log)
+    await log.close()
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE").fetchone()
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreLocked):
+        LogReader(tmp_path).derived(2)
+    holder.close()
+    assert await are_right(tmp_path, 2) == 34
 
 
 SECRET = "nobody may read this again"

@@ -30,6 +30,7 @@ from streams.stores.journal import mover
 from streams.stores.journal.segments import list_segments
 from tests.streams.builders import event
 from tests.streams.calls import Call, ShortWrite, watching
+from tests.streams.derivers import Texts, are_right, caught_up
 from tests.streams.opened import collect, faults, held, left_by_a_kill, moved
 
 BATCHES = 40
@@ -49,7 +50,7 @@ def batch(number: int) -> list[StreamEvent]:
 
 
 async def open_log(store: Path) -> Log:
-    return await Log.open(store, seeded_identity(1), segment_bytes=20_000)
+    return await Log.open(store, seeded_identity(1), segment_bytes=20_000, derived=Texts())
 
 
 async def append_until_it_fails(log: Log, most: int, first: int = 0) -> tuple[list[Record], StreamError | None]:
@@ -77,6 +78,8 @@ async def check_reopened(store: Path, acked: list[Record], most: int) -> None:
         assert more in ([], batch(following)), "nothing but the whole batch that was in progress"
         for number in range(following + 5):
             await log.append(batch(number))
+        await caught_up(log)
+        assert await are_right(store) == log.head
         keys = [record.event.idempotency_key for record in await collect(log.read_all())]
         assert keys == [each.idempotency_key for number in range(following + 5) for each in batch(number)]
     finally:
@@ -165,6 +168,8 @@ async def test_an_error_of_the_database_does_not_stop_recording(
         await log.close()
     log = await open_log(store)
     assert await collect(log.read_all()) == acked
+    await caught_up(log)
+    assert await are_right(store) == log.head
     await log.close()
     assert await faults(store) == []
     assert len(list_segments(store / "journal")) == 1
