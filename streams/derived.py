@@ -8,7 +8,7 @@ made again from the records.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from streams.store import Record
@@ -29,8 +29,9 @@ class Derived(Protocol):
     def reset(self) -> None:
         """Forget everything in memory: the tables may not hold what was last applied."""
 
-    def apply(self, db: sqlite3.Connection, records: Sequence[Record]) -> None:
+    def apply(self, db: sqlite3.Connection, records: Sequence[Record], record: Callable[[int], Record]) -> None:
         """Change the tables by the next records, in the order of positions, in the caller's transaction.
 
-        Positions are missing where records were pruned; payloads that were forgotten are digests.
+        Positions are missing where records were pruned; payloads that were forgotten are digests. ``record`` reads a
+        record up to these by its position; ``KeyError`` if it was pruned.
         """

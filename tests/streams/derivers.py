@@ -38,17 +38,21 @@ class Texts:
     def reset(self) -> None:
         self._counts.clear()
 
-    def apply(self, db: sqlite3.Connection, records: Sequence[Record]) -> None:
-        for record in records:
-            self.before(record)
-            stream = record.event.stream_id
-            if stream not in self._counts:
-                row = db.execute("SELECT count FROM counts WHERE stream = ?", [stream]).fetchone()
-                self._counts[stream] = row[0] if row is not None else 0
-            self._counts[stream] += 1
-            db.execute("INSERT OR REPLACE INTO counts VALUES (?, ?)", [stream, self._counts[stream]])
-            db.execute("INSERT INTO texts VALUES (?, ?)", [record.position, _text(record)])
-            self.applied += 1
+    def apply(self, db: sqlite3.Connection, records: Sequence[Record], record: Callable[[int], Record]) -> None:
+        assert not records or record(records[-1].position) == records[-1]
+        for each in records:
+            self._apply(db, each)
+
+    def _apply(self, db: sqlite3.Connection, record: Record) -> None:
+        self.before(record)
+        stream = record.event.stream_id
+        if stream not in self._counts:
+            row = db.execute("SELECT count FROM counts WHERE stream = ?", [stream]).fetchone()
+            self._counts[stream] = row[0] if row is not None else 0
+        self._counts[stream] += 1
+        db.execute("INSERT OR REPLACE INTO counts VALUES (?, ?)", [stream, self._counts[stream]])
+        db.execute("INSERT INTO texts VALUES (?, ?)", [record.position, _text(record)])
+        self.applied += 1
 
 
 def _text(record: Record) -> str:
@@ -68,7 +72,8 @@ def rows_from(records: Sequence[Record]) -> Rows:
     db = sqlite3.connect(":memory:")
     texts = Texts()
     texts.create(db)
-    texts.apply(db, records)
+    by_position = {each.position: each for each in records}
+    texts.apply(db, records, by_position.__getitem__)
     found = rows_of(db)
     db.close()
     return found

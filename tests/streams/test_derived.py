@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -27,7 +28,7 @@ from tests.streams.derivers import Texts, are_right, caught_up, rows_from, rows_
 from tests.streams.opened import collect, faults, left_by_a_kill, moved
 from tests.streams.sizes import size
 
-LIVES = size("DERIVED", 5)
+LIVES = size("DERIVED", 3)
 
 
 async def opened(store: Path, texts: Texts | None, seed: int = 1) -> Log:
@@ -187,8 +188,8 @@ async def test_a_disk_that_has_no_room_for_the_tables_holds_no_record_up(tmp_pat
     texts = Texts()
     plain = texts.apply
 
-    def apply(db: sqlite3.Connection, records: list[Record]) -> None:
-        plain(db, records)
+    def apply(db: sqlite3.Connection, records: Sequence[Record], record: Callable[[int], Record]) -> None:
+        plain(db, records, record)
         if full:
             pages = db.execute("PRAGMA page_count").fetchone()[0]
             db.execute(f"PRAGMA max_page_count = {pages}").fetchone()
@@ -197,7 +198,7 @@ async def test_a_disk_that_has_no_room_for_the_tables_holds_no_record_up(tmp_pat
             finally:
                 db.execute("PRAGMA max_page_count = 1000000").fetchone()
 
-    texts.apply = apply  # type: ignore[method-assign, assignment]
+    texts.apply = apply  # type: ignore[method-assign]
     log = await opened(tmp_path, texts)
     await log.append(events(30))
     await moved(log)

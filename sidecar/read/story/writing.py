@@ -6,14 +6,9 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import orjson
-
 from sidecar.read.story import tables
 from sidecar.read.story.rules import Rules
-from streams.event import StreamEvent
 from streams.store import Record
-
-_EVENT: Final = "SELECT event, offset FROM records WHERE position = ?"
 
 
 class StoryTables:
@@ -31,21 +26,12 @@ class StoryTables:
     def reset(self) -> None:
         self._rules = None
 
-    def apply(self, db: sqlite3.Connection, records: Sequence[Record]) -> None:
+    def apply(self, db: sqlite3.Connection, records: Sequence[Record], record: Callable[[int], Record]) -> None:
         if self._rules is None:
-            self._rules = Rules(db, self._source(db))
-        self._new = {record.position: record for record in records}
-        for record in records:
-            self._rules.apply(record)
+            self._rules = Rules(db, lambda position: self._new.get(position) or record(position))
+        self._new = {each.position: each for each in records}
+        for each in records:
+            self._rules.apply(each)
         self._rules.write()
         self._rules.rest()
         self._new = {}
-
-    def _source(self, db: sqlite3.Connection) -> Callable[[int], Record]:
-        def source(position: int) -> Record:
-            if (new := self._new.get(position)) is not None:
-                return new
-            event, offset = db.execute(_EVENT, (position,)).fetchone()
-            return Record(StreamEvent.trusted(orjson.loads(event)), offset, position, "")
-
-        return source

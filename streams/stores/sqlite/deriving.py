@@ -79,8 +79,14 @@ class Deriving:
             raise NotDerived from error
 
     def _apply(self, records: Sequence[Record], last: int) -> None:
-        self._derived.apply(self._connection, records)
+        self._derived.apply(self._connection, records, self._record)
         self._connection.execute("UPDATE derived SET position = ?", [last])
+
+    def _record(self, position: int) -> Record:
+        row = self._connection.execute(f"{SELECT} WHERE position = ?", [position]).fetchone()
+        if row is None:
+            raise KeyError(position)
+        return record_of(row, str(self._path))
 
     def done(self, last: int | None) -> None:
         self.position = last
