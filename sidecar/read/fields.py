@@ -55,7 +55,8 @@ def as_mapping(value: Any) -> dict[str, Any]:
 def model_name(value: Any) -> str:
     """A payload's model as ``provider/model``; empty if it is not known."""
     model = as_mapping(value)
-    return "/".join(filter(None, (as_text(model.get(each)) for each in ("provider", "model"))))
+    provider, name = as_text(model.get("provider")), as_text(model.get("model"))
+    return f"{provider}/{name}" if provider and name else provider or name
 
 
 def as_list(value: Any) -> list[Any]:

@@ -243,16 +243,18 @@ class Story:
 
     def turn(self, s: Live, message: str, n: int) -> tables.Turn:
         """The turn of a message; without one, the latest turn. It is made if there is none."""
-        return self.known_turn(s, message) or self._new_turn(s, message, n)
+        if (turn := self.known_turn(s, message)) is None:
+            given = self.inputs.find("session = ? AND message = ?", s.key, message)
+            turn = self.new_turn(s, message, given.asked or "" if given is not None else "", n)
+        return turn
 
     def known_turn(self, s: Live, message: str) -> tables.Turn | None:
         if not message or (s.current is not None and s.current.message == message):
             return s.current
         return self.turns.find("session = ? AND message = ? AND died IS NULL", s.key, message)
 
-    def _new_turn(self, s: Live, message: str, n: int) -> tables.Turn:
-        given = self.inputs.find("session = ? AND message = ?", s.key, message)
-        branch, asked = s.branch.id if s.branch is not None else None, given.asked or "" if given is not None else ""
+    def new_turn(self, s: Live, message: str, asked: str, n: int) -> tables.Turn:
+        branch = s.branch.id if s.branch is not None else None
         row = tables.Turn(session=s.key, message=message, first=n, branch=branch, asked=asked, born=n)
         turn = self.turns.add(row)
         if s.current is None or s.current.outcome or s.current.started_ms is None:

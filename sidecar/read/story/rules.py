@@ -216,16 +216,15 @@ class Rules(Story):
     def _input(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
         parts, message = as_list(p.get("parts")), as_text(p.get("message")) or record.event.id
         turn, asked = self.known_turn(s, message), input_text(p)
+        known = self.inputs.find("session = ? AND message = ?", s.key, message)
+        known = known or self.inputs.add(tables.Input(session=s.key, message=message))
         if turn is not None:
             self.turns.change(turn, n, asked=asked)
-        if (known := self.inputs.find("session = ? AND message = ?", s.key, message)) is None:
-            known = self.inputs.add(tables.Input(session=s.key, message=message))
-        if turn is None:
-            self.inputs.set(known, asked=asked)
         said = any(unwrapped(as_text(part.get("text"))) for part in map(as_mapping, parts) if is_said(part))
         if said or attached(parts)[0] or as_text(p.get("shell")):
-            # Any other input has only synthetic text, which OpenCode itself adds.
-            self.item(turn or self.turn(s, message, n), n, "prompt")
+            self.item(turn or self.new_turn(s, message, asked, n), n, "prompt")
+        elif turn is None:  # only synthetic text, which OpenCode itself adds
+            self.inputs.set(known, asked=asked)
 
     def _turn_started(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
         event, agent = record.event, as_text(p.get("agent")) or record.event.actor
@@ -308,12 +307,12 @@ class Rules(Story):
             own = encoded(tokens)
             if s.run is not None:
                 live.run_steps, live.run_cost = live.run_steps + 1, round(live.run_cost + cost, 9)
-        step = tables.Step(n, record.event.ts, s.key, turn.key, s.run.key if s.run is not None else None)
-        step.kind, step.model, step.agent = as_text(p.get("kind")), model_name(p.get("model")), record.event.actor
-        step.cost, step.tokens, step.partial = cost, own, int(record.event.metadata.get("host") == "opencode2")
+        run, is_partial = s.run.key if s.run is not None else None, record.event.metadata.get("host") == "opencode2"
+        step = tables.Step(n, record.event.ts, s.key, turn.key, run, as_text(p.get("kind")))
+        step.model, step.agent, step.partial = model_name(p.get("model")), record.event.actor, int(is_partial)
+        step.cost, step.tokens, step.r_steps, step.r_cost = cost, own, live.run_steps, live.run_cost
         step.s_steps, step.s_cost, step.s_tokens = s.sums.steps, s.sums.cost, s.sums.text
         step.t_steps, step.t_cost, step.t_tokens = of_turn.steps, of_turn.cost, of_turn.text
-        step.r_steps, step.r_cost = live.run_steps, live.run_cost
         self.steps.put(n, step)
 
     def _tool(

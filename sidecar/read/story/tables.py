@@ -10,7 +10,6 @@ and positions that are not known yet are ``NULL``. Long texts stay in the record
 from __future__ import annotations
 
 import sqlite3
-from copy import copy
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
@@ -394,7 +393,8 @@ class Table(Generic[Row]):
         if all(getattr(now, name) == value for name, value in new.items()):
             return
         if now.born != n:
-            before = self._changed[now.id] = copy(now)
+            before: Any = self._row(*self._values(now))
+            self._changed[now.id] = before
             before.died = n
             self._last += 1
             now.id, now.born = self._last, n

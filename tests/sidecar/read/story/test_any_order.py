@@ -31,37 +31,36 @@ def event(random: Random, ts: int) -> dict[str, Any]:
     ended = {"message": turn, "outcome": random.choice(("completed", "failed", "aborted"))}
     begun = {"message": turn, "assistant_message": f"{turn}_answer", "agent": "build", "model": model}
     at = {"directory": "/d", "parent": None if session == ROOT else ROOT, "lineage": random.choice(("root", "unknown"))}
-    type_, payload = random.choice(
-        [
-            ("human.input", {"message": turn, "parts": [{"type": "text", "text": f"do {turn}"}]}),
-            ("turn.started", {**begun, "trigger": random.choice(("prompt", "compaction"))}),
-            *[("turn.ended", ended)] * 2,
-            ("execution.step.started", about),
-            *[("execution.step", step)] * 2,
-            ("execution.step", used),
-            ("execution.step", {**step, "tool": "task", "child": child, "metadata": {"background": True}}),
-            ("execution.output", {"kind": "text", "text": "said", **about}),
-            *[("agent.spawned", {**about, "child": child, "agent": "general", "description": "d"})] * 2,
-            *[("workflow.checkpoint", {**ask, "state": "asked", "patterns": ["make"], **about})] * 2,
-            ("workflow.checkpoint", {**ask, "state": "replied", "reply": "once"}),
-            ("agent.error", {"turn": turn, "name": "Boom", "reason": "r"}),
-            ("opencode.session.retry.scheduled", {"at_ms": ts + 500, "name": "Boom"}),
-            ("opencode.message.removed", {"properties": {"messageID": turn}}),
-            ("opencode.session.reverted", {"message": random.choice((turn, ""))}),
-            ("lifecycle.session.compacted", {}),
-            ("lifecycle.session.ended", {"reason": "deleted"}),
-            ("capture.gap", {"reason": "x", "lost": 1}),
-            ("lifecycle.session.created", at),
-            ("lifecycle.session.resumed", at),
-            ("lineage.linked", {"parent": random.choice((ROOT, *CHILDREN))}),
-            ("lineage.forked", {"fork": {"session": child}}),
-            ("opencode.session.moved", {"directory": "/e", "project": "p"}),
-            ("opencode.session.renamed", {"title": f"title {random.randrange(3)}"}),
-            ("opencode.command.executed", {"properties": {"messageID": turn, "name": "init", "arguments": ""}}),
-            ("stream.named", {"name": "mine"}),
-            ("intent.started", {"session": child, "directory": "/w"}),
-        ]
-    )
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("human.input", {"message": turn, "parts": [{"type": "text", "text": f"do {turn}"}]}),
+        ("turn.started", {**begun, "trigger": random.choice(("prompt", "compaction"))}),
+        *[("turn.ended", ended)] * 2,
+        ("execution.step.started", about),
+        *[("execution.step", step)] * 2,
+        ("execution.step", used),
+        ("execution.step", {**step, "tool": "task", "child": child, "metadata": {"background": True}}),
+        ("execution.output", {"kind": "text", "text": "said", **about}),
+        *[("agent.spawned", {**about, "child": child, "agent": "general", "description": "d"})] * 2,
+        *[("workflow.checkpoint", {**ask, "state": "asked", "patterns": ["make"], **about})] * 2,
+        ("workflow.checkpoint", {**ask, "state": "replied", "reply": "once"}),
+        ("agent.error", {"turn": turn, "name": "Boom", "reason": "r"}),
+        ("opencode.session.retry.scheduled", {"at_ms": ts + 500, "name": "Boom"}),
+        ("opencode.message.removed", {"properties": {"messageID": turn}}),
+        ("opencode.session.reverted", {"message": random.choice((turn, ""))}),
+        ("lifecycle.session.compacted", {}),
+        ("lifecycle.session.ended", {"reason": "deleted"}),
+        ("capture.gap", {"reason": "x", "lost": 1}),
+        ("lifecycle.session.created", at),
+        ("lifecycle.session.resumed", at),
+        ("lineage.linked", {"parent": random.choice((ROOT, *CHILDREN))}),
+        ("lineage.forked", {"fork": {"session": child}}),
+        ("opencode.session.moved", {"directory": "/e", "project": "p"}),
+        ("opencode.session.renamed", {"title": f"title {random.randrange(3)}"}),
+        ("opencode.command.executed", {"properties": {"messageID": turn, "name": "init", "arguments": ""}}),
+        ("stream.named", {"name": "mine"}),
+        ("intent.started", {"session": child, "directory": "/w"}),
+    ]
+    type_, payload = random.choice(events)
     stream = random.choice((ROOT, ROOT, session))
     if type_ == "intent.started":
         stream = "agent/intents"

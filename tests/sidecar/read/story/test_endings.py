@@ -16,7 +16,11 @@ ASK = {"kind": "permission", "permission": "bash", "patterns": ["make"], "state"
 def log(*events: tuple[str, dict[str, Any]]) -> list[Record]:
     """Records of the session ``ses_1``, a second apart."""
     identity = seeded_identity(1)
-    about = {"stream_id": "ses_1", "actor": "build", "source": {"agent": "build", "adapter": "opencode"}}
+    about: dict[str, Any] = {
+        "stream_id": "ses_1",
+        "actor": "build",
+        "source": {"agent": "build", "adapter": "opencode"},
+    }
     made = [
         {**about, "type": type_, "ts": 1000 * number, "payload": {"session": "ses_1", **payload}, "metadata": {}}
         for number, (type_, payload) in enumerate(events, 1)
@@ -39,7 +43,7 @@ def status(records: list[Record], session: str = "ses_1") -> tuple[str, int]:
     return view.status, view.worked_ms(records[-1].event.ts + 3_600_000)
 
 
-BEGIN = [
+BEGIN: list[tuple[str, dict[str, Any]]] = [
     ("lifecycle.session.created", {"title": "Mine"}),
     ("human.input", {"message": "msg_1", "parts": [{"type": "text", "text": "do it"}]}),
     ("turn.started", {"message": "msg_1"}),
