@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -19,6 +20,7 @@ from benchmarks.million import build as build_log
 from benchmarks.report import Row
 from sidecar.home import Home
 from sidecar.inspector.server import PAGE
+from sidecar.read.story.writing import StoryTables
 from streams.hashing import GENESIS, encode
 from streams.hashing import chain as chained
 from streams.identity import seeded_identity
@@ -47,6 +49,9 @@ can only make it longer."""
 
 STEPPED, ROUNDS = 9, 5
 """How many steps a round has in each tab, and how many rounds; the best round's median counts."""
+
+JUMPS = 15
+"""How many moments in each tab are jumped to; the median counts."""
 
 TABS: Final = ("conversation", "timeline", "files", "events")
 SEARCHES: Final = ("Prompt 17. It reads", "runs the tests", "nothing holds this")
@@ -90,8 +95,19 @@ async (count) => {
 """
 """The ms of some steps, each until it is on the screen."""
 
-_WHOLE: Final = f"""async () => {{ await (await import("/page/lib.js")).get("s/{STREAM}/timeline"); }}"""
-"""Waits until the whole session was read."""
+_JUMP: Final = """
+async ([path, numbers]) => {
+  const { get } = await import("/page/lib.js");
+  const times = [];
+  for (const at of numbers) {
+    const began = performance.now();
+    await get(path, { at, width: 900, marks: 1000000 });
+    times.push(performance.now() - began);
+  }
+  return times;
+}
+"""
+"""The ms of the answers at some moments, each with the head of its moment."""
 
 _SEARCH: Final = """
 async (text) => {
@@ -163,10 +179,10 @@ def _long(first: int, count: int) -> Iterator[Stored]:
 
 
 async def build(home: Home, count: int, long: int) -> None:
-    """A log of ``count`` events, the last ``long`` of them of one session, as a sidecar leaves it: with a
-    catalog and a search index."""
+    """A log of ``count`` events, the last ``long`` of them of one session, as a sidecar leaves it: with the story's
+    tables, a catalog and a search index."""
     home.create()
-    await build_log(home.store_path, chain(records(count - long), _long(count - long, long)))
+    await build_log(home.store_path, chain(records(count - long), _long(count - long, long)), StoryTables())
     await keep_catalog(home.store_path)
     await asyncio.to_thread(index, home.store_path)
 
@@ -178,14 +194,15 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     home = Home(directory / "inspector")
     if not home.path.exists():
         await build(home, events, long)
-    rows = await asyncio.to_thread(_measure, home, f"a session of {long:,}")
+    rows = await asyncio.to_thread(_measure, home, f"a session of {long:,}", long)
     shutil.rmtree(home.path)
     return rows
 
 
-def _measure(home: Home, name: str) -> list[Row]:
+def _measure(home: Home, name: str, long: int) -> list[Row]:
     opened: dict[str, list[float]] = {STREAM: [], SHORT: []}
     steps: dict[str, float] = {}
+    jumps: dict[str, float] = {}
     with chromium() as browser:
         for number in range(OPENED):
             for stream, times in opened.items():
@@ -196,8 +213,7 @@ def _measure(home: Home, name: str) -> list[Row]:
                     page.wait_for_selector(".talk .turn-html")
                     times.append(page.evaluate("window.painted") / 1000)
                     if number == OPENED - 1 and stream == STREAM:
-                        page.evaluate(_WHOLE)
-                        whole = page.evaluate("performance.now()") / 1000
+                        jumps = {tab: _jumped(page, tab, long) for tab in TABS}
                         steps = {tab: _stepped(page, served, f"{STREAM}/{tab}") for tab in TABS}
                         short = _stepped(page, served, f"{SHORT}/conversation")
                         searches = [min(page.evaluate(_SEARCH, text) for _ in range(ROUNDS)) for text in SEARCHES]
@@ -208,7 +224,7 @@ def _measure(home: Home, name: str) -> list[Row]:
     return [
         Row(f"first paint of {name}", first, None, "s", 0.5, 0.25),
         Row(f"first paint of {name}, beside a short one", 1 / first, 1 / beside, "a short session", 0.5, 0.8),
-        Row(f"all of {name} is read", whole, None, "s"),
+        *(Row(f"jump to any event, {tab}", taken, None, "s", 0.1, 0.05) for tab, taken in jumps.items()),
         *(Row(f"step of the slider, {tab}", taken, None, "s", 0.05, 0.025) for tab, taken in steps.items()),
         Row("step of the slider, conversation, beside a short one", 1 / step, 1 / short, "a short session", 0.5, 0.8),
         Row("search of the page", max(searches) / 1000, None, "s", 0.2, 0.05),
@@ -222,6 +238,12 @@ def _stepped(page: Any, served: Served, tab: str) -> float:
     page.goto(f"{served.base}/s/{tab}")
     page.wait_for_selector(".session .body > *")
     return min(statistics.median(page.evaluate(_STEP, STEPPED)) for _ in range(ROUNDS)) / 1000
+
+
+def _jumped(page: Any, tab: str, long: int) -> float:
+    """How long an answer at a moment that nobody looked at before takes, in seconds."""
+    numbers = random.Random(tab).sample(range(long), JUMPS)
+    return statistics.median(page.evaluate(_JUMP, [f"s/{STREAM}/{tab}", numbers])) / 1000
 
 
 def _peak(served: Served) -> float:

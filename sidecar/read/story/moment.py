@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import orjson
@@ -28,6 +28,9 @@ ALIVE: Final = "born <= :n AND (died IS NULL OR died > :n)"
 MARKS: Final = ("turn", "ask", "error", "edit")
 """The records that a person may want to jump to."""
 
+KEPT: Final = 64
+"""How many of the last records stay at hand: several parts of an answer read the same ones."""
+
 
 class Moment:
     """What was known after the record at position ``n``, of the sessions in some streams.
@@ -38,6 +41,7 @@ class Moment:
     def __init__(self, story: Snapshot, streams: Iterable[str], n: int, only: str | None = None) -> None:
         self.story, self.n, self.only = story, n, only
         self.streams = sorted(streams)
+        self.record: Callable[[int], Record] = lru_cache(maxsize=KEPT)(story.record)
 
     def rows(self, table: str, where: str, **given: Any) -> list[Any]:
         """The rows of a table that fit, in which ``:n`` is the moment's record."""
@@ -45,9 +49,6 @@ class Moment:
 
     def one(self, table: str, where: str, **given: Any) -> Any:
         return next(iter(self.rows(table, f"{where} LIMIT 1", **given)), None)
-
-    def record(self, position: int) -> Record:
-        return self.story.record(position)
 
     def has(self, position: int | None) -> TypeGuard[int]:
         """Whether a record that something happened with was there already."""
@@ -63,15 +64,23 @@ class Moment:
     def all(self) -> dict[int, tables.Session]:
         """Every session that a record has named so far, by its key, in the order in which they were first named."""
         # A session has many versions, so look only for the last one of each.
-        here = "place IN (SELECT value FROM json_each(:places))"
-        keys = f"SELECT DISTINCT key FROM session WHERE {here}"
-        last = "SELECT id FROM session WHERE key = known.key AND born <= :n ORDER BY born DESC LIMIT 1"
-        where = f"id IN (SELECT ({last}) FROM ({keys}) AS known) AND {here} ORDER BY key"
-        rows = self.rows("session", where, places=orjson.dumps([*self.places.values()]).decode())
+        last = "key = :key AND born <= :n ORDER BY born DESC"
+        found = [self.one("session", last, key=key) for key in self._keys()]
+        rows = [row for row in found if row is not None and row.place in self.places.values()]
         if self.only is not None:
             parents = {row.name: row.parent for row in rows}
             rows = [row for row in rows if self.only in _above(parents, row.name)]
         return {row.key: row for row in rows}
+
+    def _keys(self) -> list[int]:
+        """The keys of all sessions that were ever at one of the places."""
+        following = "SELECT key FROM session WHERE place = :place AND key > :key ORDER BY key LIMIT 1"
+        found = set[int]()
+        for place in self.places.values():
+            rows: list[Any] = [(0,)]
+            while rows := self.story.sql(following, place=place, key=rows[0][0]):
+                found.add(rows[0][0])
+        return sorted(found)
 
     @cached_property
     def sessions(self) -> dict[int, tables.Session]:

@@ -70,19 +70,12 @@ class Past:
             return "place", "number", [*self._now.places.values()]
         return "session", "count", [*self._now.all]
 
-    def _upto(self, position: str) -> str:
-        """How many of the records come up to a position, as SQL."""
-        by, count, _ = self._rows
-        newest = f"SELECT {count} FROM moment WHERE {by} = of.value AND n <= {position} ORDER BY n DESC LIMIT 1"
-        return f"coalesce((SELECT sum(({newest})) FROM json_each(:keys) AS of), 0)"
-
-    @property
-    def _keys(self) -> str:
-        return orjson.dumps(self._rows[2]).decode()
-
     def _until(self, position: int) -> int:
-        found: int = self.story.sql(f"SELECT {self._upto(':n')}", n=position, keys=self._keys)[0][0]
-        return found
+        """How many of the records come up to a position."""
+        by, count, keys = self._rows
+        newest = f"SELECT n, {count} FROM moment WHERE {by} = :key AND n <= :n ORDER BY n DESC LIMIT 1"
+        found = [self.story.sql(newest, key=key, n=position) for key in keys]
+        return sum(rows[0][1] for rows in found if rows)
 
     @cached_property
     def count(self) -> int:
@@ -154,7 +147,9 @@ class Past:
         given = [{"s": session, "kind": kind} for session in self._now.sessions for kind in MARKS if wanted > 0]
         found = [row for each in given for row in self.story.sql(newest, head=self.story.head, most=wanted, **each)]
         found = sorted(found)[-wanted:] if wanted > 0 else []
-        numbers = f"SELECT {self._upto('each.value')} - 1 FROM json_each(:marks) AS each ORDER BY each.key"
-        marks = orjson.dumps([n for n, _ in found]).decode()
-        rows = self.story.sql(numbers, keys=self._keys, marks=marks)
-        return [(number, kind) for (number,), (_, kind) in zip(rows, found, strict=True)]
+        _, count, keys = self._rows
+        if len(keys) > 1:
+            return [(self._until(n) - 1, kind) for n, kind in found]
+        here = f"SELECT n, {count} FROM moment WHERE n IN (SELECT value FROM json_each(:marks))"
+        numbers = dict(self.story.sql(here, marks=orjson.dumps([n for n, _ in found]).decode()))
+        return [(numbers[n] - 1, kind) for n, kind in found]

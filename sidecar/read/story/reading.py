@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Final, Protocol, TypeVar
 
 from sidecar.read.story import tables
@@ -33,13 +34,23 @@ class Snapshot:
     yet, because they are being made again.
     """
 
-    def __init__(self, db: sqlite3.Connection, record: Callable[[int], Record], head: int, behind: int = 0) -> None:
-        self._db, self.record, self.head, self.behind = db, record, head, behind
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        record: Callable[[int], Record],
+        head: int,
+        behind: int = 0,
+        *,
+        is_over: bool = False,
+    ) -> None:
+        """``is_over``: tables of the reader's own lie over those of the log."""
+        self._db, self.record, self.head, self.behind, self._is_over = db, record, head, behind, is_over
         self._value: Callable[[Any], Any] | None = None
 
     def changed(self, value: Callable[[Any], Any], record: Callable[[Record], Record]) -> Snapshot:
         """The same tables and records, with each value and each record changed by a function."""
-        found = Snapshot(self._db, lambda position: record(self.record(position)), self.head, self.behind)
+        found = copy(self)
+        found.record = lambda position: record(self.record(position))
         found._value = value
         return found
 
@@ -51,6 +62,16 @@ class Snapshot:
     def one(self, table: str, where: str, **given: Any) -> Any:
         """The first row that fits, or ``None``."""
         return next(iter(self.rows(table, f"{where} LIMIT 1", **given)), None)
+
+    def count(self, table: str, where: str, **given: Any) -> int:
+        """How many rows fit. Much quicker than to count the rows of two tables as one."""
+        counts = [f"SELECT count(*) FROM main.{table} WHERE {where}"]
+        if self._is_over:
+            key = tables.columns(table)[0].split()[0]
+            is_new = f"{key} IN (SELECT {key} FROM new_{table})"
+            counts.append(f"SELECT -count(*) FROM main.{table} WHERE {where} AND {is_new}")
+            counts.append(f"SELECT count(*) FROM new_{table} WHERE {where}")
+        return int(sum(self.sql(each, **given)[0][0] for each in counts))
 
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         """The rows of a query as tuples."""
@@ -153,7 +174,8 @@ def _answer(found: _Tables, above: list[Record], question: Callable[[Snapshot], 
             _lay_over(found.db, above, source)
         head = above[-1].position if above else found.position
         behind = found.head - head
-        answer = question(Snapshot(found.db, source, head if upto is None else min(head, upto), behind))
+        upto = head if upto is None else min(head, upto)
+        answer = question(Snapshot(found.db, source, upto, behind, is_over=bool(above)))
         return answer, found.is_right()
 
 

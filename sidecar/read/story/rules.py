@@ -29,7 +29,6 @@ from sidecar.read.fields import (
     is_said,
     model_name,
 )
-from sidecar.read.starting import starts_session
 from sidecar.read.story import tables
 from sidecar.read.story.belonging import Belonging
 from sidecar.read.story.live import Live, encoded
@@ -49,6 +48,9 @@ from streams.lineage import (
     TURN_STARTED,
 )
 from streams.store import Record
+
+_STARTING: Final = frozenset({"task", "subagent", "agent_spawn"})
+"""The tools whose calls start sessions: of OpenCode 1, of OpenCode 2, and ours."""
 
 _BESIDE: Final = ("intent.", "message.")
 """The types of what an imported session has of its background work, questions and messages."""
@@ -208,7 +210,7 @@ class Rules(Belonging):
                 self.items.set(tail, died=n)
         self._edited(s, p, n, next((each.diff for each, _ in asks if each.diff), ""))
         name, about = as_text(p.get("child")), as_mapping(p.get("metadata"))
-        if starts_session(p):
+        if name or as_text(p.get("tool")) in _STARTING:
             goes_on = about.get("background") is True or about.get("status") == "running"
             keys = {"item": item.key, "span": span.key, "background": int(bool(name) and goes_on)}
             message = as_text(p.get("turn"))

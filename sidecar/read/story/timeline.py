@@ -24,12 +24,10 @@ class Timeline:
 
     def count(self) -> int:
         """How many spans there are besides those of sessions."""
-        rows = "SELECT count(*) FROM span WHERE session = :s AND at <= :n"
-        versions = (
-            "SELECT count(*) FROM span WHERE session = :s AND at <= :n AND id <> key"  # those after the first ones
-        )
-        found = f"SELECT ({rows}) - ({versions})"
-        return sum(self._at.story.sql(found, n=self._at.n, s=key)[0][0] for key in self._at.sessions)
+        count, until = self._at.story.count, "session = :s AND at <= :n"
+        rows = [count("span", until, n=self._at.n, s=key) for key in self._at.sessions]
+        later = [count("span", f"{until} AND id <> key", n=self._at.n, s=key) for key in self._at.sessions]
+        return sum(rows) - sum(later)  # a span is one, whatever its versions
 
     def spans(self, last: int | None = None) -> list[Span]:
         """Every span; with ``last``, only so many of the newest steps, after the sessions."""
@@ -44,7 +42,7 @@ class Timeline:
     def session(self, row: tables.Session) -> Span:
         at = self._at
         seen = at.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=row.key)
-        first = at.record(row.first).event
+        first = at.record(row.first or 0).event
         call = at.one("span", f"key = :key AND {ALIVE}", key=row.up) if row.up else None
         parent = (
             self._name(call) if call is not None and call.session in at.all else as_text(first.payload.get("parent"))
