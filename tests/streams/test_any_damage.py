@@ -22,6 +22,7 @@ from streams.query import Filter
 from streams.store import Record
 from tests.streams.builders import event
 from tests.streams.databases import change
+from tests.streams.derivers import Texts, rows_of
 from tests.streams.opened import collect, faults, held, left_by_a_kill
 from tests.streams.sizes import size
 
@@ -29,10 +30,10 @@ HANG_S = 120.0
 PAGE = 4096
 
 
-async def make(store: Path, killed: Path | None = None) -> None:
+async def make(store: Path, killed: Path | None = None, texts: Texts | None = None) -> None:
     """A log of two hundred records with the traces of a removal; a third of the records is in the journal only."""
     with held():
-        log = await Log.open(store, seeded_identity(1), segment_bytes=PAGE)
+        log = await Log.open(store, seeded_identity(1), segment_bytes=PAGE, derived=texts)
         for n in range(40):
             batch = [event(f"k{n}-{m}", stream=f"ses_{(n + m) % 6}", payload={"t": "x" * n}) for m in range(5)]
             await log.append(batch)
@@ -49,7 +50,9 @@ async def make(store: Path, killed: Path | None = None) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     place = tmp_path_factory.mktemp("made")
     asyncio.run(make(place / "closed", place / "killed"))
-    return [place / name for name in ("closed", "killed")]
+    asyncio.run(make(place / "derived", texts=Texts()))
+    asyncio.run(derive(place / "derived"))
+    return [place / name for name in ("closed", "killed", "derived")]
 
 
 def damage(random: Random, path: Path) -> str:
@@ -128,7 +131,24 @@ async def write(store: Path) -> None:
         await log.close()
 
 
-WAYS: tuple[Callable[[Path], Awaitable[list[str] | None]], ...] = (look, verify, read, write)
+async def ask(store: Path) -> None:
+    tables = await asyncio.to_thread(LogReader(store).derived, 1)
+    if tables is not None:
+        with tables:
+            rows_of(tables.db)
+
+
+async def derive(store: Path) -> None:
+    """Give the tables some chances to catch up."""
+    log = await Log.open(store, seeded_identity(2), segment_bytes=PAGE, derived=Texts())
+    try:
+        for _ in range(12):
+            await asyncio.to_thread(log._stored.derive)
+    finally:
+        await log.close()
+
+
+WAYS: tuple[Callable[[Path], Awaitable[list[str] | None]], ...] = (look, verify, read, ask, write, derive)
 
 
 def damaged(made: list[Path], place: Path) -> Iterator[tuple[Path, Path, str]]:
@@ -170,6 +190,22 @@ def test_every_way_comes_to_its_end_with_our_errors(made: list[Path], tmp_path: 
                 assert str(error)
             except Exception as error:
                 raise AssertionError(f"{way.__name__} of {source.name} with {done}: {error!r}") from error
+
+
+def test_damaged_tables_harm_no_record(made: list[Path], tmp_path: Path) -> None:
+    sound = asyncio.run(records(made[2]))
+    harmed = 0
+    for store, _, done in damaged(made[2:], tmp_path / "store"):
+        try:
+            found = asyncio.run(verify(store))
+        except StreamError:
+            continue  # not a log any more
+        if all(each.startswith("torn") for each in found):
+            harmed += bool(found)
+            asyncio.run(derive(store))
+            assert asyncio.run(records(store)) == sound, done
+            assert asyncio.run(verify(store)) == [], done
+    assert harmed
 
 
 @pytest.mark.parametrize("table", ["removals", "removed_ranges", "bases", "marks"])

@@ -64,13 +64,15 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
 
 
 def derived_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """Faults in derived tables. See ``content_damage``."""
-    return _checked(path, connection, quick, derived_tables(connection))
+    """Faults in derived tables, also where an index contradicts its table. See ``content_damage``."""
+    return _checked(path, connection, quick, derived_tables(connection), "integrity_check")
 
 
-def _checked(path: Path, connection: sqlite3.Connection, quick: bool, tables: Iterable[str | None]) -> list[str]:
+def _checked(
+    path: Path, connection: sqlite3.Connection, quick: bool, tables: Iterable[str | None], look: str = ""
+) -> list[str]:
     """What SQLite reports of some tables and their indexes; ``None`` is the whole file."""
-    look = "quick_check" if quick else "integrity_check"
+    look = look or ("quick_check" if quick else "integrity_check")
     end = Timer(_QUICK_S, connection.interrupt)  # SQLite calls no progress handler while it looks at the pages
     if quick:
         end.start()
