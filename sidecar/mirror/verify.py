@@ -22,7 +22,6 @@ from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Famil
 from bridge.nats.mirror.messages import Mirror, mirrored
 from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION
 from bridge.nats.subjects import agent_events_pattern, log_pattern
-from streams.log.directory import Hints
 from streams.log.reader import LogReader
 from streams.store import NOTHING
 
@@ -130,7 +129,7 @@ class MirrorCheck:
             Disturbed: the log or the stream changed during the comparison.
         """
         # Read the mirror's position before reading the streams and the log, so that both contain everything up to it.
-        mirrored_to = await asyncio.to_thread(self._mirrored_to)
+        mirrored_to = await self._mirrored_to()
         session = await self._sessions.get()
         streams: list[tuple[str, Family, str]] = [
             (EVENTS, "records", log_pattern(self._log_id)),
@@ -201,12 +200,11 @@ class MirrorCheck:
                     first, ids = record.position + 1, []
             yield run._replace(position=first, events=tuple(ids))
 
-    def _mirrored_to(self) -> int:
-        hints = Hints(self._reader.store)
-        cursor = hints.cursor(MIRROR)
+    async def _mirrored_to(self) -> int:
+        cursor = await asyncio.to_thread(self._reader.cursor, MIRROR)
         if cursor != NOTHING:
             return cursor
-        snapshot = hints.snapshot(MIRROR, MIRROR_VERSION)
+        snapshot = await self._reader.snapshot(MIRROR, MIRROR_VERSION)
         return snapshot.position if snapshot is not None else NOTHING
 
 

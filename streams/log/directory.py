@@ -1,4 +1,4 @@
-"""The parts of a log's directory that the rest of the program may use: manifest, lock, hints and size.
+"""The parts of a log's directory that the rest of the program may use: manifest, lock and size.
 
 The parts are defined in ``streams/stores``, but nothing above ``streams/log`` may import from there.
 """
@@ -10,14 +10,12 @@ from streams.stores.directory import (
     read_manifest,
     refuse_links,
 )
-from streams.stores.hints import Hints
 from streams.stores.space import store_bytes
 from streams.stores.sqlite.kept import KeptRows, ReadRows
 from streams.stores.sqlite.search import SearchIndex
 
 __all__ = [
     "LOCK",
-    "Hints",
     "KeptRows",
     "ReadRows",
     "SearchIndex",

@@ -110,6 +110,11 @@ class LogReader(TwoPlaces):
             self.end_at(error)
             return None
 
+    def cursor(self, name: str) -> int:
+        """See ``StreamStore.cursor``. Blocks."""
+        position = Hints(self.store).cursor(name)
+        return position if position <= self.head else NOTHING
+
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         """See ``StreamStore.snapshot``. ``None`` also during a removal."""
         refuse_links(self.store)

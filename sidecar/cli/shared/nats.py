@@ -67,15 +67,13 @@ def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
         StreamError: the store cannot be read.
     """
     from sidecar.mirror.settings import external_options
-    from streams.log.directory import Hints
     from streams.log.reader import LogReader
-    from streams.store import NOTHING
 
     mirror = None
     if config.mode != "off":
         reader = LogReader(home.store_path)
         head = reader.head
-        position = min(Hints(home.store_path).cursor("mirror"), head) if head != NOTHING else NOTHING
+        position = reader.cursor("mirror")
         mirror = {
             "state": "stopped",
             "position": position,
