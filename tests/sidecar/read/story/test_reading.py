@@ -11,12 +11,14 @@ import pytest
 from sidecar.read.story import reading, tables
 from sidecar.read.story.reading import Snapshot, ask
 from sidecar.read.story.writing import StoryTables
+from streams.errors import CorruptLog
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 from tests.sidecar.read.story.playing import content, everything, tables_of
+from tests.streams.databases import change
 from tests.streams.derivers import caught_up
 from tests.streams.opened import held, put
 
@@ -141,4 +143,21 @@ async def test_after_a_removal_the_tables_are_those_of_what_is_left(tmp_path: Pa
     left = [record async for record in reader.read_all()]
     assert await ask(reader, whole) == rows_of(left) != rows_of(records)
     await log.close()
+    await reader.close()
+
+
+async def test_a_question_that_meets_damage_is_asked_about_the_moment_before_it(tmp_path: Path) -> None:
+    log = await opened(tmp_path)
+    await append(log, everything()[:20])
+    await caught_up(log)
+    await log.close()
+    change(tmp_path, "UPDATE records SET crc = crc + 1 WHERE position IN (7, 12)")
+    reader = LogReader(tmp_path, to_damage=True)
+    assert await ask(reader, _places) == (19, 0)  # which reads no record
+    head, _, events = await ask(reader, _about)
+    assert (head, len(events)) == (6, 7) and reader.damage is not None and reader.damage.position == 7
+    await reader.close()
+    reader = LogReader(tmp_path)
+    with pytest.raises(CorruptLog):
+        await ask(reader, _about)
     await reader.close()
