@@ -100,10 +100,10 @@ class Belonging(Story):
 
     def _fits(self, above: Live, s: Live) -> bool:
         """False if the session contains its parent, or would be nested too deep."""
-        chain, below, height = [above.key], [s.key], 0
+        chain, below, height = [above.key], {s.key}, 0
         while (branch := self.branches.find("session = ?", chain[-1])) is not None:
             chain.append(branch.above)
-        while below := [each.session for key in below for each in self.branches.all("above = ?", key)]:
+        while below := {each.session for key in below for each in self.branches.all("above = ?", key)}:
             height += 1
         return s.key not in chain and len(chain) + height < MOST_DEPTH
 

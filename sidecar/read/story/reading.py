@@ -171,7 +171,7 @@ def _answer(found: _Tables, above: list[Record], question: Callable[[Snapshot], 
 
     with found:
         if above:
-            _lay_over(found.db, above, source)
+            lay_over(found.db, above, source)
         head = above[-1].position if above else found.position
         behind = found.head - head
         upto = head if upto is None else min(head, upto)
@@ -179,7 +179,7 @@ def _answer(found: _Tables, above: list[Record], question: Callable[[Snapshot], 
         return answer, found.is_right()
 
 
-def _lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> None:
+def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> None:
     """Fold the records above the tables into tables of this connection, which lie over those of the log."""
     for name in tables.ROWS:
         first, *rest = tables.columns(name)

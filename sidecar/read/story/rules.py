@@ -341,7 +341,7 @@ class Rules(Belonging):
         """Undo the inputs from a message on, and no longer the earlier ones, apart from those removed."""
         first = as_text(p.get("message"))
         begin = self.inputs.find("session = ? AND message = ?", s.key, first)
-        later = self.inputs.all("session = ? AND id >= ?", s.key, begin.id) if begin is not None else []
+        later = self.inputs.all("session = ? AND id >= ? ORDER BY id", s.key, begin.id) if begin is not None else []
         messages = dict.fromkeys(each.message for each in later)
         for row in self.undone.all("session = ? AND died IS NULL", s.key):
             if row.message in messages:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.read.story import reading, tables
 from streams.identity import seeded_identity
 from streams.store import Record
 from tests.sidecar.read.story.playing import content, records_of, tables_of
@@ -86,9 +87,14 @@ def made_up(seed: int, *, junk: bool) -> list[Record]:
 
 
 @pytest.mark.parametrize("junk", [False, True])
-def test_in_any_order_a_session_that_rests_is_read_back_as_it_was(junk: bool) -> None:
+def test_in_any_order_sessions_that_rest_and_records_above_the_tables_change_nothing(junk: bool) -> None:
     for seed in range(size("STORY", 12)):
         records = made_up(seed, junk=junk)
         whole = content(tables_of(records))
         assert whole["moment"][-1][0] == 79, seed
         assert content(tables_of(records, most_live=0)) == whole, seed
+        split = Random(seed).randrange(80)
+        db = tables_of(records[:split])
+        reading.lay_over(db, records[split:], records.__getitem__)
+        rows = {name: sorted(db.execute(f"SELECT * FROM {name}"), key=repr) for name in tables.ROWS}
+        assert rows == {name: sorted(each, key=repr) for name, each in whole.items()}, (seed, split)
