@@ -125,6 +125,7 @@ PLAN = (
         {"RUNTIME_EXAMPLES": 1_000},
     ),
     Part("crash-images", "power losses", (f"{STREAMS}/test_crash_images.py", "-k", "power_loss"), 20, {"IMAGES": 250}),
+    Part("derived", "lives of derived tables", (f"{STREAMS}/test_derived.py", "-k", "any_life"), 1, {"DERIVED": 80}),
     Part("slow-disk", "+5, +50, +500 ms a sync", (f"{STREAMS}/test_slow_disk.py",), 1, {"SLOW_SYNCS": 100}),
     Part(
         "two-writers",

@@ -155,7 +155,11 @@ class LogReader(TwoPlaces):
         self.head  # noqa: B018 - refuses a store that lost a part
         found = open_derived(self.store / LOG_FILE, version)
         if found is not None:
-            found.head = self.head
+            try:
+                found.head = self.head
+            except BaseException:
+                found.close()
+                raise
         return found
 
     async def check_journal(self) -> None:

@@ -98,9 +98,7 @@ class DerivedTables:
         self._connection, self._path = connection, path
         self.position = position
         """The last record that the tables have."""
-        self.stored = head_of(connection)
-        """The last record of the database."""
-        self.head = self.stored
+        self.head = head_of(connection)
         """The last record of the log when the moment began. Those above ``position`` are to be read from the log."""
 
     def record(self, position: int) -> Record | None:
