@@ -46,6 +46,8 @@ class State(msgspec.Struct, array_like=True):
     reply: tuple[str, str] = "", ""
     """The newest row of ``reply``."""
     marks: dict[str, int] = {}
+    lost: dict[str, tuple[int, str]] = {}
+    """The calls that ended last without a result: their spans, and the messages of their turns."""
 
 
 class Sums:
@@ -314,10 +316,13 @@ class Story:
 
     def over(self, s: Live, n: int, ts: int, turn: str | None = None) -> None:
         """End the asks and the calls without an answer; with ``turn``, only the asks that name it."""
-        for span in list(s.open.values()):
-            if turn is None or (span.kind == "wait" and span.turn == turn):
-                self.end(span, n, ts, "over")
-                del s.open[span.key]
+        gone = [each for each in s.open.values() if turn is None or (each.kind == "wait" and each.turn == turn)]
+        for span in gone:
+            self.end(span, n, ts, "over")
+            del s.open[span.key]
+        message = s.run.turn if s.run is not None else ""
+        lost = {span.call: (span.key, message) for span in gone if span.kind == "tool"}
+        s.state.lost = lost or s.state.lost
 
     def close(self, s: Live, n: int, ts: int, state: str, told: int | None = None) -> None:
         """End the turn and everything in it; ``told`` if a record says how it ended."""

@@ -196,11 +196,13 @@ class Rules(Belonging):
         span = s.calling(call)
         start = max(end - (as_int(p.get("duration_ms")) or 0), 0) if span is None else span.start
         s.state.busy = min(s.state.busy or start, start)
-        if span is None:
-            span = self.begin(s, n, "tool", start, call=call, till=n, end=end, state=state, told=n)
-        else:
+        if span is not None:
             del s.open[span.key]
             self.spans.set(span, till=n, end=end, state=state, told=n)
+        elif (span := self._lost(s, p, call)) is not None:
+            self.spans.change(span, n, state=state, told=n)
+        else:
+            span = self.begin(s, n, "tool", start, call=call, till=n, end=end, state=state, told=n)
         item = self._call_item(s, p, n, turn, call)
         asks = self._asks(s, p, call)
         for _, ask in asks:
@@ -217,6 +219,14 @@ class Rules(Belonging):
             self.started.add(tables.Started(session=s.key, turn=message, call=call, child=name, **keys))
             if name and (child := self.known(name)) is not None:
                 self._finished(s, child, turn, n, is_background=goes_on)
+
+    def _lost(self, s: Live, p: dict[str, Any], call: str) -> tables.Span | None:
+        """The call of a process that died, whose result is known only now."""
+        key, message = s.state.lost.get(call, (None, ""))
+        if key is None or message != as_text(p.get("turn")):
+            return None
+        del s.state.lost[call]
+        return self.spans.find("key = ? AND died IS NULL", key)
 
     def _call_item(self, s: Live, p: dict[str, Any], n: int, turn: tables.Turn, call: str) -> tables.Item:
         """The item of a call that ended."""

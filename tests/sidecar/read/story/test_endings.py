@@ -105,3 +105,15 @@ def test_every_input_says_what_was_asked() -> None:
     story = snapshot(log(*BEGIN, again, *last))
     found = {row.message: row.asked for row in story.rows("turn", "died IS NULL")}
     assert found == {"msg_1": "[a.py]", "msg_3": "(no text of its own)"}
+
+
+def test_a_result_that_comes_after_the_death_is_that_of_the_same_call() -> None:
+    resumed = ("lifecycle.session.resumed", {})
+    about = {"kind": "tool", "turn": "msg_1", "call": "call_1", "tool": "bash", "status": "error"}
+    late = ("execution.step", about)
+    assert states(log(*BEGIN, resumed, late))["tool"] == ["error"]
+    assert states(log(*BEGIN, resumed, late, late))["tool"] == ["error", "error"]
+    assert states(log(*BEGIN, resumed, ("execution.step", {**about, "turn": "msg_2"})))["tool"] == ["over", "error"]
+    story = snapshot(log(*BEGIN, resumed, late))
+    [then] = story.rows("span", "kind = 'tool' AND born <= 5 AND (died IS NULL OR died > 5)")
+    assert (then.state, then.told) == ("over", None)
