@@ -29,7 +29,6 @@ from sidecar.read.catalog import CATALOG
 from streams.derived import Derived
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
-from streams.log.directory import Hints
 from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.stores.journal.lines import format_line, parse_stored
@@ -234,7 +233,7 @@ async def _commands(home: Home, name: str) -> list[Row]:
     # Wait for a recent catalog, because an exiting sidecar completes the catalog only if the catalog is not far behind.
     async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
         reader = LogReader(home.store_path)
-        while reader.head - Hints(home.store_path).cursor(CATALOG) > SLOW_TAIL:
+        while reader.head - reader.cursor(CATALOG) > SLOW_TAIL:
             await asyncio.sleep(0.2)
     remove_search(home.store_path)  # the row without an index must not depend on how far the sidecar came
     rows = [Row(f"{' '.join(arguments)}, {name}", await _command(home, arguments), None, "s") for arguments in COMMANDS]
@@ -271,7 +270,8 @@ async def waited_for(home: Home, count: int) -> list[Row]:
     index(home.store_path)
     rows = [Row("first start", (await _served(home, 0)).ready, None, "s")]
     async with sidecar(home):  # it completes the catalog
-        while LogReader(home.store_path).head - Hints(home.store_path).cursor(CATALOG) > SLOW_TAIL:
+        reader = LogReader(home.store_path)
+        while reader.head - reader.cursor(CATALOG) > SLOW_TAIL:
             await asyncio.sleep(1)
     start = time.perf_counter()
     async with sidecar(home) as process:

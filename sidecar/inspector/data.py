@@ -28,7 +28,7 @@ from sidecar.read.projects import short_directory
 from sidecar.read.select import SelectError, catalog_of, find_event, newest
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.costs import WAYS, By
-from sidecar.read.story.past import Past, asked, named
+from sidecar.read.story.past import Named, Past, asked, named
 from sidecar.read.story.telling import Telling
 from sidecar.read.story.timeline import Timeline
 from sidecar.read.telling.describe import describe, row_of
@@ -151,25 +151,40 @@ class Data:
     async def session(self, given: str, at: int | None, marks: int = 0) -> dict[str, Any]:
         """The head of a session's page after ``at`` records, and where the slider can jump to, without the first
         ``marks`` places, which the page knows."""
-        work, user_home = await self._intents(), str(Path.home())
+        found: dict[str, Any] = (await self._shown(given, lambda past: {}, at, marks))["head"]
+        return found
 
-        def told(past: Past) -> dict[str, Any]:
-            found, known, now = head(past, at), past.at(at).catalog.sessions, self._now(past, at)
-            found["status"] = shown_status(found["status"], known.get(past.session))
-            # A title that came later tells which session it is, at every moment.
-            named = past.family.catalog.sessions
-            found["title"] = named[past.session].title if past.session in named else found["title"]
-            for each in found["sessions"]:
-                each["status"] = shown_status(each["status"], known[each["id"]])
-                each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
-            # A person who is asked is waited for until now, although nothing is recorded meanwhile.
-            found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
-            found["beside"] = relatives(past.family.catalog, work, past.session, now)
-            return found | {"place": short_directory(found["directory"], user_home), "marks": past.marks(marks)}
+    async def _shown(
+        self, given: str | Named, told: Callable[..., dict[str, Any]], at: int | None, marks: int | None, *below: Named
+    ) -> dict[str, Any]:
+        """What ``told`` makes of a session and of those ``below``; with ``marks``, beside the head of the same
+        moment."""
+        work, own = await self._intents(), given if isinstance(given, Named) else await named(self.reader, given)
 
-        return await asked(self.reader, told, await named(self.reader, given))
+        def question(past: Past, *beside: Past) -> dict[str, Any]:
+            found = told(past, *beside)
+            return found if marks is None else found | {"head": self._head(past, at, marks, work)}
 
-    async def conversation(self, given: str, at: int | None, first: int | None) -> dict[str, Any]:
+        return await asked(self.reader, question, own, *below)
+
+    def _head(self, past: Past, at: int | None, marks: int, work: State) -> dict[str, Any]:
+        found, known, now = head(past, at), past.at(at).catalog.sessions, self._now(past, at)
+        found["status"] = shown_status(found["status"], known.get(past.session))
+        # A title that came later tells which session it is, at every moment.
+        named = past.family.catalog.sessions
+        found["title"] = named[past.session].title if past.session in named else found["title"]
+        for each in found["sessions"]:
+            each["status"] = shown_status(each["status"], known[each["id"]])
+            each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
+        # A person who is asked is waited for until now, although nothing is recorded meanwhile.
+        found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
+        found["beside"] = relatives(past.family.catalog, work, past.session, now)
+        place = short_directory(found["directory"], str(Path.home()))
+        return found | {"place": place, "marks": past.marks(marks)}
+
+    async def conversation(
+        self, given: str, at: int | None, first: int | None, marks: int | None = None
+    ) -> dict[str, Any]:
         """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns, of which the first
         one lacks its beginning if it is very long (``left_out`` items)."""
 
@@ -188,13 +203,19 @@ class Data:
             ]
             return {"turns": turns, "count": count, "left_out": cut, "heads": [root.title for root in telling.roots]}
 
-        return await asked(self.reader, told, await named(self.reader, given))
+        return await self._shown(given, told, at, marks)
 
     def _now(self, past: Past, at: int | None) -> int:
         return self._now_ms() if past.upto(at) == past.count else past.last_ts(at)
 
     async def timeline(
-        self, given: str, at: int | None, width: int, begin: int | None, end: int | None
+        self,
+        given: str,
+        at: int | None,
+        width: int,
+        begin: int | None,
+        end: int | None,
+        marks: int | None = None,
     ) -> dict[str, Any]:
         """A session's timeline as ``drawn``, with its child sessions and background work."""
         # Without a stretch only the newest steps are drawn.
@@ -218,9 +239,9 @@ class Data:
                     spans += as_background(until(Timeline(each.at()).spans(most), now), past.session)
             return drawn(spans, now, width, begin, end, left_out)
 
-        return await asked(self.reader, told, own, *below)
+        return await self._shown(own, told, at, marks, *below)
 
-    async def files(self, given: str, at: int | None, since: int) -> dict[str, Any]:
+    async def files(self, given: str, at: int | None, since: int, marks: int | None = None) -> dict[str, Any]:
         """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
         with diffs, and how many earlier ones are left out."""
 
@@ -229,9 +250,9 @@ class Data:
             turns = [turn.as_json() for turn in changes.turns(MOST_CHANGED, with_diffs=True)]
             return {"turns": turns, "left_out": changes.count() - len(turns), "totals": changes.totals()}
 
-        return await asked(self.reader, told, await named(self.reader, given))
+        return await self._shown(given, told, at, marks)
 
-    async def events(self, given: str, at: int | None, first: int) -> dict[str, Any]:
+    async def events(self, given: str, at: int | None, first: int, marks: int | None = None) -> dict[str, Any]:
         """Some records of a session, numbered from 0, from number ``first`` on."""
 
         def told(past: Past) -> dict[str, Any]:
@@ -240,7 +261,7 @@ class Data:
             rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, first)]
             return {"rows": rows, "count": upto}
 
-        return await asked(self.reader, told, await named(self.reader, given))
+        return await self._shown(given, told, at, marks)
 
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""

@@ -111,23 +111,20 @@ def build(data: Data) -> Starlette:
     async def session(request: Request) -> Any:
         name, what = request.path_params["name"], request.path_params["what"]
         at, marks = _moment(request, "at"), _number(request, "marks")
-        # First the head, so that a view never lacks a record that its head counts.
-        head = await data.session(name, at, marks or 0) if what == "head" or marks is not None else None
+        # A page that names its marks gets the head with the view, as of the same state of the log.
         match what:
             case "head":
-                return head
+                return await data.session(name, at, marks or 0)
             case "conversation":
-                found = await data.conversation(name, at, _number(request, "first"))
+                return await data.conversation(name, at, _number(request, "first"), marks)
             case "timeline":
                 width, begin, end = (_number(request, each) for each in ("width", "from", "to"))
-                found = await data.timeline(name, at, width or 0, begin, end)
+                return await data.timeline(name, at, width or 0, begin, end, marks)
             case "files":
-                found = await data.files(name, at, _moment(request, "since") or 0)
+                return await data.files(name, at, _moment(request, "since") or 0, marks)
             case "events":
-                found = await data.events(name, at, _number(request, "first") or 0)
-            case _:
-                return _failed("not-found", "a session has no such view", 404)
-        return found if head is None else found | {"head": head}
+                return await data.events(name, at, _number(request, "first") or 0, marks)
+        return _failed("not-found", "a session has no such view", 404)
 
     async def live(request: Request) -> Response:
         return StreamingResponse(news(data), media_type="text/event-stream")

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import orjson
 
-from sidecar.read.select import Family, family_of, find_session
+from sidecar.read.select import Family, catalog_of, family_of, find_session
 from sidecar.read.story.moment import MARKS, Moment
 from sidecar.read.story.reading import Snapshot, ask
 from streams.errors import CorruptLog
@@ -38,6 +38,9 @@ async def named(reader: LogReader, given: str) -> Named:
     Raises:
         SelectError: there is no match, or more than one.
     """
+    catalog, _ = await catalog_of(reader)
+    if given in catalog.streams:
+        return Named(given, Family(given, catalog))
     stream, session = await find_session(reader, given)
     return Named(session or stream, await family_of(reader, stream, session=session))
 
