@@ -108,7 +108,7 @@ def test_every_input_says_what_was_asked() -> None:
 
 
 def test_a_result_that_comes_after_the_death_is_that_of_the_same_call() -> None:
-    resumed = ("lifecycle.session.resumed", {})
+    resumed: tuple[str, dict[str, Any]] = "lifecycle.session.resumed", {}
     about = {"kind": "tool", "turn": "msg_1", "call": "call_1", "tool": "bash", "status": "error"}
     late = ("execution.step", about)
     assert states(log(*BEGIN, resumed, late))["tool"] == ["error"]
