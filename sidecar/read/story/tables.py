@@ -10,16 +10,31 @@ and positions that are not known yet are ``NULL``. Long texts stay in the record
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, Final, Generic, TypeVar
+from functools import cache
+from typing import Any, Final, Generic, TypeVar, get_args
+
+import msgspec
+from msgspec.structs import astuple, fields, replace
 
 STORY_VERSION: Final = 1
 """Version of the tables and of the rules. Tables of another version are made again."""
 
 
-@dataclass(slots=True, eq=False)
-class Moment:
+class Row(msgspec.Struct):
+    """A row of a table with ids of its own."""
+
+    id: int = 0
+
+
+class Version(Row):
+    """A row that holds from one record until before another."""
+
+    key: int = 0
+    born: int = 0
+    died: int | None = None
+
+
+class Moment(msgspec.Struct):
     """Each record. ``number`` and ``count`` say how many records its place and its session have up to it; ``first`` and
     ``last`` are the earliest and the latest time of the session's records until then."""
 
@@ -33,30 +48,22 @@ class Moment:
     last: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Place:
+class Place(Version):
     """A stream. ``directory`` is the one that its session works for, and ``ran_in`` the one in which background work
     ran instead; ``boot`` names the OpenCode process that recorded last."""
 
-    id: int = 0
-    key: int = 0
     stream: str = ""
     directory: str = ""
     project: str = ""
     boot: str = ""
     ran_in: str = ""
-    born: int = 0
-    died: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Session:
+class Session(Version):
     """A session. It is ``named`` once one of its own records came: ``first`` is that one. ``place`` is the key of its
     stream, ``parent`` and ``fork`` are names of sessions, ``up`` is the span of the call that started it. ``label`` is
     the title that a person gave. It ``rests`` while no turn runs."""
 
-    id: int = 0
-    key: int = 0
     name: str = ""
     named: int = 0
     place: int = 0
@@ -77,17 +84,12 @@ class Session:
     up: int | None = None
     first: int | None = None
     trace: str | None = None
-    born: int = 0
-    died: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Turn:
+class Turn(Version):
     """What follows one message. ``branch`` is the branch of its session in which it was told; ``first`` is the record
     that bore its first version; ``asked`` is the prompt on one line."""
 
-    id: int = 0
-    key: int = 0
     session: int = 0
     message: str = ""
     first: int = 0
@@ -101,18 +103,13 @@ class Turn:
     outcome: str = ""
     error: str = ""
     asked: str = ""
-    born: int = 0
-    died: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Item:
+class Item(Version):
     """What is told of a turn, in the order of keys, from record ``at``. A call that runs has a ``call`` and no
     ``till``; ``till`` is the record of its result. ``ref``: the branch of a call, the span of an ask, the prompt of an
     undo."""
 
-    id: int = 0
-    key: int = 0
     turn: int = 0
     kind: str = ""
     at: int = 0
@@ -120,25 +117,17 @@ class Item:
     ref: int | None = None
     call: str | None = None
     text: str = ""
-    born: int = 0
-    died: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Undone:
+class Undone(Version):
     """A message that was undone; one that was ``removed`` stays so."""
 
-    id: int = 0
-    key: int = 0
     session: int = 0
     message: str = ""
     removed: int = 0
-    born: int = 0
-    died: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Span:
+class Span(Version):
     """What takes time: a ``turn``, a call of the ``model`` or of a ``tool``, a ``wait`` for an answer, a ``pause``.
 
     It starts by record ``at``, in the turn's span ``up``, which is the session's turn ``number``. Record ``till`` ends
@@ -149,8 +138,6 @@ class Span:
     permission: ``once``, ``always``, ``reject``, ``withdrawn`` or ``answered``, from record ``told`` on.
     """
 
-    id: int = 0
-    key: int = 0
     session: int = 0
     kind: str = ""
     at: int = 0
@@ -168,12 +155,9 @@ class Span:
     reply: str = ""
     about: int | None = None
     marked: int | None = None
-    born: int = 0
-    died: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Step:
+class Step(msgspec.Struct):
     """The step of record ``n``, with sums so far: of its session (``s_``), its turn (``t_``), and its turn's span
     (``r_``, inference only). Tokens are JSON; of a step, only of one of inference. ``partial``: its OpenCode tells no
     steps of titles and compactions."""
@@ -199,12 +183,10 @@ class Step:
     r_cost: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class Edit:
+class Edit(Row):
     """A file that the step of record ``n`` changed. ``turn`` is the message that the step names. The counts of lines
     are ``NULL`` if the old content is not known."""
 
-    id: int = 0
     n: int = 0
     session: int = 0
     turn: str = ""
@@ -215,21 +197,17 @@ class Edit:
     how: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class Allowed:
+class Allowed(Row):
     """The span of an ask that the step of record ``n`` needed, and the item of the call below which it is told."""
 
-    id: int = 0
     n: int = 0
     ask: int = 0
     below: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Branch:
+class Branch(Row):
     """From record ``born`` on, the turns of a session are told below an item, ``call``, of the session ``above``."""
 
-    id: int = 0
     session: int = 0
     above: int = 0
     call: int = 0
@@ -238,22 +216,18 @@ class Branch:
     born: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Spawn:
+class Spawn(Row):
     """A turn started a session, which may not be known; ``span`` is the call that did."""
 
-    id: int = 0
     n: int = 0
     turn: int = 0
     child: str = ""
     span: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Mark:
+class Mark(Row):
     """The ``number``-th turn, ask, error or edit of a session."""
 
-    id: int = 0
     n: int = 0
     session: int = 0
     kind: str = ""
@@ -263,31 +237,25 @@ class Mark:
 # --- what only the rules look up ---
 
 
-@dataclass(slots=True, eq=False)
-class Input:
+class Input(Row):
     """An input of a person or an agent; ``asked`` while no turn has it."""
 
-    id: int = 0
     session: int = 0
     message: str = ""
     asked: str | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Reply:
+class Reply(Row):
     """A message of the model, and the message of the turn that it belongs to. The newest row of a message counts."""
 
-    id: int = 0
     session: int = 0
     message: str = ""
     turn: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class Started:
+class Started(Row):
     """A call that ended and started a session or may have started one; ``background``: it did not wait for it."""
 
-    id: int = 0
     session: int = 0
     turn: str = ""
     call: str = ""
@@ -297,15 +265,14 @@ class Started:
     span: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Live:
+class Live(msgspec.Struct):
     """What the rules keep of a session besides its rows, as JSON. ``id`` is the session's key; 0 is the log itself."""
 
     id: int = 0
     state: str = ""
 
 
-Row = TypeVar("Row")
+R = TypeVar("R", bound=msgspec.Struct)
 
 ROWS: Final[dict[str, type[Any]]] = {
     row.__name__.lower(): row
@@ -341,16 +308,17 @@ _INDEXES: Final = (
     *("started(session, call)", "started(child)"),
 )
 
-_TYPES: Final = {"int": "INTEGER", "str": "TEXT", "float": "REAL"}
+_TYPES: Final = {int: "INTEGER", str: "TEXT", float: "REAL"}
 
 
-def columns(name: str) -> list[str]:
+@cache
+def columns(name: str) -> tuple[str, ...]:
     """The columns of a table, each with its type."""
-    found = []
-    for number, column in enumerate(fields(ROWS[name])):
-        kind, *never = str(column.type).split(" | ")
-        found.append(f"{column.name} {_TYPES[kind]} {'PRIMARY KEY' if not number else '' if never else 'NOT NULL'}")
-    return found
+    found: list[str] = []
+    for column in fields(ROWS[name]):
+        kind, *never = get_args(column.type) or (column.type,)
+        found.append(f"{column.name} {_TYPES[kind]} {'PRIMARY KEY' if not found else '' if never else 'NOT NULL'}")
+    return tuple(found)
 
 
 def create(db: sqlite3.Connection) -> None:
@@ -361,19 +329,19 @@ def create(db: sqlite3.Connection) -> None:
         db.execute(f"CREATE INDEX story_{number} ON {index}")
 
 
-class Table(Generic[Row]):
+class Table(Generic[R]):
     """Rows that a transaction writes once, however often they changed in it. Queries see them, too."""
 
-    def __init__(self, db: sqlite3.Connection, row: type[Row], into: str = "") -> None:
+    def __init__(self, db: sqlite3.Connection, row: type[R], into: str = "") -> None:
         """``into`` goes before the name of the table that rows are written to, if queries read it by another name."""
         self._db, self._row, self._name = db, row, row.__name__.lower()
-        names = [each.name for each in fields(row)]  # type: ignore[arg-type]
+        names = row.__struct_fields__
         self._sql = f"INSERT OR REPLACE INTO {into}{self._name} VALUES ({','.join('?' * len(names))})"
-        self._values, self._first, self._has_key = attrgetter(*names), names[0], names[1] == "key"
+        self._has_key = issubclass(row, Version)
         self._changed: dict[int, Any] = {}
-        self._last: int = db.execute(f"SELECT max({self._first}) FROM main.{self._name}").fetchone()[0] or 0
+        self._last: int = db.execute(f"SELECT max({names[0]}) FROM main.{self._name}").fetchone()[0] or 0
 
-    def add(self, row: Row) -> Row:
+    def add(self, row: R) -> R:
         """Take a new row, and give it the next id, which is also the key of a first version."""
         new: Any = row
         self._last += 1
@@ -383,37 +351,35 @@ class Table(Generic[Row]):
         self._changed[self._last] = new
         return row
 
-    def put(self, number: int, row: Row) -> None:
+    def put(self, number: int, row: R) -> None:
         """Take a row with its own primary key."""
         self._changed[number] = row
 
-    def change(self, row: Row, n: int, **new: Any) -> None:
+    def change(self, row: R, n: int, **new: Any) -> None:
         """Make a new version from record ``n`` on, if anything is new."""
         now: Any = row
         if all(getattr(now, name) == value for name, value in new.items()):
             return
         if now.born != n:
-            before: Any = self._row(*self._values(now))
-            self._changed[now.id] = before
-            before.died = n
+            self._changed[now.id] = replace(now, died=n)
             self._last += 1
             now.id, now.born = self._last, n
         self.set(row, **new)
 
-    def set(self, row: Row, **new: Any) -> None:
+    def set(self, row: R, **new: Any) -> None:
         """Change a row without a new version."""
         now: Any = row
         for name, value in new.items():
             setattr(now, name, value)
         self._changed[now.id] = now
 
-    def find(self, where: str, *given: Any) -> Row | None:
+    def find(self, where: str, *given: Any) -> R | None:
         """The first row of a query, which no other object in memory may stand for; ``None`` if there is none."""
         self.write()
         found = self._db.execute(f"SELECT * FROM {self._name} WHERE {where} LIMIT 1", given).fetchone()
         return self._row(*found) if found is not None else None
 
-    def all(self, where: str, *given: Any) -> list[Row]:
+    def all(self, where: str, *given: Any) -> list[R]:
         """The rows of a query: see ``find``."""
         self.write()
         return [self._row(*each) for each in self._db.execute(f"SELECT * FROM {self._name} WHERE {where}", given)]
@@ -421,5 +387,5 @@ class Table(Generic[Row]):
     def write(self) -> None:
         """Write the rows that changed."""
         if self._changed:
-            self._db.executemany(self._sql, map(self._values, self._changed.values()))
+            self._db.executemany(self._sql, map(astuple, self._changed.values()))
             self._changed.clear()
