@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
-from sidecar.read.changes.approvals import add_answer, ask_of
+from sidecar.read.changes.approvals import Ask, add_answer, ask_of
 from sidecar.read.fields import as_text
 from sidecar.read.story.changes import approval
 from sidecar.read.story.moment import ALIVE, Moment
@@ -25,12 +25,19 @@ _SAID: Final = {"resumed": "OpenCode was started again", "compacted": "older mes
 _BEGUN: Final = "session = :session AND born = first AND born <= :n"
 """The first version of each turn that a session had begun."""
 
+_ALLOWED: Final = """
+    SELECT below, ask, id FROM allowed WHERE n <= :n
+        AND below IN (SELECT key FROM item WHERE turn = :turn AND key >= :first) ORDER BY id"""
+"""What the calls of a turn asked for, from an item on."""
+
 
 class Telling:
     """The sessions of a moment, and their turns with everything that is told of them."""
 
     def __init__(self, moment: Moment) -> None:
         self._moment = moment
+        self._allowed: dict[int, list[int]] = {}
+        """The spans of the asks of calls that are about to be told."""
         self._directories: dict[int, list[tuple[Any, ...]]] = {}
 
     # --- the sessions that are below no call ---
@@ -109,10 +116,14 @@ class Telling:
         newest = f"turn = :t AND {ALIVE} ORDER BY key DESC LIMIT :most"
         items = self._moment.rows("item", newest, t=row.key, most=-1 if most is None else most)
         turn = self._moment.turn(row)
+        for call, ask, _ in self._sql(_ALLOWED, turn=row.key, first=items[-1].key if items else 0):
+            self._allowed.setdefault(call, []).append(ask)
         turn.items = _joined(self._item(each, row) for each in reversed(items))
         return turn
 
     def _item(self, row: Any, turn: Any) -> Item:
+        if row.kind == "ask" and row.ref is not None:
+            return self._ask(row.ref)
         record = self._moment.record(row.at)
         match row.kind:
             case "prompt":
@@ -122,8 +133,6 @@ class Telling:
                 return said(record) if row.kind == "said" else replace(said(record), kind="summary")
             case "call" | "adopted":
                 return self._call(row, turn.session, record)
-            case "ask" if row.ref is not None:
-                return approval(self._moment, self._moment.one("span", f"key = :key AND {ALIVE}", key=row.ref)).ask
             case "ask":
                 ask = ask_of(record)  # the answer to an ask that is not known
                 add_answer(ask, record)
@@ -141,17 +150,18 @@ class Telling:
             name, title = (as_text(event.payload.get(each)) for each in ("call", "description"))
             call = Call(event.id, event.ts, event.actor, "task", name, title=title)
         if row.kind == "call" and self._moment.has(row.till):
-            ended = self._moment.record(row.till)
+            ended = record if row.till == row.at else self._moment.record(row.till)
             call = called(ended, self._directory(session, row.till), call)
-            asks = f"key IN (SELECT ask FROM allowed WHERE below = :key AND n = :till) AND {ALIVE} ORDER BY key"
-            spans = self._moment.rows("span", asks, key=row.key, till=row.till)
-            call.asks = [approval(self._moment, span).ask for span in spans]
+            call.asks = [self._ask(span) for span in self._allowed.pop(row.key, ())]
         assert call is not None
-        found = self._moment.one("branch", "call = :key AND born <= :n ORDER BY id DESC", key=row.key)
-        if found is not None:
+        started = "call = :key AND born <= :n ORDER BY id DESC"
+        if row.ref is not None and (found := self._moment.one("branch", started, key=row.key)) is not None:
             child = self._sql("SELECT name FROM session WHERE key = :key", key=found.session)[0][0]
             call.child = Branch(child, found.title, found.agent, self._below(found.session, found.id))
         return call
+
+    def _ask(self, span: int) -> Ask:
+        return approval(self._moment, self._moment.one("span", f"key = :key AND {ALIVE}", key=span)).ask
 
     def _directory(self, session: int, at: int) -> str:
         """The directory in which a session ran at a record."""
