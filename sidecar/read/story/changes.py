@@ -33,7 +33,7 @@ _CHANGED: Final = f"""
                     AND edit.turn = span.turn WHERE allowed.ask = span.key AND allowed.n <= :n
             )
     )
-    SELECT changed.*, ts, moment.place FROM changed JOIN moment USING (n) ORDER BY n, id"""
+    SELECT * FROM changed ORDER BY n, id"""
 """Each edit, and each answer to a permission, apart from those for a step that changed a file: they are shown there."""
 
 
@@ -50,8 +50,6 @@ class _Row(NamedTuple):
     how: str
     reply: str | None
     wait: int | None
-    ts: int
-    place: int
 
     @property
     def of(self) -> tuple[int, str]:
@@ -88,12 +86,13 @@ class Changes:
         """As ``changes.totals`` of all turns."""
         shown = [row for row in self._rows if row.of not in self._moment.undone]
         edits = [row for row in shown if row.file is not None]
+        places = {key: session.place for key, session in self._moment.all.items()}
         replies = [row.reply for row in shown if row.reply is not None]
         return {
-            "files": len({(row.place, row.file) for row in edits}),
+            "files": len({(places[row.session], row.file) for row in edits}),
             "added": sum(row.added or 0 for row in edits),
             "removed": sum(row.removed or 0 for row in edits),
-            "rewritten": len({(row.place, row.file) for row in edits if row.added is None}),
+            "rewritten": len({(places[row.session], row.file) for row in edits if row.added is None}),
             "approved": sum(reply not in ("reject", "withdrawn") for reply in replies),
             "rejected": sum(reply == "reject" for reply in replies),
             "turns": len({row.of for row in shown}),
@@ -106,26 +105,27 @@ class Changes:
         return len({row.of for row in self._rows})
 
     def turns(self, most: int | None = None, *, with_diffs: bool = False) -> list[TurnChanges]:
-        """The turns in which something changed, ordered by the first change; with ``most``, at most the last ones."""
+        """The turns in which something changed, in the order of the times of the first changes; with ``most``, at most
+        those whose first changes were recorded last."""
         found: dict[tuple[int, str], list[_Row]] = {}
         for row in self._rows:
             found.setdefault(row.of, []).append(row)
-        turns = sorted(found.values(), key=lambda rows: min(row.ts for row in rows))
-        return [self._turn(rows, with_diffs=with_diffs) for rows in turns[-most if most else 0 :]]
+        turns = [self._turn(rows, with_diffs=with_diffs) for rows in [*found.values()][-most if most else 0 :]]
+        return sorted(turns, key=lambda turn: turn.first_ts)
 
     def _turn(self, rows: list[_Row], *, with_diffs: bool) -> TurnChanges:
         first, moment = rows[0], self._moment
-        stream = next(name for name, key in moment.places.items() if key == first.place)
+        stream = moment.record(first.n).event.stream_id
         turn = moment.one("turn", f"session = :s AND message = :m AND +{ALIVE}", s=first.session, m=first.turn)
         prompt = turn.asked[:LONGEST] if turn is not None else ""
         told = TurnChanges(stream, moment.all[first.session].name, first.turn, prompt, first.of in moment.undone)
-        for n, of_step in groupby(rows, key=attrgetter("n")):
+        for _, of_step in groupby(rows, key=attrgetter("n")):
             row, *more = of_step
             if row.wait is None:
                 told.edits += self._edits([row, *more], with_diffs=with_diffs)
             else:
                 found = approval(moment, moment.one("span", f"key = :key AND {ALIVE}", key=row.wait))
-                event = moment.record(n).event
+                event = moment.record(row.n).event
                 told.decisions.append(Decision(event.id, event.ts, found.asked.event.actor, found))
         return told
 

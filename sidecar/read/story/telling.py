@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from sidecar.read.changes.approvals import Ask, add_answer, ask_of
+from sidecar.read.changes.edits import short_path
 from sidecar.read.fields import as_text
 from sidecar.read.story.changes import approval
 from sidecar.read.story.moment import ALIVE, Moment
@@ -38,7 +39,7 @@ class Telling:
         self._moment = moment
         self._allowed: dict[int, list[int]] = {}
         """The spans of the asks of calls that are about to be told."""
-        self._directories: dict[int, list[tuple[Any, ...]]] = {}
+        self._counts: dict[str, int] = {}
 
     # --- the sessions that are below no call ---
 
@@ -59,8 +60,10 @@ class Telling:
 
     def count(self, root: Session) -> int:
         """How many turns a root has."""
-        [(count,)] = self._sql(f"SELECT count(*) FROM turn WHERE {_BEGUN}", session=self._key(root))
-        return int(count)
+        if root.id not in self._counts:
+            [(count,)] = self._sql(f"SELECT count(*) FROM turn WHERE {_BEGUN}", session=self._key(root))
+            self._counts[root.id] = int(count)
+        return self._counts[root.id]
 
     def sizes(self, begin: int, count: int) -> list[int]:
         """How many items at most ``count`` turns of all roots have, from turn ``begin`` on, which counts from 0."""
@@ -87,7 +90,7 @@ class Telling:
         return found
 
     def _rows(self, root: Session, begin: int, count: int) -> list[Any]:
-        begun = f"SELECT key FROM turn WHERE {_BEGUN} ORDER BY born LIMIT :count OFFSET :begin"
+        begun = f"SELECT key FROM (SELECT key, born FROM turn WHERE {_BEGUN} ORDER BY born LIMIT :count OFFSET :begin)"
         given = {"session": self._key(root), "begin": begin, "count": max(count, 0)}
         return [*self._moment.rows("turn", f"key IN ({begun}) AND {ALIVE} ORDER BY key", **given)]
 
@@ -151,7 +154,10 @@ class Telling:
             call = Call(event.id, event.ts, event.actor, "task", name, title=title)
         if row.kind == "call" and self._moment.has(row.till):
             ended = record if row.till == row.at else self._moment.record(row.till)
-            call = called(ended, self._directory(session, row.till), call)
+            call = called(ended, call)
+            if call.diffs:
+                where = self._directory(session, row.till)
+                call.diffs = [replace(diff, file=short_path(diff.file, where)) for diff in call.diffs]
             call.asks = [self._ask(span) for span in self._allowed.pop(row.key, ())]
         assert call is not None
         started = "call = :key AND born <= :n ORDER BY id DESC"
@@ -165,10 +171,8 @@ class Telling:
 
     def _directory(self, session: int, at: int) -> str:
         """The directory in which a session ran at a record."""
-        if session not in self._directories:
-            each = "SELECT min(born), directory FROM session WHERE key = :key GROUP BY directory ORDER BY 1"
-            self._directories[session] = self._sql(each, key=session)
-        return next((str(where) for born, where in reversed(self._directories[session]) if born <= at), "")
+        then = self._moment.one("session", "key = :key AND born <= :at ORDER BY born DESC", key=session, at=at)
+        return str(then.directory)
 
 
 def _joined(items: Iterable[Item]) -> list[Item]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from sidecar.read.changes.edits import Diff, file_changes, hunks_of, short_path
+from sidecar.read.changes.edits import Diff, file_changes, hunks_of
 from sidecar.read.fields import (
     as_int,
     as_list,
@@ -44,8 +44,8 @@ def said(record: Record) -> Said:
     return Said(event.id, event.ts, event.actor, as_text(payload.get("text")), kind)
 
 
-def called(record: Record, directory: str, call: Call | None = None) -> Call:
-    """A call, perhaps one that ran, with what the ``execution.step`` of its end says; it ran in ``directory``."""
+def called(record: Record, call: Call | None = None) -> Call:
+    """A call, perhaps one that ran, with what the ``execution.step`` of its end says."""
     event, payload = record.event, record.event.payload
     call = call or Call(event.id, event.ts, event.actor, "", "")
     given, tool = with_cuts_told(given_to(payload)), as_text(payload.get("tool")) or "tool"
@@ -58,7 +58,7 @@ def called(record: Record, directory: str, call: Call | None = None) -> Call:
     call.exit, call.failed = exit_of(payload), has_failed(payload)
     call.duration_ms = as_int(payload.get("duration_ms"))
     call.files, call.images = attached(as_list(payload.get("attachments")))
-    call.diffs = diffs_of(payload, directory)
+    call.diffs = diffs_of(payload)
     return call
 
 
@@ -73,15 +73,15 @@ def other(record: Record) -> Notice:
     return Notice(record.event.id, record.event.ts, "other", text)
 
 
-def diffs_of(payload: dict[str, Any], directory: str = "") -> list[Diff]:
-    """The diffs of a tool step for a transcript: without file headers, with paths relative to ``directory``."""
+def diffs_of(payload: dict[str, Any]) -> list[Diff]:
+    """The diffs of a tool step for a transcript: without file headers."""
     found = []
     for diff in file_changes(payload):
         hunks = hunks_of(diff.patch)
         if diff.how != "edit":
             hunks = hunks.removesuffix("\n\\ No newline at end of file")
         if hunks or diff.how == "new":
-            found.append(replace(diff, file=short_path(diff.file, directory), patch=hunks))
+            found.append(replace(diff, patch=hunks))
     return found
 
 
