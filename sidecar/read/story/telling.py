@@ -61,14 +61,14 @@ class Telling:
     def count(self, root: Session) -> int:
         """How many turns a root has."""
         if root.id not in self._counts:
-            [(count,)] = self._sql(f"SELECT count(*) FROM turn WHERE {_BEGUN}", session=self._key(root))
-            self._counts[root.id] = int(count)
+            story, n = self._moment.story, self._moment.n
+            self._counts[root.id] = story.count("turn", _BEGUN, n=n, session=self._key(root))
         return self._counts[root.id]
 
     def sizes(self, begin: int, count: int) -> list[int]:
         """How many items at most ``count`` turns of all roots have, from turn ``begin`` on, which counts from 0."""
-        size = f"SELECT count(*) FROM item WHERE turn = :turn AND {ALIVE}"
-        return [int(self._sql(size, turn=row.key)[0][0]) for _, row in self._some(begin, count)]
+        story, where = self._moment.story, f"turn = :turn AND {ALIVE}"
+        return [story.count("item", where, n=self._moment.n, turn=row.key) for _, row in self._some(begin, count)]
 
     def turns(self, begin: int, count: int, most: int | None = None) -> list[tuple[Session, Turn]]:
         """At most ``count`` turns of all roots, from turn ``begin`` on; the first with its last ``most`` items only."""
