@@ -7,7 +7,7 @@ the catalog, and commands read the last snapshot and the few records after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Set
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
@@ -85,11 +85,6 @@ class Catalog(Lineage[SessionView]):
         self.agents: list[str] = []
         """The streams of agents, in the order of their first records."""
 
-    def dump(self) -> bytes:
-        """The whole catalog as JSON for ``load``; the content of a snapshot of version ``CATALOG_VERSION``."""
-        streams, sessions = list(self.streams.values()), list(self.sessions.values())
-        return msgspec.json.encode(_Dump(streams, sessions, self.rest()))
-
     def rest(self) -> Rest:
         """The catalog without its streams and sessions."""
         launched = sorted(self.launched)
@@ -100,16 +95,6 @@ class Catalog(Lineage[SessionView]):
         self.losses, self.launched, self.records = rest.losses, set(rest.launched), rest.records
         self.works = rest.works
         self.cut, self.position, self.last_ts, self.agents = rest.cut, rest.position, rest.last_ts, rest.agents
-
-    @classmethod
-    def load(cls, dumped: bytes) -> Self:
-        """The catalog from ``dump``. Raises ``ValueError`` if the content is invalid."""
-        found = _DECODER.decode(dumped)
-        catalog = cls()
-        catalog.streams = {stream.id: stream for stream in found.streams}
-        catalog.sessions = {session.id: session for session in found.sessions}
-        catalog.fill(found.rest)
-        return catalog
 
     def apply(self, record: Record) -> None:
         """Apply one record. A record that was applied before changes nothing."""
@@ -415,12 +400,3 @@ TURN_ENDED: Final = "turn.ended"
 _ENDS_ASKS: Final = frozenset({RESUMED, ENDED, TURN_STARTED})
 ASK_LENGTH: Final = 300
 """How many characters of an ask or a call a snapshot keeps."""
-
-
-class _Dump(msgspec.Struct):
-    streams: list[StreamView]
-    sessions: list[SessionView]
-    rest: Rest
-
-
-_DECODER: Final = msgspec.json.Decoder(_Dump)

@@ -236,15 +236,6 @@ class Family:
         own = None if self._only else self.catalog.own_session(self.stream)
         self.streams = {self.stream, *(self.catalog.streams_of(own.id) if own is not None else ())}
 
-    @property
-    def count(self) -> int:
-        """How many records the streams of the family have; 0 if the family is only a part of them."""
-        return 0 if self.session is not None else self.own_catalog().records
-
-    def own_catalog(self) -> Catalog:
-        """The part of the catalog that is about the streams of the family."""
-        return self.catalog.part(self.streams)
-
     def __contains__(self, record: Record) -> bool:
         if record.event.stream_id not in self.streams:
             return False

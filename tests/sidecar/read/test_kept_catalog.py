@@ -19,6 +19,11 @@ from tests.bridge.opencode.playing2 import play2
 from tests.streams.builders import event
 
 
+def content(catalog: Catalog) -> tuple[object, ...]:
+    """Everything that a catalog knows, which is whole in memory."""
+    return dict(catalog.streams), dict(catalog.sessions), catalog.rest()
+
+
 def stories() -> list[StreamEvent]:
     """The recordings of both OpenCodes, a stream whose parent becomes known late, and a stream of an agent."""
     events = [each for name in names() for each in play(name).log.events.values()]
@@ -51,11 +56,11 @@ def answers(catalog: Catalog) -> dict[str, Any]:
         "newest of": [newest_of(catalog), *(newest_of(catalog, set(each)) for each in projects.values())],
         "streams": streams,
         "families": {name: catalog.streams_of(name) for name in newest},
-        "parts": {name: catalog.part(set(catalog.streams_of(name))).dump() for name in newest},
+        "parts": {name: content(catalog.part(set(catalog.streams_of(name)))) for name in newest},
         "rest": catalog.rest(),
     }
     places = {name: (catalog.place(name), [each.id for each in catalog.children(name)]) for name in catalog.sessions}
-    return told | {"places": places, "roots": [each.id for each in catalog.roots()], "whole": catalog.whole().dump()}
+    return told | {"places": places, "roots": [each.id for each in catalog.roots()], "whole": content(catalog.whole())}
 
 
 @pytest.mark.parametrize("every", [7, 50, 10_000])

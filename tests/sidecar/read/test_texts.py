@@ -186,7 +186,6 @@ def test_an_agent_that_became_known_late_is_one_too() -> None:
     for name in ("background", "subagents"):
         catalog = Catalog()
         for position, each in enumerate(announced_late(list(play2(name).log.events.values()))):
-            catalog = Catalog.load(catalog.dump())
             catalog.apply(Record(event=each, offset=position, position=position, hash=""))
         assert host_agents(catalog) == host_agents(catalog_of(name))
 
@@ -194,9 +193,3 @@ def test_an_agent_that_became_known_late_is_one_too() -> None:
 def test_a_child_in_the_foreground_is_none() -> None:
     for name in ("subagent", "subagents", "tools"):
         assert host_agents(catalog_of(name)) == []
-
-
-def test_a_snapshot_keeps_it() -> None:
-    catalog = catalog_of("background")
-    kept = {session.id for session in Catalog.load(catalog.dump()).sessions.values() if session.is_background}
-    assert kept == {row["id"] for row in host_agents(catalog)}
