@@ -90,6 +90,13 @@ class Run(typer.Context):
         """The damage at which ``reader`` ended."""
         return self.reader.damage if "reader" in vars(self) else None
 
+    def tell_behind(self) -> None:
+        """Note up to where the answers know the log, if not to its end."""
+        story = sys.modules.get("sidecar.read.story.reading")  # most commands do not ask it
+        text = story.behind_text(self.reader) if story is not None and "reader" in vars(self) else None
+        if text is not None:
+            note(f"Note: {text}.")
+
     def nothing(self, text: str) -> None:
         """Note why nothing was printed, unless the reason is damage, which the end of the command tells."""
         if self.damage is None:
@@ -170,8 +177,10 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
 
                 result = asyncio.run(_to_its_end(result))
             sys.stdout.flush()
-            if own is not None and own.damage is not None:
-                raise own.damage
+            if own is not None:
+                own.tell_behind()
+                if own.damage is not None:
+                    raise own.damage
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise  # Typer itself handles these exceptions; a bad parameter exits with 2
         except KeyboardInterrupt:

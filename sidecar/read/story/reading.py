@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from copy import copy
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from sidecar.read.story import tables
 from sidecar.read.story.rules import Rules
@@ -142,7 +143,26 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
             upto = error.position - 1
             continue
         if is_right:
+            head = above[-1].position if above else found.position
+            if head < found.head:
+                _BEHIND[reader] = head, found.head - head
             return answer
+
+
+def behind_text(reader: LogReader) -> str | None:
+    """Up to where a question to the reader was answered; ``None`` if each answer knew the whole log."""
+    if reader not in _BEHIND:
+        return None
+    head, behind = _BEHIND[reader]
+    upto = f"up to position {head} of the log" if head > NOTHING else "without any record"
+    return (
+        f"this is {upto}: {behind} later records are still being read into its tables; "
+        "`durable-stream doctor` shows how far that is"
+    )
+
+
+_BEHIND: WeakKeyDictionary[LogReader, tuple[int, int]] = WeakKeyDictionary()
+"""For each reader whose answers lacked records: the last record that was known, and how many were lacking."""
 
 
 def _open(reader: LogReader) -> _Tables:

@@ -11,6 +11,7 @@ import pytest
 from bridge.opencode.capture.translate import Translator
 from sidecar.read.changes.changes import Edit, totals
 from sidecar.read.changes.edits import diff_stat, file_changes, new_file_diff
+from sidecar.read.story import reading
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.moment import Moment
 from streams.event import StreamEvent
@@ -211,6 +212,13 @@ class TestCommand:
     def test_nothing_changed_is_no_error(self, edited: Path) -> None:
         done = run(edited, "changes", "--since", "2100-01-01")
         assert (done.code, done.out) == (0, "") and done.err
+
+    def test_records_that_no_table_has_yet_are_told_of(self, edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "doctor" not in run(edited, "changes").err
+        monkeypatch.setattr(reading, "MOST_WITHOUT", 3)
+        for command in ("changes", "read"):
+            done = run(edited, command)
+            assert done.code == 0 and "doctor" in done.err, done
 
     def test_what_stands_before_damage_is_printed(self, tmp_path: Path) -> None:
         home = make_home(tmp_path / "home", "write_edit", "chat")
