@@ -84,6 +84,7 @@ QUICK: Final[frozenset[CheckFunction]] = frozenset(
         recording.check_log,
         agents.check_agents,
         recording.check_journal,
+        recording.check_tables,
         recording.check_torn,
         recording.check_gaps,
         at_home.check_spool,
