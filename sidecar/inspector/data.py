@@ -24,6 +24,7 @@ from sidecar.read.host_agents import host_agents
 from sidecar.read.past.compare import compared
 from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
+from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
 from sidecar.read.select import SelectError, catalog_of, find_event, newest
 from sidecar.read.story.changes import Changes
@@ -59,6 +60,9 @@ LINES: Final = 4
 """How many of its last events a running piece of work shows."""
 _WAITING: Final = repr("waiting")
 _BINARY: Final = re.compile(r"^GIT binary patch\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
+LATEST: Final = 2**62
+"""A time after every other."""
+
 AROUND: Final = 60
 """How many characters around a hit a snippet has, on each side."""
 
@@ -218,26 +222,30 @@ class Data:
         marks: int | None = None,
     ) -> dict[str, Any]:
         """A session's timeline as ``drawn``, with its child sessions and background work."""
-        # Without a stretch only the newest steps are drawn.
-        most = MOST_SPANS if begin is None and end is None else None
         work = await self._intents()
         own, below = await named(self.reader, given), []
         for intent in background_of(work, own.session, self._now_ms()):
             with suppress(SelectError):  # it was pruned
                 below.append(await named(self.reader, intent.session or ""))
+        is_whole = begin is None and end is None
+        stretch = 0 if begin is None else begin, LATEST if end is None else end
 
         def told(past: Past, *beside: Past) -> dict[str, Any]:
+            def spans_of(timeline: Timeline) -> list[Span]:
+                # Without a stretch only the newest steps are drawn.
+                return timeline.spans(MOST_SPANS) if is_whole else timeline.between(*stretch)
+
             moment = past.at(at)
             status = moment.catalog.status(past.stream) if past.stream in moment.catalog.streams else ""
             now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
-            timeline = Timeline(moment)
-            left_out = max(timeline.count() - most, 0) if most is not None else 0
-            spans = timeline.spans(most)
+            left_out = max(Timeline(moment).count() - MOST_SPANS, 0)
+            spans = spans_of(Timeline(moment))
             started = {each.session for each in background_of(work, past.session, now)}
             for each in beside:
                 if each.session in started:
-                    spans += as_background(until(Timeline(each.at()).spans(most), now), past.session)
-            return drawn(spans, now, width, begin, end, left_out)
+                    spans += as_background(until(spans_of(Timeline(each.at())), now), past.session)
+            found = drawn(spans, now, width, begin, end, left_out)
+            return found if is_whole else found | {"earlier": left_out}
 
         return await self._shown(own, told, at, marks, *below)
 

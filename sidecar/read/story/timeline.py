@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.asked import answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_mapping, as_text, exit_of, model_name
@@ -13,6 +15,7 @@ from sidecar.read.story.moment import ALIVE, Moment
 from sidecar.read.sums import add_cost
 
 _KINDS = {"model": "step", "agent.spawned": "call", "execution.step.started": "call", "execution.step": "step"}
+_INSIDE = "start <= :end AND (till IS NULL OR till > :n OR end >= :begin)"
 
 
 class Timeline:
@@ -38,6 +41,26 @@ class Timeline:
         steps = [(row.at, row.key, self.span(row)) for row in (rows if last is None else rows[-last:])]
         found = [(row.first or 0, 0, self.session(row)) for row in self._at.sessions.values()] + steps
         return [span for *_, span in (found if last is not None else sorted(found, key=lambda each: each[:2]))]
+
+    def between(self, begin: int, end: int) -> list[Span]:
+        """The spans that take some of the time between two moments, and the calls that started a session; of all other
+        turns only when they were."""
+        at, calls = self._at, orjson.dumps([row.up for row in self._at.sessions.values()]).decode()
+        wanted = f"kind = 'turn' OR key IN (SELECT value FROM json_each(:calls)) OR ({_INSIDE})"
+        where = f"session = :s AND at <= :n AND {ALIVE} AND ({wanted})"
+        given = {"begin": begin, "end": end, "calls": calls}
+        rows = [row for key in at.sessions for row in at.rows("span", where, s=key, **given)]
+        found = [(row.first or 0, 0, self.session(row)) for row in at.sessions.values()]
+        for row in rows:
+            is_inside = row.start <= end and (at.is_open(row) or (row.end or 0) >= begin)
+            span = self.span(row) if is_inside or row.kind != "turn" else self._when(row)
+            found.append((row.at, row.key, span))
+        return [span for *_, span in sorted(found, key=lambda each: each[:2])]
+
+    def _when(self, row: tables.Span) -> Span:
+        """A turn of which only the time matters."""
+        session = self._at.all[row.session].name
+        return Span(f"turn:{row.key}", "turn", "", row.start, session, f"session:{session}", row.end, row.state)
 
     def session(self, row: tables.Session) -> Span:
         at = self._at

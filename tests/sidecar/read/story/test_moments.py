@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from sidecar.inspector.drawn import drawn
 from sidecar.read.past.moment import state
 from sidecar.read.story.costs import WAYS, When, costs
 from sidecar.read.story.past import Past
@@ -75,3 +77,15 @@ def test_a_moment_has_no_more_than_its_own_session_and_what_it_started() -> None
     assert [record.position for record in child.records()] == inside and child.count == len(inside)
     assert {span.session for span in Timeline(child.at(4)).spans()} <= set(names[1:])
     assert [child.position(n + 1) for n in range(child.count)] == inside
+
+
+@pytest.mark.parametrize("name", ["task_nested", "2/background", "permission_once"])
+def test_a_stretch_is_drawn_as_if_everything_around_it_were_known(name: str) -> None:
+    past = past_of(recorded(name))
+    timeline = Timeline(past.at())
+    spans, now = timeline.spans(), past.last_ts()
+    moments = sorted({moment for span in spans for moment in (span.start, span.end or now)})
+    for begin, end in [*pairwise(moments[::2]), (moments[0], moments[2]), (moments[1], moments[-1])]:
+        some = timeline.between(begin, end)
+        assert drawn(some, now, 900, begin, end) | {"earlier": 0} == drawn(spans, now, 900, begin, end) | {"earlier": 0}
+    assert len(timeline.between(moments[-1] + 1, moments[-1] + 2)) < len(spans)
