@@ -22,6 +22,7 @@ from sidecar.inspector.data import Data
 from sidecar.link.client import ClientError
 from sidecar.read.past.drawing import STYLE
 from sidecar.read.select import SelectError
+from sidecar.read.story.reading import behind_text
 from sidecar.web.serving import body_of, listen, serving
 from streams.errors import StreamError
 
@@ -62,12 +63,15 @@ Read = Callable[[Request], Awaitable[Any]]
 
 
 def _answering(data: Data, read: Read) -> Callable[[Request], Awaitable[Response]]:
-    """A handler whose errors become JSON that says what happened. Each answer says where the log is damaged."""
+    """A handler whose errors become JSON that says what happened. Each answer says where the log is damaged, or up to
+    where it is known."""
 
     async def handle(request: Request) -> Response:
         answer = await judged(request)
         if data.reader.damage is not None:
             answer.headers["log-damage"] = quote(str(data.reader.damage))
+        if (behind := behind_text(data.reader)) is not None:
+            answer.headers["log-behind"] = quote(behind)
         return answer
 
     async def judged(request: Request) -> Response:

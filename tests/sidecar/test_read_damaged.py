@@ -14,6 +14,7 @@ from bridge.opencode.capture.translate import Translator
 from sidecar.inspector.data import Data
 from sidecar.inspector.server import build
 from sidecar.read.select import SelectError, open_reader
+from sidecar.read.story import reading
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.sidecar.bad_stores import damage_in_database, damage_in_journal
@@ -142,6 +143,25 @@ async def test_each_route_of_the_page_answers_and_says_where_the_damage_is(
         assert [each["title"] for each in (await data.work())["intents"]] == ["Some work"]
         with pytest.raises(SelectError):
             await data.session("ses_unknown", None)
+    finally:
+        await data.reader.close()
+
+
+async def test_the_page_says_up_to_where_it_knows_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = await asyncio.to_thread(make_home, tmp_path / "home", "chat")
+
+    async def nothing(*_: Any) -> dict[str, Any]:
+        return {}
+
+    data = Data(home, open_reader(home / "store"), seeded_identity(1).now_ms, nothing, nothing)
+    app, (found,) = build(data), (await data.sessions())["sessions"]
+    path = f"/api/s/{found['stream_id']}/conversation"
+    try:
+        assert "log-behind" not in (await _get(app, path))[1]
+        monkeypatch.setattr(reading, "MOST_WITHOUT", 3)
+        assert "doctor" in (await _get(app, path))[1]["log-behind"]
+        monkeypatch.undo()
+        assert "log-behind" not in (await _get(app, path))[1]
     finally:
         await data.reader.close()
 

@@ -46,10 +46,11 @@ export async function ask(path, more = {}) {
 
 async function answered(response) {
   if (response.status === 401) throw new Refused("no-login", await response.text());
-  const damage = decodeURIComponent(response.headers.get("log-damage") ?? "");
+  const [damage, behind] = ["log-damage", "log-behind"].map((name) => decodeURIComponent(response.headers.get(name) ?? ""));
   const note = document.getElementById("damage");
-  note.replaceChildren(...coded(`The log is damaged, so later records may be missing here: ${damage}`));
-  note.hidden = !damage;
+  const told = damage ? `The log is damaged, so later records may be missing here: ${damage}` : `Note: ${behind}.`;
+  note.replaceChildren(...coded(told));
+  note.hidden = !damage && !behind;
   const found = await response.json().catch(() => ({ code: "unreadable", error: "The answer could not be read." }));
   if (!response.ok) throw new Refused(found.code, found.error);
   return found;

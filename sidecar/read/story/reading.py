@@ -144,16 +144,15 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
             continue
         if is_right:
             head = above[-1].position if above else found.position
-            if head < found.head:
-                _BEHIND[reader] = head, found.head - head
+            _BEHIND[reader] = head, found.head - head
             return answer
 
 
 def behind_text(reader: LogReader) -> str | None:
-    """Up to where a question to the reader was answered; ``None`` if each answer knew the whole log."""
-    if reader not in _BEHIND:
+    """Up to where the last question to the reader was answered; ``None`` if the answer knew the whole log."""
+    head, behind = _BEHIND.get(reader, (NOTHING, 0))
+    if not behind:
         return None
-    head, behind = _BEHIND[reader]
     upto = f"up to position {head} of the log" if head > NOTHING else "without any record"
     return (
         f"this is {upto}: {behind} later records are still being read into its tables; "
@@ -162,7 +161,7 @@ def behind_text(reader: LogReader) -> str | None:
 
 
 _BEHIND: WeakKeyDictionary[LogReader, tuple[int, int]] = WeakKeyDictionary()
-"""For each reader whose answers lacked records: the last record that was known, and how many were lacking."""
+"""For each reader, the last record that its last answer knew, and how many it lacked."""
 
 
 def _open(reader: LogReader) -> _Tables:
