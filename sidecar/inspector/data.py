@@ -184,7 +184,7 @@ class Data:
         found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
         found["beside"] = relatives(past.family.catalog, work, past.session, now)
         place = short_directory(found["directory"], str(Path.home()))
-        return found | {"place": place, "marks": past.marks(marks)}
+        return found | {"place": place, "marks": past.marks(marks), "behind": past.story.behind}
 
     async def conversation(
         self, given: str, at: int | None, first: int | None, marks: int | None = None

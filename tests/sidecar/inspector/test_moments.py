@@ -15,6 +15,7 @@ from benchmarks.inspector import STREAM, build
 from sidecar.home import Home
 from sidecar.inspector.data import MOST_ROWS, Data
 from sidecar.read.select import SelectError, open_reader
+from sidecar.read.story import reading, tables
 from sidecar.read.story.past import Past, asked, named
 from sidecar.read.story.writing import StoryTables
 from streams.identity import seeded_identity
@@ -141,3 +142,12 @@ async def test_a_session_that_nobody_recorded_is_not_found(tmp_path: Path) -> No
     async with opened(tmp_path, 200) as data:
         with pytest.raises(SelectError):
             await data.session("ses_none", None)
+
+
+async def test_records_that_are_still_being_read_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path, 200) as data:
+        assert (await data.session(STREAM, None))["behind"] == 0
+        monkeypatch.setattr(tables, "STORY_VERSION", 0)
+        monkeypatch.setattr(reading, "MOST_WITHOUT", 10)
+        found = await data.timeline(STREAM, None, 800, None, None, 0)
+        assert (found["svg"], found["head"]["records"], found["head"]["behind"]) == ("", 0, 300)
