@@ -134,7 +134,7 @@ class TestPrune:
             await CatalogSnapshot(log).keep_last()
             with monkeypatch.context() as patched:
                 patched.setattr("streams.stores.sqlite.removed.CHUNK", 2)
-                patched.setattr("streams.stores.sqlite.removal.SqliteRemover._shrink", fails)
+                patched.setattr("streams.stores.sqlite.removal.SqliteRemover._empty", fails)
                 patched.setattr("streams.stores.hints.Hints.forget_snapshots", fails)
                 with pytest.raises(StoreUnavailable, match="could not be pruned completely"):
                     await log.prune({first: counts[first], second: counts[second] - 1}, at_ms=1)
