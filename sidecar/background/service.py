@@ -72,6 +72,7 @@ LEFT_STOP_SECONDS: Final = 10.0
 """How many seconds it keeps running in a sandbox in which no other OpenCode is left."""
 
 _TICK_SECONDS: Final = 1.0
+_OFFER_SECONDS: Final = 10.0
 
 
 def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
@@ -191,6 +192,7 @@ class DurableStream:
         """Send a tick when a deadline has passed, and stop the headless OpenCode when nothing needs it."""
         idle_since: dict[str, float] = {}
         loop = asyncio.get_running_loop()
+        offered = loop.time()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             await self._draw_card()
@@ -202,6 +204,9 @@ class DurableStream:
                 await self.people.keep_time()
             except (RequestError, CodedError) as error:
                 log.error("a tick was not handled: %s", error)
+            if loop.time() > offered + _OFFER_SECONDS:
+                offered = loop.time()
+                await self._offer()
             for identity in await self.headless.watch():
                 now = self._identity.now_ms()
                 await self.tell("host.hung", f"hung:{identity}:{now}", {"environment": identity})
@@ -212,6 +217,15 @@ class DurableStream:
             late = {name for name, since in idle_since.items() if loop.time() - since > limits[name]}
             if late:
                 await self.headless.stop(late)
+
+    async def _offer(self) -> None:
+        """Let work go on that waits for an OpenCode, if one is open: it may have linked just before the work was known
+        to wait, and so it links no more."""
+        waiting = {each.environment for each in self.data.unfinished() if each.waits}
+        links = [link for link in self.links() if link.is_open] if waiting else []
+        if found := sorted(waiting.intersection([await self.hosts.at(link).know(link) for link in links])):
+            about = {"sessions": [], "environments": found}
+            await self.tell("host.ready", f"host:{self._identity.ulid()}", about)
 
     async def _draw_card(self) -> None:
         asks = self.people.messages.data.questions()

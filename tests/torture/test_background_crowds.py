@@ -280,9 +280,11 @@ def of_opencode_2(path: Path) -> Iterator[Crowd]:
         durable.start()
         with two_with_plugin(model, durable) as client:
             crowd = Crowd2(durable, client, model)
-            yield crowd
-            with suppress(ProcessLookupError):
-                os.kill(crowd.service(), signal.SIGTERM)
+            try:
+                yield crowd
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(crowd.service(), signal.SIGTERM)
 
 
 @pytest.mark.torture

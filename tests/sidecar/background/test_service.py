@@ -17,7 +17,7 @@ from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.inputs import InputRefused
 from sidecar.background.effects import HostActs
-from sidecar.background.hosts.host import HostError, Look, Part, Status
+from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule
 from sidecar.background.intents import state as intent_state
 from sidecar.background.intents.intent_effects import ISOLATE
@@ -57,6 +57,7 @@ class Host:
         self.keys: set[str] = set()
         self.idle = True
         self.works = True
+        self.is_away = False
         self.created: list[dict[str, Any]] = []
 
     async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
@@ -67,7 +68,12 @@ class Host:
     async def forget(self, directory: str) -> None:
         return
 
+    async def know(self, link: Any) -> str:
+        return "env_1"
+
     async def create(self, intent: str, **about: Any) -> str:
+        if self.is_away:
+            raise HostAbsent("no OpenCode is open")
         if not self.works:
             raise HostError("no OpenCode", permanent=True)
         self.created.append(about)
@@ -168,6 +174,24 @@ async def call(made: DurableStream, name: str, **args: Any) -> str:
     return await ToolCalls(made, made._state, made._identity).call(
         link, name, args, {"sessionID": PARENT, "messageID": "msg_a", "callID": "call_1", "agent": "build"}
     )
+
+
+async def test_work_that_is_known_to_wait_only_after_its_opencode_is_back_goes_on(tmp_path: Path) -> None:
+    async with orchestration(tmp_path) as (made, host, run):
+        made.links = lambda: [SimpleNamespace(is_open=True)]  # type: ignore[assignment,list-item,return-value]
+        host.is_away = True
+        given = RegisterArgs(prompt="do it", directory="/p", parent=PARENT)
+        intent = (await made.register_intent(given)).id
+        await run.settled()
+        assert (made.data.intents[intent].waits, made.data.intents[intent].session) == ("environment", None)
+        host.is_away = False
+        await made._offer()
+        await run.settled()
+        assert made.data.intents[intent].state == "running"
+        before = await run.types("intents")
+        await made._offer()
+        await run.settled()
+        assert await run.types("intents") == before, "nothing waits any more"
 
 
 @pytest.mark.parametrize("stopped", [False, True])
