@@ -76,12 +76,12 @@ class SidecarRequests:
 
         Every OpenCode that is left starts another sidecar.
         """
-        asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)
         durable, headless = self._sidecar.durable, list[int]()
         linked = {link["pid"] for link in self._sidecar.status()["links"]}
         if durable is not None:
             linked -= durable.headless.pids
             headless = await durable.rest()
+        asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)  # only now: the answer goes first
         return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked), "headless": headless}
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def test_every_command_refuses_alike(portless_home: Home, sound: Sound, state: S
     for name in present((*READING, "serve", "prune", "forget")):
         done = run(portless_home.path, *arguments(name, sound))
         if name != "why" or state is not journal_gone:  # what it shows is all in the database
-            assert is_sentence(done, REFUSED[state]), (name, done)
+            assert is_sentence(done, REFUSED[state]), (name, done.err)
     for look in LOOKING[:1]:
         assert is_sentence(done := run(portless_home.path, *look.split()), REFUSED[state]), done
     [row] = re.findall("^log +(.*)$", run(portless_home.path, "status").out, re.M)

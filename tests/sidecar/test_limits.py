@@ -73,9 +73,9 @@ def test_what_is_too_old_goes_from_every_stream_but_never_from_an_open_turn(home
 
 
 def test_the_oldest_streams_go_until_the_log_is_small_enough(home: Home) -> None:
-    home.config_path.write_text("[store]\nmax_bytes = 900000\n")
+    home.config_path.write_text("[store]\nmax_bytes = 1800000\n")
     source = random.Random(1)
-    big = {"records": 20, "text": source.randbytes(10_000).hex()}
+    big = {"records": 20, "text": source.randbytes(20_000).hex()}
     made = [of("system", 60), of("elsewhere", 50, **big), turn_under_way("ses_busy", 3)]  # type: ignore[arg-type]
     made += [of("ses_old", 40, **big), of("ses_late", 30), of("ses_new", 0.5, **big)]  # type: ignore[arg-type]
     record(home, made)

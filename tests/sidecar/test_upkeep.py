@@ -148,7 +148,7 @@ async def test_a_damaged_row_of_the_catalog_is_told(tmp_path: Path) -> None:
         connection.execute("UPDATE rows SET body = x'00'")
     with pytest.raises(ForeignStore, match=str(path)):
         await catalog_of(LogReader(home.store_path))
-    assert str(path) in ((await survey(home)).fault or "")
+    assert str(path) in ((await survey(home, 0)).fault or "")
 
 
 def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:

@@ -33,7 +33,7 @@ _CHANGED: Final = f"""
                     AND edit.turn = span.turn WHERE allowed.ask = span.key AND allowed.n <= :n
             )
     )
-    SELECT * FROM changed ORDER BY n, id"""
+    SELECT * FROM changed ORDER BY n, id"""  # noqa: S608
 """Each edit, and each answer to a permission, apart from those for a step that changed a file: they are shown there."""
 
 
@@ -155,7 +155,7 @@ def approvals(moment: Moment) -> list[Approval]:
 
 def approvals_of(moment: Moment, step: int) -> list[Approval]:
     """What the call whose result is the record at ``step`` asked for, oldest first."""
-    waits = f"key IN (SELECT ask FROM allowed WHERE n = :step) AND {ALIVE} ORDER BY key"
+    waits = f"key IN (SELECT ask FROM allowed WHERE n = :step) AND {ALIVE} ORDER BY key"  # noqa: S608
     return [approval(moment, wait) for wait in moment.rows("span", waits, step=step)]
 
 

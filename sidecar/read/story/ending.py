@@ -24,7 +24,7 @@ def ended(story: Snapshot, after: int, until: int, most: int) -> tuple[list[dict
     sessions: set[int] = set()
     for (key,) in story.sql(touched, after=after, until=until):
         below = "key = :key OR parent = (SELECT name FROM session WHERE key = :key)"
-        sessions |= {each for (each,) in story.sql(f"SELECT DISTINCT key FROM session WHERE {below}", key=key)}
+        sessions |= {each for (each,) in story.sql(f"SELECT DISTINCT key FROM session WHERE {below}", key=key)}  # noqa: S608
         # None outlives its turn, so none is older than the last turn that had begun.
         where = """session = :key AND till > :after AND till <= :until AND born <= till
             AND (died IS NULL OR died > till)

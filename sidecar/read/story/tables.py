@@ -336,10 +336,10 @@ class Table(Generic[R]):
         """``into`` goes before the name of the table that rows are written to, if queries read it by another name."""
         self._db, self._row, self._name = db, row, row.__name__.lower()
         names = row.__struct_fields__
-        self._sql = f"INSERT OR REPLACE INTO {into}{self._name} VALUES ({','.join('?' * len(names))})"
+        self._sql = f"INSERT OR REPLACE INTO {into}{self._name} VALUES ({','.join('?' * len(names))})"  # noqa: S608
         self._has_key = issubclass(row, Version)
         self._changed: dict[int, Any] = {}
-        self._last: int = db.execute(f"SELECT max({names[0]}) FROM main.{self._name}").fetchone()[0] or 0
+        self._last: int = db.execute(f"SELECT max({names[0]}) FROM main.{self._name}").fetchone()[0] or 0  # noqa: S608
 
     def add(self, row: R) -> R:
         """Take a new row, and give it the next id, which is also the key of a first version."""
@@ -376,13 +376,13 @@ class Table(Generic[R]):
     def find(self, where: str, *given: Any) -> R | None:
         """The first row of a query, which no other object in memory may stand for; ``None`` if there is none."""
         self.write()
-        found = self._db.execute(f"SELECT * FROM {self._name} WHERE {where} LIMIT 1", given).fetchone()
+        found = self._db.execute(f"SELECT * FROM {self._name} WHERE {where} LIMIT 1", given).fetchone()  # noqa: S608
         return self._row(*found) if found is not None else None
 
     def all(self, where: str, *given: Any) -> list[R]:
         """The rows of a query: see ``find``."""
         self.write()
-        return [self._row(*each) for each in self._db.execute(f"SELECT * FROM {self._name} WHERE {where}", given)]
+        return [self._row(*each) for each in self._db.execute(f"SELECT * FROM {self._name} WHERE {where}", given)]  # noqa: S608
 
     def write(self) -> None:
         """Write the rows that changed."""

@@ -90,7 +90,7 @@ class Telling:
         return found
 
     def _rows(self, root: Session, begin: int, count: int) -> list[Any]:
-        begun = f"SELECT key FROM (SELECT key, born FROM turn WHERE {_BEGUN} ORDER BY born LIMIT :count OFFSET :begin)"
+        begun = f"SELECT key FROM (SELECT key, born FROM turn WHERE {_BEGUN} ORDER BY born LIMIT :count OFFSET :begin)"  # noqa: S608
         given = {"session": self._key(root), "begin": begin, "count": max(count, 0)}
         return [*self._moment.rows("turn", f"key IN ({begun}) AND {ALIVE} ORDER BY key", **given)]
 

@@ -46,7 +46,7 @@ class Timeline:
         """The spans that take some of the time between two moments, and the calls that started a session; of all other
         turns only when they were."""
         at, calls = self._at, orjson.dumps([row.up for row in self._at.sessions.values()]).decode()
-        wanted = f"kind = 'turn' OR key IN (SELECT value FROM json_each(:calls)) OR ({_INSIDE})"
+        wanted = f"kind = 'turn' OR key IN (SELECT value FROM json_each(:calls)) OR ({_INSIDE})"  # noqa: S608
         where = f"session = :s AND at <= :n AND {ALIVE} AND ({wanted})"
         given = {"begin": begin, "end": end, "calls": calls}
         rows = [row for key in at.sessions for row in at.rows("span", where, s=key, **given)]
