@@ -78,10 +78,12 @@ class SidecarRequests:
         """
         durable, headless = self._sidecar.durable, list[int]()
         linked = {link["pid"] for link in self._sidecar.status()["links"]}
-        if durable is not None:
-            linked -= durable.headless.pids
-            headless = await durable.rest()
-        asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)  # only now: the answer goes first
+        try:
+            if durable is not None:
+                linked -= durable.headless.pids
+                headless = await durable.rest()
+        finally:
+            asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)  # only now: the answer goes first
         return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked), "headless": headless}
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:

@@ -62,37 +62,24 @@ WITH_THE_LOG: Final[tuple[CheckFunction, ...]] = (
 """Checks that need the log, and the checks that follow them. Reading a long log takes a while."""
 
 
-QUICK: Final[frozenset[CheckFunction]] = frozenset(
+DOCTOR_ALONE: Final[frozenset[CheckFunction]] = frozenset(
     {
-        opencode.check_switches,
-        opencode.check_plugin,
-        opencode.check_refused,
-        opencode.check_excluded,
-        at_home.check_home,
-        at_home.check_token,
-        at_home.check_config,
-        at_home.check_port,
-        at_home.check_pages,
-        at_home.check_space,
-        recording.check_sidecar,
-        recording.check_start,
-        nats.check_nats,
-        tracing.check_tracing,
-        linked.check_door,
-        linked.check_headless,
-        linked.check_compared,
-        recording.check_log,
-        agents.check_agents,
-        recording.check_journal,
-        recording.check_tables,
-        recording.check_torn,
-        recording.check_gaps,
-        at_home.check_spool,
-        work.check_work,
-        channels.check_channels,
+        opencode.check_opencode,
+        terminal.check_terminals,
+        opencode.check_copies,
+        opencode.check_versions,
+        opencode.check_services,
+        unlinked.check_unlinked,
+        unlinked.check_sandboxes,
+        channels.check_urls,
+        channels.check_turns,
+        recording.check_copies,
+        at_home.check_clock,
+        linked.check_links,
+        opencode.check_startup,
     }
 )
-"""The checks that ``status`` runs, too. They run no program and ask no server."""
+"""The checks that ``status`` leaves out: they run programs, ask servers, read much, or are about no fault of now."""
 
 
 async def diagnose(home: Home, command: Sequence[str], identity: Identity) -> AsyncIterator[Check]:
@@ -120,5 +107,5 @@ async def glance(home: Home, identity: Identity) -> tuple[Scene, list[Check]]:
     now = identity.now_ms()
     scene = scene._replace(answer=answer, silence=silence, now_ms=now)
     scene = scene._replace(survey=await recording.survey(home, now, quick=True))
-    checks = [check for check in (*BEFORE_THE_LOG, *WITH_THE_LOG) if check in QUICK]
+    checks = [check for check in (*BEFORE_THE_LOG, *WITH_THE_LOG) if check not in DOCTOR_ALONE]
     return scene, [found for check in checks for found in check(scene)]

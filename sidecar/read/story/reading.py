@@ -157,7 +157,7 @@ def behind_text(reader: LogReader) -> str | None:
     """Up to where the last question to the reader was answered; ``None`` if the answer knew the whole log."""
     head, behind = _BEHIND.get(reader, (NOTHING, 0))
     if not behind or reader.damage is not None:
-        return None  # damage is told by itself
+        return None  # the command reports the damage
     upto = f"up to position {head} of the log" if head > NOTHING else "without any record"
     return (
         f"this is {upto}: {behind} later records are still being read into its tables; "
@@ -170,7 +170,7 @@ _BEHIND: WeakKeyDictionary[LogReader, tuple[int, int]] = WeakKeyDictionary()
 
 
 def _open(reader: LogReader, *, without: bool) -> _Tables:
-    with suppress(ForeignStore):  # of a damaged database, the records can be read up to the damage, which is told then
+    with suppress(ForeignStore):  # reading the records of a damaged database reports the damage
         if not without and (found := reader.derived(tables.STORY_VERSION)) is not None:
             return found
     return _Nothing(reader.head)
