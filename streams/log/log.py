@@ -74,7 +74,7 @@ class Log(LogStore):
             create(store)
             lock = take_lock(store)
             try:
-                named = located(store, alone=True)
+                named = located(store)
                 log = cls(store, lock, disk or Disk(), segment_bytes, derived)
             except BaseException:
                 lock.release()

@@ -21,10 +21,8 @@ HEAD_FILE: Final = HEAD
 RESTORE: Final = "restore the store from a backup"
 
 
-def located(store: Path, *, alone: bool = False) -> Manifest | None:
+def located(store: Path) -> Manifest | None:
     """Return the manifest after checking that its log exists; ``None`` if no log was begun.
-
-    ``alone``: the caller holds the store's lock and has none of the store's files open.
 
     Raises:
         ForeignStore: see ``read_manifest``.
@@ -33,7 +31,7 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
     """
     manifest = read_manifest(store)
     while True:
-        found = _missing(store, manifest, alone)
+        found = _missing(store, manifest)
         if found is None:
             return manifest
         # Another process may have begun or deleted the log since its manifest was read.
@@ -42,24 +40,24 @@ def located(store: Path, *, alone: bool = False) -> Manifest | None:
         manifest = now
 
 
-def _missing(store: Path, manifest: Manifest | None, alone: bool) -> str | None:
+def _missing(store: Path, manifest: Manifest | None) -> str | None:
     if manifest is not None:
-        if holds_log(store / LOG_FILE, alone=alone):
+        if holds_log(store / LOG_FILE):
             return None
         return f"{MANIFEST} names a log, but {LOG_FILE} is missing or empty"
-    if left := left_files(store, alone=alone):
+    if left := left_files(store):
         return f"{', '.join(left)} is left of a log, but {MANIFEST}, which names it, is missing"
     return None
 
 
-def left_files(store: Path, *, alone: bool = False) -> list[str]:
+def left_files(store: Path) -> list[str]:
     """The names of the files that hold records, or say that there were some, whatever ``store.json`` says.
 
     Raises:
         ForeignStore: a file is a symbolic link.
     """
     found: list[str] = []
-    if holds_log(store / LOG_FILE, records=True, alone=alone):
+    if holds_log(store / LOG_FILE, records=True):
         found.append(LOG_FILE)
     if any(segment.path.stat().st_size for segment in list_segments(store / JOURNAL)):
         found.append(JOURNAL)

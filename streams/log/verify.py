@@ -24,14 +24,13 @@ class Verification:
     """One pass over the log in ``store``. ``run`` yields the findings; then ``summary`` has the counts.
 
     A pass changes nothing and takes no lock. While a writer is running, it verifies the log up to the head at the start
-    of the pass. ``alone``: the caller holds the writer's lock itself. ``quick`` checks only the newest records, and as
-    much of the database's file as about a second allows.
+    of the pass. ``quick`` checks only the newest records, and as much of the database's file as about a second allows.
     """
 
-    def __init__(self, store: Path, *, alone: bool = False, quick: bool = False) -> None:
+    def __init__(self, store: Path, *, quick: bool = False) -> None:
         refuse_links(store)
-        self._store, self._alone = store, alone
-        self._log = LogVerification(store, None, alone, quick)
+        self._store = store
+        self._log = LogVerification(store, None, quick)
 
     @property
     def summary(self) -> Summary:
@@ -58,7 +57,7 @@ class Verification:
             found += 1
             yield finding
         last = self._log.furthest
-        if last is not None and (self._alone or not is_being_written(self._store)):
+        if last is not None and not is_being_written(self._store):
             for lost in lost_findings(self._store, last):
                 found += 1
                 yield lost

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.sidecar.bad_stores import snapshot, without_shared_memory
+from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import run
 
 
@@ -39,7 +39,7 @@ def fill(home: Path) -> None:
 
 def contents(store: Path) -> dict[str, bytes]:
     """Files without times: on a full disk ``serve`` may still rewrite the head file with the same bytes."""
-    return {name: content for name, (_, content) in without_shared_memory(snapshot(store)).items()}
+    return {name: content for name, (_, content) in snapshot(store).items()}
 
 
 def main() -> None:

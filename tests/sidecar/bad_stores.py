@@ -266,18 +266,14 @@ def damage_in_journal(store: Path, place: float) -> int:
 
 
 def snapshot(store: Path) -> dict[str, tuple[int, bytes]]:
-    """All directories, and all files but the lock with time and bytes, so that added files show, too."""
+    """All directories, and all files with time and bytes, so that added files show, too; but not the lock, nor SQLite's
+    files beside a database that somebody read, which hold nothing."""
     return {
         str(path.relative_to(store)): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else (0, b"")
         for path in sorted(store.rglob("*"))
-        if path.name != "lock"
+        if path.name != "lock" and not is_empty_beside(path)
     }
 
 
-def without_shared_memory(files: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
-    """``snapshot`` without SQLite's files beside a log with a writer, which are not part of the log."""
-    return {
-        name: (time, data)
-        for name, (time, data) in files.items()
-        if not (name.endswith("-shm") or (name.endswith("-wal") and not data))
-    }
+def is_empty_beside(path: Path) -> bool:
+    return path.name.endswith("-shm") or (path.name.endswith("-wal") and not path.stat().st_size)

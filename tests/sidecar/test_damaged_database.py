@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.home import Home
-from tests.sidecar.bad_stores import snapshot, without_shared_memory
+from tests.sidecar.bad_stores import snapshot
 from tests.sidecar.cli.helpers import make_home, run, run_and_stop
 from tests.sidecar.life import end_sidecars, logged, recorded, shims, status
 from tests.sidecar.support import wait_for
@@ -60,7 +60,7 @@ def test_what_can_be_read_is_printed_and_comes_into_a_new_home(sound: Path, tmp_
     whole = run(sound, "query", "--json").objects()
     first = whole[0]["event"]["stream_id"]
     damage(home / "store")
-    before = without_shared_memory(snapshot(home / "store"))
+    before = snapshot(home / "store")
     done = run(home, "query", "--json")
     found = done.objects()
     assert done.code == 1 and 0 < len(found) <= len(whole) and found == whole[: len(found)]
@@ -68,7 +68,7 @@ def test_what_can_be_read_is_printed_and_comes_into_a_new_home(sound: Path, tmp_
         done = run(home, *words)
         assert done.code == 1 and re.search(r"log\.db.*\[log-damaged\]", done.err), (words, done)
         assert done.out or words[0] == "export", (words, done)
-    assert without_shared_memory(snapshot(home / "store")) == before
+    assert snapshot(home / "store") == before
     assert run_and_stop(other, "import", str(file)).code == 0
     of_first = [each["event"] for each in found if each["event"]["stream_id"] == first]
     came = [each["event"] for each in run(other, "query", "--stream", first, "--json").objects()]

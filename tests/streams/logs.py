@@ -109,9 +109,11 @@ async def findings(store: Path) -> list[tuple[str, str, int | None, int | None]]
 
 
 def files(store: Path) -> dict[str, bytes]:
-    """Every file in the store but the lock and SQLite's own index of its write-ahead file."""
+    """Every file in the store but the lock and SQLite's files beside a database that somebody read, which hold
+    nothing."""
     return {
         str(path.relative_to(store)): path.read_bytes()
         for path in sorted(store.rglob("*"))
         if path.is_file() and path.name not in ("lock", "log.db-shm")
+        if path.name != "log.db-wal" or path.stat().st_size
     }

@@ -105,25 +105,6 @@ async def test_without_tables_of_the_version_there_is_nothing_to_read(tmp_path: 
         LogReader(tmp_path).derived(2)
 
 
-async def test_a_log_at_rest_is_read_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
-    log = await opened(tmp_path, Texts())
-    await log.append(events(3))
-    await caught_up(log)
-    await log.close()
-    before = {path.name for path in tmp_path.iterdir()}
-    tables = LogReader(tmp_path).derived(1)
-    assert tables is not None
-    with tables:
-        tables.db.execute("CREATE TEMP TABLE more (n)")
-        assert len(rows_of(tables.db)[0]) == 3 and tables.is_right()
-        assert {path.name for path in tmp_path.iterdir()} == before
-        log = await opened(tmp_path, Texts())
-        await log.append(events(1, prefix="more"))
-        await log.close()
-        assert not tables.is_right(), "a writer came"
-    assert await are_right(tmp_path) == 3
-
-
 @pytest.mark.usefixtures("small_steps")
 async def test_a_new_version_is_made_in_the_background(tmp_path: Path) -> None:
     log = await opened(tmp_path, Texts())

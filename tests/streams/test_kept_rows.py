@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.errors import ForeignStore, StoreUnavailable, StreamError
+from streams.errors import ForeignStore, StreamError
 from streams.rows import LazyMap, MemoryRows, Row
 from streams.stores.sqlite.kept import KeptRows, read_rows
 
@@ -140,21 +140,6 @@ def test_whoever_reads_rows_sees_one_save_until_it_settles(tmp_path: Path) -> No
     assert reader.settle()
     assert (reader.get("key 1"), reader.get("key 2"), len(reader.having("mark"))) == (b"new", None, 39)
     rows.close()
-
-
-def test_whoever_reads_rows_at_rest_notices_a_writer(tmp_path: Path) -> None:
-    filled(tmp_path).close()
-    early, settled = read_rows(tmp_path, "test", 1), read_rows(tmp_path, "test", 1)
-    assert early is not None and settled is not None and settled.settle()
-    rows = filled(tmp_path)
-    rows.put(6, b"later", {"key 1": Row(b"new")})
-    rows.close()
-    early.get("key 1")
-    assert not early.settle(), "it has to read again"
-    assert settled.get("key 1") == b"new"
-    (tmp_path / "hints" / "test.db").unlink()
-    with pytest.raises(StoreUnavailable):
-        settled.get("key 1")
 
 
 def filled(store: Path) -> KeptRows:

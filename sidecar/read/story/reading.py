@@ -89,7 +89,6 @@ class _Tables(Protocol):
     head: int
 
     def record(self, position: int) -> Record | None: ...
-    def is_right(self) -> bool: ...
     def close(self) -> None: ...
     def __enter__(self) -> object: ...
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
@@ -105,9 +104,6 @@ class _Nothing:
     def record(self, position: int) -> None:
         """None of the records is in the database."""
 
-    def is_right(self) -> bool:
-        return True
-
     def close(self) -> None:
         self.db.close()
 
@@ -119,7 +115,7 @@ class _Nothing:
 
 
 async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
-    """What a question returns of the story as it is now. It runs on a thread, and again if what it saw was not right.
+    """What a question returns of the story as it is now. It runs on a thread.
 
     If a record that it reads is damaged, it is asked about the moment before that record, and the reader's ``damage``
     says so.
@@ -137,7 +133,7 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
             found.close()
             raise
         try:
-            answer, is_right = await asyncio.to_thread(_answer, found, above, question, upto)
+            head, behind, answer = await asyncio.to_thread(_answer, found, above, question, upto)
         except CorruptLog as error:
             reader.end_at(error)
             if error.position is None and not without:
@@ -147,10 +143,8 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
                 raise
             upto = error.position - 1
             continue
-        if is_right:
-            head = above[-1].position if above else found.position
-            _BEHIND[reader] = head, found.head - head
-            return answer
+        _BEHIND[reader] = head, behind
+        return answer
 
 
 def behind_text(reader: LogReader) -> str | None:
@@ -187,8 +181,10 @@ async def _above(reader: LogReader, found: _Tables) -> list[Record]:
     return above
 
 
-def _answer(found: _Tables, above: list[Record], question: Callable[[Snapshot], T], upto: int | None) -> tuple[T, bool]:
-    """The answer, and whether what was read is right. Closes the tables."""
+def _answer(
+    found: _Tables, above: list[Record], question: Callable[[Snapshot], T], upto: int | None
+) -> tuple[int, int, T]:
+    """Up to which record it answers, how many later ones there are, and the answer. Closes the tables."""
     new = {record.position: record for record in above}
 
     def source(position: int) -> Record:
@@ -202,8 +198,7 @@ def _answer(found: _Tables, above: list[Record], question: Callable[[Snapshot], 
         head = above[-1].position if above else found.position
         behind = found.head - head
         upto = head if upto is None else min(head, upto)
-        answer = question(Snapshot(found.db, source, upto, behind, is_over=bool(above)))
-        return answer, found.is_right()
+        return head, behind, question(Snapshot(found.db, source, upto, behind, is_over=bool(above)))
 
 
 def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> None:

@@ -25,10 +25,10 @@ from streams.system.threads import in_thread
 class LogVerification:
     """One pass over the log in ``store``; see ``Verification``."""
 
-    def __init__(self, store: Path, progress: Callable[[int], None] | None, alone: bool, quick: bool) -> None:
+    def __init__(self, store: Path, progress: Callable[[int], None] | None, quick: bool) -> None:
         self.progress = progress
-        self._store, self._alone = store, alone
-        self._database = SqliteVerification(store, None, alone, quick)
+        self._store = store
+        self._database = SqliteVerification(store, None, quick)
         self._lines = LineVerification(store)
         self.summary = Summary()
         self.furthest: int | None = None
@@ -39,7 +39,7 @@ class LogVerification:
     async def run(self) -> AsyncIterator[Finding]:
         """Yield every fault in log order. Safe to cancel. Raises what the verifications of both parts raise."""
         self._database.progress = self._lines.progress = self.progress
-        writing = not self._alone and is_being_written(self._store)
+        writing = is_being_written(self._store)
         with ExitStack() as opened:
             head, segments = await in_thread(self._open, opened)
             self._database.named = head

@@ -12,9 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from streams.errors import StreamError
 from streams.store import Record
-from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import SCHEMA, STEPS, connect_to_read, translate, translated
 from streams.stores.sqlite.removed import NO_DERIVED, DamagedRow, head_of
 from streams.stores.sqlite.rows import SELECT, record_of
@@ -93,9 +91,8 @@ class DerivedTables:
     the errors of ``sqlite3``.
     """
 
-    def __init__(self, connection: ReadConnection, path: Path, position: int) -> None:
-        self.db: sqlite3.Connection = connection
-        self._connection, self._path = connection, path
+    def __init__(self, connection: sqlite3.Connection, path: Path, position: int) -> None:
+        self.db, self._path = connection, path
         self.position = position
         """The last record that the tables have."""
         self.head = head_of(connection)
@@ -106,12 +103,8 @@ class DerivedTables:
         row = self.db.execute(f"{SELECT} WHERE position = ?", [position]).fetchone()
         return None if row is None else record_of(row, str(self._path))
 
-    def is_right(self) -> bool:
-        """False if everything that was read must be read anew, because a writer has begun where there was none."""
-        return self._connection.is_right(self._path)
-
     def close(self) -> None:
-        self._connection.close()
+        self.db.close()
 
     def __enter__(self) -> DerivedTables:
         return self
@@ -129,24 +122,19 @@ def open_derived(path: Path, version: int) -> DerivedTables | None:
         ForeignStore: the file is damaged, or another program or a newer version wrote it.
         StoreLocked, StoreUnavailable, OSError: the file cannot be read.
     """
-    while True:
-        connection = connect_to_read(path, len(STEPS))
-        if connection is None:
-            return None
-        found = None
-        try:
-            with translated(path, "reading"):
-                for setting in ("temp_store = MEMORY", "query_only = OFF"):  # the file was opened to be read only
-                    connection.execute(f"PRAGMA {setting}")
-                connection.execute("BEGIN")
-                row = row_of(connection)
-                if row is not None and row[0] == version:
-                    found = DerivedTables(connection, path, row[1])
-            if connection.is_right(path):
-                return found
-        except (StreamError, OSError):
-            if connection.is_right(path):
-                raise
-        finally:
-            if found is None or not connection.is_right(path):
-                connection.close()
+    connection = connect_to_read(path, len(STEPS))
+    if connection is None:
+        return None
+    found = None
+    try:
+        with translated(path, "reading"):
+            for setting in ("temp_store = MEMORY", "query_only = OFF"):  # the file was opened to be read only
+                connection.execute(f"PRAGMA {setting}")
+            connection.execute("BEGIN")
+            row = row_of(connection)
+            if row is not None and row[0] == version:
+                found = DerivedTables(connection, path, row[1])
+        return found
+    finally:
+        if found is None:
+            connection.close()

@@ -34,13 +34,10 @@ DAMAGE: Final = (BadStore, StoreUnavailable, OSError)
 """What reading a damaged file raises within ``translated``; see ``damage_text``."""
 
 
-def opening_damage(path: Path, *, alone: bool) -> list[str]:
-    """Faults that keep a file from being opened or written, even if a reader that ignores damage can read all of it.
-
-    ``alone``: see ``connect_to_read``.
-    """
+def opening_damage(path: Path) -> list[str]:
+    """Faults that keep a file from being opened or written, even if a reader that ignores damage can read all of it."""
     try:
-        connection = connect_to_read(path, len(STEPS), alone=alone)
+        connection = connect_to_read(path, len(STEPS))
     except BadStore as error:
         return [f"it cannot be opened: {damage_text(error)}"]
     except (StoreUnavailable, OSError):

@@ -20,7 +20,6 @@ from typing import ClassVar, Final
 
 from streams.errors import NOT_OURS, ForeignStore, StoreLocked, StoreUnavailable, StreamError
 from streams.stores.directory import is_being_written, read_manifest
-from streams.stores.sqlite.at_rest import ReadConnection, at_rest
 from streams.system.files import check_file, open_or_create, refuse_link, sync_directory
 
 LOG_FILE: Final = "log.db"
@@ -225,22 +224,19 @@ def _connect_to_write(path: Path, steps: tuple[str, ...]) -> sqlite3.Connection:
     return connection
 
 
-def connect_to_read(path: Path, newest: int, *, damaged: bool = False, alone: bool = False) -> ReadConnection | None:
+def connect_to_read(path: Path, newest: int, *, damaged: bool = False) -> sqlite3.Connection | None:
     """Open a connection that cannot write, for any thread or process; ``None`` if there is no file. Raises the same
     errors as ``connect_to_write``.
 
-    A caller that keeps the connection must ask it whether each read was valid: see ``at_rest.py``. ``alone``: the
-    caller holds the store's lock and does not have the file open for writing. If SQLite cannot create its shared memory
-    file, as on a read-only file system or a full disk, nobody else can write either. Then a log with an empty WAL is
-    read as it is.
+    ``damaged``: accept a damaged file, as far as SQLite can read it. If SQLite cannot create its shared memory file, as
+    on a read-only file system or a full disk, nobody else can write either. Then a log with an empty WAL is read as it
+    is.
     """
     _check_files(path)
     if not path.exists():
         return None
-    still = at_rest(path, alone)
     try:
-        connection = _connect_to_read(path, "ro" if still is None else "ro&immutable=1", damaged)
-        connection.seen, connection.alone = still, alone
+        connection = _connect_to_read(path, "ro", damaged)
     except StoreLocked:
         raise
     except (OSError, StoreUnavailable) as error:
@@ -274,11 +270,9 @@ def _is_half_made(error: BaseException | None) -> bool:
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
-def _connect_to_read(path: Path, mode: str, damaged: bool) -> ReadConnection:
+def _connect_to_read(path: Path, mode: str, damaged: bool) -> sqlite3.Connection:
     with translated(path, "opening"):
-        connection = sqlite3.connect(
-            _uri(path, mode), uri=True, check_same_thread=False, isolation_level=None, factory=ReadConnection
-        )
+        connection = sqlite3.connect(_uri(path, mode), uri=True, check_same_thread=False, isolation_level=None)
         try:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             connection.execute("PRAGMA query_only = ON")
@@ -300,11 +294,9 @@ def wal_bytes(path: Path) -> int:
     return wal.stat().st_size if wal.exists() else 0
 
 
-def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool:
+def holds_log(path: Path, *, records: bool = False) -> bool:
     """True if the file holds a log or, with ``records``, at least one record. An unreadable file counts as holding
     both.
-
-    ``alone``: see ``connect_to_read``.
 
     Raises:
         ForeignStore: the file is a symbolic link.
@@ -314,7 +306,7 @@ def holds_log(path: Path, *, records: bool = False, alone: bool = False) -> bool
     if not path.exists():
         return False
     try:
-        connection = connect_to_read(path, len(STEPS), alone=alone)
+        connection = connect_to_read(path, len(STEPS))
     except StoreLocked:
         raise
     except StreamError:

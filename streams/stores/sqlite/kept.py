@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-from streams.errors import ForeignStore, StoreUnavailable, StreamError
+from streams.errors import ForeignStore, StreamError
 from streams.rows import Changes, Row
 from streams.store import Snapshot
 from streams.stores.hints import checked_name
-from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import connect_to_read, connect_to_write, translated
 from streams.system.files import make_directory
 
@@ -224,33 +223,20 @@ class ReadRows(_StoredRows):
         StreamError: the file cannot be read any more.
     """
 
-    def __init__(self, path: Path, connection: ReadConnection, snapshot: Snapshot) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, snapshot: Snapshot) -> None:
         self._path, self.snapshot = path, snapshot
-        self._is_settled = False
-        self._use(connection)
-
-    def _use(self, connection: ReadConnection) -> None:
         self._connection = connection
         weakref.finalize(self, connection.close)
 
     def _fetch(self, query: str, *values: object) -> list[Any]:
-        while True:
-            with translated(self._path, "reading"):
-                found = self._connection.execute(query, values).fetchall()
-            if not self._is_settled or self._connection.is_right(self._path):
-                return found
-            self._connection.close()  # it was opened while nobody wrote, and now somebody does
-            connection = connect_to_read(self._path, len(STEPS))
-            if connection is None:
-                raise StoreUnavailable(f"{self._path} was deleted while it was read", "run the command again")
-            self._use(connection)
+        with translated(self._path, "reading"):
+            return self._connection.execute(query, values).fetchall()
 
     def settle(self) -> bool:
         """Let the writer go on. False if what was read so far may be wrong, so the caller must open the rows anew."""
-        self._is_settled = True
         with translated(self._path, "reading"):
             self._connection.execute("COMMIT")
-        return self._connection.is_right(self._path)
+        return True
 
 
 def read_rows(store: Path, name: str, version: int) -> ReadRows | None:

@@ -23,7 +23,6 @@ from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record
 from streams.stores.keys import key_digest
-from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.files import (
     LOG_FILE,
     SEARCH_FILE,
@@ -35,7 +34,7 @@ from streams.stores.sqlite.files import (
     translated,
 )
 from streams.stores.sqlite.removed import head_of, load
-from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, trigrams
+from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, rows_to_damage, trigrams
 
 _FETCH = 256
 _FETCH_IDS = 4096
@@ -57,22 +56,6 @@ _TYPES: Final = (
 Answer = TypeVar("Answer")
 
 
-def _rows_to_damage(
-    connection: sqlite3.Connection, query: str, values: list[Any]
-) -> tuple[list[Any], sqlite3.Error | None]:
-    rows: list[Any] = []
-    try:
-        for row in connection.execute(query, values):
-            rows.append(row)  # noqa: PERF402 - those before the damage count
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
-            raise
-        with suppress(sqlite3.DatabaseError):  # Python drops the row from which SQLite cannot step on
-            rows = connection.execute(query, [*values[:-1], len(rows) + 1]).fetchall()
-        return rows, error
-    return rows, None
-
-
 class SqliteReader:
     """``StreamReader`` over ``store/log.db``; a directory without this file reads as an empty log.
 
@@ -81,17 +64,17 @@ class SqliteReader:
         StoreUnavailable: the file cannot be opened.
     """
 
-    def __init__(self, store: Path, *, exists: bool = False, alone: bool = False, to_damage: bool = False) -> None:
+    def __init__(self, store: Path, *, exists: bool = False, to_damage: bool = False) -> None:
         """``to_damage``: read a damaged file, too, as far as that works. ``damage`` then says what is wrong with it,
         apart from its records; at a damaged record, reading ends with ``CorruptLog`` as ever."""
-        self._store, self._path, self._alone, self._to_damage = store, store / LOG_FILE, alone, to_damage
+        self._store, self._path, self._to_damage = store, store / LOG_FILE, to_damage
         self.damage: CorruptLog | None = None
         self._exists = exists
         """True if the file exists or once existed. In this case, a missing file means that the log is gone, not
         empty."""
-        self._connection: ReadConnection | None = None
+        self._connection: sqlite3.Connection | None = None
         self._place: tuple[int, int] | None = None
-        self._search: ReadConnection | None = None
+        self._search: sqlite3.Connection | None = None
         self._lock = Lock()
 
     @property
@@ -403,7 +386,7 @@ class SqliteReader:
 
     def _rows(self, query: str, values: list[Any]) -> tuple[list[Any], sqlite3.Error | None]:
         nothing: tuple[list[Any], sqlite3.Error | None] = ([], None)
-        return self._read(lambda connection: _rows_to_damage(connection, query, values), nothing)
+        return self._read(lambda connection: rows_to_damage(connection, query, values), nothing)
 
     def _with_log(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
         def in_one_state(connection: sqlite3.Connection) -> Answer:
@@ -416,27 +399,14 @@ class SqliteReader:
         return self._read(in_one_state, without)
 
     def _read(self, ask: Callable[[sqlite3.Connection], Answer], without: Answer) -> Answer:
-        while True:
-            with self._lock, translated(self._path, "reading"):
-                connection = self._connected()
-                if connection is None:
-                    return without
-                try:
-                    answer = ask(connection)
-                except sqlite3.Error:
-                    if connection.is_right(self._path):
-                        raise
-                    continue
-                if connection.is_right(self._path):
-                    return answer
+        with self._lock, translated(self._path, "reading"):
+            connection = self._connected()
+            return without if connection is None else ask(connection)
 
-    def _connected(self) -> ReadConnection | None:
+    def _connected(self) -> sqlite3.Connection | None:
         place = _place(self._path)
-        if self._connection is not None and (
-            # The path names another file if somebody replaced it, as with a backup.
-            place not in (None, self._place) or not self._connection.can_go_on(self._path)
-        ):
-            self._connection.close()
+        if self._connection is not None and place not in (None, self._place):
+            self._connection.close()  # somebody replaced the file, as with a backup
             self._connection = None
         if self._connection is None:
             self._connection, self._place = self._opened(), place
@@ -447,14 +417,14 @@ class SqliteReader:
         self._exists = True
         return self._connection
 
-    def _opened(self) -> ReadConnection | None:
+    def _opened(self) -> sqlite3.Connection | None:
         self.damage = None
         try:
-            return connect_to_read(self._path, len(STEPS), alone=self._alone)
+            return connect_to_read(self._path, len(STEPS))
         except ForeignStore as fault:
             if not self._to_damage:
                 raise
-            connection = connect_to_read(self._path, len(STEPS), alone=self._alone, damaged=True)
+            connection = connect_to_read(self._path, len(STEPS), damaged=True)
             self._note(fault)
             return connection
 
@@ -469,21 +439,15 @@ class SqliteReader:
         """``None`` if the index is damaged, was deleted, or lacks some of these records."""
         query = "SELECT rowid FROM payloads WHERE payloads MATCH ? AND rowid > ? AND rowid <= ? ORDER BY rowid"
         with self._lock, suppress(ForeignStore), translated(self._store / SEARCH_FILE, "searching"):
-            if self._search is None or not self._search.can_go_on(self._store / SEARCH_FILE):
+            if self._search is None or self._search.execute("SELECT position FROM progress").fetchone()[0] < indexed:
                 return None
-            if self._search.execute("SELECT position FROM progress").fetchone()[0] < indexed:
-                return None
-            found = [row[0] for row in self._search.execute(f"{query}{order} LIMIT ?", [grams, after, until, _FETCH])]
-            return found if self._search.is_right(self._store / SEARCH_FILE) else None
+            return [row[0] for row in self._search.execute(f"{query}{order} LIMIT ?", [grams, after, until, _FETCH])]
         return None
 
     def _indexed(self) -> int:
         path = self._store / SEARCH_FILE
         # Ignore errors, because the index is optional. Without an index, everything is read.
         with self._lock, suppress(StreamError, OSError), translated(path, "opening"):
-            if self._search is not None and not self._search.can_go_on(path):
-                self._search.close()
-                self._search = None
             if self._search is None:
                 self._search = connect_to_read(path, len(SEARCH_STEPS))
             if self._search is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 from zlib import crc32
@@ -155,3 +156,20 @@ def bindable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def rows_to_damage(
+    connection: sqlite3.Connection, query: str, values: list[Any]
+) -> tuple[list[Any], sqlite3.Error | None]:
+    """The rows of a query that ends with a limit, the last of ``values``, up to damage; and the damage."""
+    rows: list[Any] = []
+    try:
+        for row in connection.execute(query, values):
+            rows.append(row)  # noqa: PERF402 - those before the damage count
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
+            raise
+        with suppress(sqlite3.DatabaseError):  # Python drops the row from which SQLite cannot step on
+            rows = connection.execute(query, [*values[:-1], len(rows) + 1]).fetchall()
+        return rows, error
+    return rows, None

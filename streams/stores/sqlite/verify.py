@@ -1,11 +1,10 @@
-"""Verify a log's whole database, row by row to its end, continuing after each fault.
+"""Verify a log's whole database, row by row, continuing after each fault as far as SQLite reads.
 
 A row has everything twice: in its columns, which queries use, and in the
 event's bytes, which the chain covers. So the bytes reveal a changed column, the checksum
 reveals changed bytes, and the chain reveals a change of both. If SQLite cannot read a
-page, each record in it is one finding, named by the index that leads to it, and the scan
-continues after it. After the records, ``file_verify.py`` checks the file as a whole:
-whether it opens, and what SQLite's own checks find.
+page, the records end there, with a finding. After the records, ``file_verify.py`` checks the
+file as a whole: whether it opens, and what SQLite's own checks find.
 """
 
 from __future__ import annotations
@@ -21,17 +20,15 @@ from zlib import crc32
 
 import orjson
 
-from streams.errors import ForeignStore, StoreUnavailable
+from streams.errors import ForeignStore
 from streams.findings import Finding, Kind, Summary, drained
 from streams.hashing import is_canonical, is_digest
 from streams.retention import NOTHING_REMOVED, Removal, payload_fault
-from streams.store import NOTHING
 from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
 from streams.stores.head import Head
 from streams.stores.keys import key_digest
 from streams.stores.missing import missing_at_end
-from streams.stores.sqlite.at_rest import ReadConnection
 from streams.stores.sqlite.file_verify import (
     DAMAGE,
     content_damage,
@@ -43,9 +40,11 @@ from streams.stores.sqlite.files import (
     STEPS,
     VERIFY,
     connect_to_read,
+    shown,
     translated,
 )
 from streams.stores.sqlite.removed import last_of, load, tails_of, version_of
+from streams.stores.sqlite.rows import rows_to_damage
 from streams.system.threads import in_thread
 
 Answer = TypeVar("Answer")
@@ -58,12 +57,6 @@ _QUERY: Final = (
     " correlation_id, causation_id, event_id, key, hash, crc, batch_index, batch_count, event"
     " FROM records WHERE position"
 )
-
-_NAMED: Final = (
-    "SELECT position, (SELECT name FROM streams WHERE id = stream)"
-    " FROM records INDEXED BY records_by_stream WHERE position > ?"
-)
-"""Selects the positions of records, and their streams, from an index alone. Used for unreadable rows."""
 
 _TYPES: Final = {"position": int, "offset": int, "hash": bytes, "crc": int, "batch_index": int, "event": bytes}
 
@@ -90,7 +83,6 @@ class _Row(NamedTuple):
 class SqliteVerification:
     store: Path
     progress: Callable[[int], None] | None = None
-    alone: bool = False
     quick: bool = False
     named: Head | None = None
     """The record that the head file names, which may be here or in the journal."""
@@ -108,10 +100,6 @@ class SqliteVerification:
     _head: Head | None = None
     _hash_at_head: bytes | None = None
     """The hash of the record that the database names as its last one, once read."""
-    _named: dict[int, str | None] | None = None
-    """Positions and streams according to the index; filled once a row is unreadable."""
-    _scanned: int = NOTHING
-    """The last position read one by one."""
 
     @property
     def chains(self) -> Chains:
@@ -138,9 +126,7 @@ class SqliteVerification:
     async def run(self) -> AsyncIterator[Finding]:
         self.summary.segments = int(self._path.exists())
         try:
-            connection = await asyncio.to_thread(
-                connect_to_read, self._path, len(STEPS), damaged=True, alone=self.alone
-            )
+            connection = await asyncio.to_thread(connect_to_read, self._path, len(STEPS), damaged=True)
         except ForeignStore as error:
             if error.is_not_ours or "upgrade" in error.reason:
                 raise
@@ -155,22 +141,15 @@ class SqliteVerification:
             while True:
                 version = await in_thread(self._version, connection, interrupt=connection.interrupt)
                 if await in_thread(self._begin, connection, interrupt=connection.interrupt) == version:
-                    is_done = True
                     async for finding in self._pass(connection):
-                        # Start over if the file changed, because records may have been removed, or a writer may have
-                        # begun.
-                        now = await in_thread(self._version, connection, interrupt=connection.interrupt)
-                        if now != version or not self._is_right(connection):
-                            is_done = False
+                        # Start over if records were removed meanwhile.
+                        if await in_thread(self._version, connection, interrupt=connection.interrupt) != version:
                             break
                         if finding not in self._told:
                             self._told.add(finding)
                             yield finding
-                    if is_done and self._is_right(connection):
+                    else:
                         break
-                if not connection.can_go_on(self._path):
-                    connection.close()
-                    connection = await asyncio.to_thread(self._connected_again)
         finally:
             connection.close()
         self.summary.streams = self._chains.kept
@@ -190,15 +169,6 @@ class SqliteVerification:
         elif self._hash_at_head is not None and self._hash_at_head.hex() != head.hash:
             self._find("tampered", head.position, None, "it is not the record that the database names as its last one")
 
-    def _is_right(self, connection: ReadConnection) -> bool:
-        return connection.is_right(self._path)
-
-    def _connected_again(self) -> ReadConnection:
-        connection = connect_to_read(self._path, len(STEPS), damaged=True, alone=self.alone)
-        if connection is None:
-            raise StoreUnavailable(f"{self._path} was moved away while it was being verified", "verify the log again")
-        return connection
-
     def _asked(self, connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection], Answer]) -> Answer:
         with translated(self._path, "reading"):
             return ask(connection)
@@ -214,7 +184,7 @@ class SqliteVerification:
         self.summary.reset()
         self.summary.segments = segments
         self._found.clear()
-        self._last, self._scanned, self._lost, self._batch = -1, -1, 0, (0, 0)
+        self._last, self._lost, self._batch = -1, 0, (0, 0)
         try:
             # Read the head before the records, because a running writer adds more.
             self._head = Head(*self._asked(connection, _head_of))
@@ -227,7 +197,7 @@ class SqliteVerification:
         offsets = sum(base.offset for base in self._removal.bases.values())
         if not self._removal.ranges.count == offsets == count:
             self._find("corrupt", None, None, "its table of pruned records contradicts itself")
-        if self._removal.pending and (self.alone or not is_being_written(self.store)):
+        if self._removal.pending and not is_being_written(self.store):
             reason = "pruned or forgotten content is still in the files; the next start finishes removing it"
             self._find("torn", None, None, reason)
         return self._version(connection)
@@ -254,60 +224,29 @@ class SqliteVerification:
             yield finding
 
     def _fetch(self, connection: sqlite3.Connection) -> tuple[int, bool]:
-        """Check the next rows. Return their bytes, and whether the log ends there."""
-        try:
-            with translated(self._path, "reading"):
-                rows = connection.execute(
-                    f"{_QUERY} > ? ORDER BY position LIMIT ?", [max(self._last, self._scanned), _ROWS]
-                ).fetchall()
-        except DAMAGE as error:
-            return self._fetch_one_by_one(connection, damage_text(error))
-        positions = [max(self._last, self._scanned), *(row[0] for row in rows)]
-        if any(one >= following for one, following in pairwise(positions)):
-            # A damaged page may give its rows in any order and repeat them without end, so fetch the rows one by one.
-            return self._fetch_one_by_one(connection, "its rows are out of order")
+        """Check the next rows. Return their bytes, and whether the records end there, or what can be read of them."""
+        rows, fault = self._readable(connection)
         for row in rows:
             self._judge(_Row(*row))
-        return sum(len(row[-1]) for row in rows if isinstance(row[-1], bytes)), not rows
+        if fault is not None:
+            at = self._last + 1
+            self._find("corrupt", at, None, f"SQLite cannot read any further: {fault}")
+            self._lost += 1
+        return sum(len(row[-1]) for row in rows if isinstance(row[-1], bytes)), fault is not None or not rows
 
-    def _fetch_one_by_one(self, connection: sqlite3.Connection, damage: str) -> tuple[int, bool]:
-        """Like ``_fetch``, for a damaged page: check readable rows, and report the others as findings."""
-        if self._named is None:
-            self._named = self._names(connection)
-        begin = max(self._last, self._scanned) + 1
-        # Without the index the log's end is unknown, so the first unreadable row counts as the end.
-        end = max(self._named) if self._named else begin + _ROWS
-        read = 0
-        for position in range(begin, min(begin + _ROWS, end + 1)):
-            self._scanned = position
-            if self._removal.ranges.holds(position):
-                continue
-            try:
-                with translated(self._path, "reading"):
-                    row = connection.execute(f"{_QUERY} = ?", [position]).fetchone()
-            except DAMAGE as error:
-                if not self._named:
-                    self._find("corrupt", position, None, f"SQLite cannot read any further: {damage_text(error)}")
-                    return read, True
-                reason = f"the page that holds it cannot be read: {damage_text(error)}"
-                self._find("corrupt", position, self._named.get(position), reason)
-                self._last, self._batch = position, (0, 0)
-                self._lost += 1
-                continue
-            if row is not None:
-                self._judge(_Row(*row))
-                read += len(row[-1]) if isinstance(row[-1], bytes) else 0
-        if not self._named and not read:
-            self._find("corrupt", begin, None, f"SQLite cannot read any further: {damage}")
-            return 0, True
-        return read, bool(self._named) and self._scanned >= end
-
-    def _names(self, connection: sqlite3.Connection) -> dict[int, str | None]:
+    def _readable(self, connection: sqlite3.Connection) -> tuple[list[Any], str | None]:
+        """The next rows up to damage, and the damage."""
         try:
             with translated(self._path, "reading"):
-                return dict(connection.execute(_NAMED, [self._last]).fetchall())
-        except DAMAGE:
-            return {}  # without the index, the scan ends at the damage and reports the damage
+                rows, fault = rows_to_damage(connection, f"{_QUERY} > ? ORDER BY position LIMIT ?", [self._last, _ROWS])
+        except DAMAGE as error:
+            return [], damage_text(error)
+        # A damaged page may give its rows in any order and repeat them without end.
+        positions = [self._last, *(row[0] for row in rows)]
+        for number, (one, following) in enumerate(pairwise(positions)):
+            if one >= following:
+                return rows[:number], "its rows are out of order"
+        return rows, None if fault is None else shown(str(fault))
 
     def _skip_to_the_end(self, connection: sqlite3.Connection) -> None:
         try:
@@ -321,7 +260,7 @@ class SqliteVerification:
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
         if not self._told and not self._found:
-            self._find_in_file(opening_damage(self._path, alone=self.alone))
+            self._find_in_file(opening_damage(self._path))
         log, derived = content_damage(self._path, connection, quick=self.quick)
         self._find_in_file(log)
         for fault in derived[:1]:
