@@ -189,10 +189,6 @@ async def _open(home: Home, identity: Identity, stack: AsyncExitStack) -> Log:
         log.warning("an incomplete tail was cut off the log and saved in %s", store.torn)
     if store.head_warning is not None:
         log.warning("%s", store.head_warning)
-    for lost in store.lost:
-        log.warning(
-            "records %d to %d were once written and are lost: see hints/%s", lost.after + 1, lost.until, lost.name
-        )
     return store
 
 

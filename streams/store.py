@@ -169,6 +169,13 @@ class StreamStore(StreamReader, Protocol):
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Store a projection's state in place of its previous state. A snapshot is only a hint, like a cursor."""
 
+    async def write_hints(self) -> None:
+        """Return once the cursors and snapshots so far survive a crash, except those that are beyond head.
+
+        Raises:
+            StreamError, OSError: they cannot be written now. They are still noted.
+        """
+
     async def sizes(self) -> list[StreamSize]:
         """Every stream that holds records, by name, for a retention policy. May read the whole log."""
 

@@ -24,10 +24,10 @@ from streams.retention import (
     body_digest,
 )
 from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_event
-from streams.stores.hints import checked_name
 from streams.stores.keys import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Request, as_record, encode_batch, plan
+from streams.stores.sqlite.hints import checked_name
 
 
 def _with(ranges: Ranges, more: Sequence[Placed]) -> Ranges:
@@ -218,6 +218,9 @@ class MemoryStore:
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
         self._snapshots[checked_name(name)] = snapshot
+
+    async def write_hints(self) -> None:
+        self._check_open()
 
     def subscribe(self, *, after: int = NOTHING, wanted: Wanted = every_event) -> AsyncIterator[Record]:
         return self._live.follow(after, wanted)

@@ -138,6 +138,7 @@ class Engine:
             self.position = self._store.head if self.position == NOTHING else self.position
             with hinted(f"the beginning of agent {self.name}"):
                 await self._history.put_snapshot(self.position, self.position)
+                await self._store.write_hints()
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:

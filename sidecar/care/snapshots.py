@@ -62,8 +62,6 @@ class CaptureSnapshot:
         await in_thread(rows.put, position, dumped, changes)
         self.state.sessions.saved(rows, IN_MEMORY)
         self.kept = position
-        # If the log loses records, this tells.
-        await self._store.advance(SNAPSHOT, position)
 
     async def catch_up(self) -> None:
         """Apply the records after the last snapshot."""

@@ -117,6 +117,7 @@ class Progress:
             # Store the rebuild number before publishing under it. For a while the server treats purged ids as
             # duplicates, so no number may be used twice, even if this process dies at any point.
             await self._store.put_snapshot(MIRROR, state.snapshot())
+            await self._store.write_hints()
             self.kept = state.position
         self.state = state
         return max(self._store.head - plan.after, MAX_RUN) if plan.note else MAX_RUN
@@ -168,6 +169,7 @@ class Progress:
         self.commands_to = max(min(self.commands_to, log_.head), stored, known.position, there)
         if self.commands_to > stored:
             await self._store.advance(COMMANDS_SENT, self.commands_to)
+            await self._store.write_hints()
 
     async def is_elsewhere(self, session: JetStream) -> bool:
         """Whether the stream differs from ``state`` while nothing is in flight. Raises the same errors as

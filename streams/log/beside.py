@@ -1,4 +1,4 @@
-"""Verify the files next to the records: ``store.json``, and the hints, which must not point beyond the log's end."""
+"""Verify ``store.json``, which names the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from streams.errors import ForeignStore
 from streams.findings import Finding
 from streams.log.presence import RESTORE, left_files
 from streams.stores.directory import FORMAT, MANIFEST, read_manifest
-from streams.stores.hints import HintAhead, Hints
 from streams.system.files import read_file
 
 
@@ -42,20 +41,3 @@ def is_of_another_format(path: Path) -> bool:
         return False
     form = found.get("format") if isinstance(found, dict) else None
     return isinstance(form, int) and form != FORMAT
-
-
-def lost_findings(store: Path, last: int) -> list[Finding]:
-    """Findings for records that cursors and snapshots refer to but the log no longer holds, for example because its
-    write-ahead file (WAL) was deleted.
-
-    A hint beyond ``last``, the last record of the log, was made when the log had more records. The same is true of a
-    hint that was set aside when the log was opened.
-    """
-    hints = Hints(store)
-    ahead = [HintAhead(name, last, position) for name, position in hints.known().items() if position > last]
-    found = []
-    for name, after, until in [*ahead, *hints.lost()]:
-        records = f"record {until} was" if until == after + 1 else f"records {after + 1} to {until} were"
-        reason = f"{records} written and then lost: this file was made when the log still held them"
-        found.append(Finding("missing", str(store / "hints" / name), None, after + 1, None, reason))
-    return found

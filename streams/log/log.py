@@ -20,12 +20,12 @@ from streams.retention import Removed
 from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_event
 from streams.stores.directory import LOCK, Manifest, StoreLock, create, name_log, take_lock
 from streams.stores.disk import Disk
-from streams.stores.hints import HintAhead, Hints
 from streams.stores.journal.segments import HEAD
 from streams.stores.journal.store import SEGMENT_BYTES, LogStore
 from streams.stores.live import LiveTail
 from streams.stores.plan import Request, encode_batch
 from streams.stores.space import mib_to_open
+from streams.stores.sqlite.hints import CURSOR, SNAPSHOT, Kind
 from streams.stores.sqlite.kept import KeptRows
 from streams.system.threads import in_thread
 
@@ -43,10 +43,7 @@ class Log(LogStore):
         super().__init__(store, disk, segment_bytes, lock.check, derived)
         self.store, self._lock = store, lock
         self.manifest = Manifest("")
-        self._hints = Hints(store)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.lost: list[HintAhead] = []
-        """Records that the log has lost. Cursors and snapshots show that it once held them."""
         self._kept_rows: dict[str, KeptRows] = {}
         self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self.recent)
 
@@ -81,7 +78,6 @@ class Log(LogStore):
                 raise
             try:
                 log.manifest = name_log(store, named, identity)
-                log.lost = log._hints.set_aside_after(log.head)
             except BaseException:
                 log.close_at_once()
                 raise
@@ -103,18 +99,26 @@ class Log(LogStore):
         )
 
     async def cursor(self, name: str) -> int:
-        position = await asyncio.to_thread(self._hints.cursor, name)
-        return position if position <= self.head else NOTHING
+        found = await self._hint(CURSOR, name)
+        return NOTHING if found is None else found.position
 
     async def advance(self, name: str, position: int) -> None:
-        await asyncio.to_thread(self._hints.advance, name, position)
+        self._note(CURSOR, name, Snapshot(1, position, b""))
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
-        found = await asyncio.to_thread(self._hints.snapshot, name, version)
-        return found if found is not None and found.position <= self.head else None
+        found = await self._hint(SNAPSHOT, name)
+        return found if found is not None and found.version == version else None
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        await asyncio.to_thread(self._hints.put_snapshot, name, snapshot)
+        self._note(SNAPSHOT, name, snapshot)
+
+    async def _hint(self, kind: Kind, name: str) -> Snapshot | None:
+        found = self._stored.hints.newest(kind, name) or await asyncio.to_thread(self._stored.hint, kind, name)
+        return found if found is not None and found.position <= self.head else None
+
+    def _note(self, kind: Kind, name: str, hint: Snapshot) -> None:
+        self._stored.hints.note(kind, name, hint)
+        self.mover.wake()
 
     async def rows(self, name: str, version: int) -> KeptRows:
         """Open a projection's snapshot in rows, or begin a new one if there is none of this version that is not beyond

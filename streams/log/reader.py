@@ -13,12 +13,12 @@ from streams.log.presence import located
 from streams.query import Filter
 from streams.store import NOTHING, Record, Snapshot
 from streams.stores.directory import is_being_written, refuse_links
-from streams.stores.hints import Hints
 from streams.stores.journal.files import FileJournal
 from streams.stores.journal.reading import TwoPlaces
 from streams.stores.journal.segments import JOURNAL, sizes_of
 from streams.stores.sqlite.derived import DerivedTables, open_derived
 from streams.stores.sqlite.files import LOG_FILE
+from streams.stores.sqlite.hints import CURSOR, SNAPSHOT
 from streams.stores.sqlite.kept import ReadRows, read_rows
 from streams.stores.sqlite.reader import SqliteReader
 
@@ -112,14 +112,13 @@ class LogReader(TwoPlaces):
 
     def cursor(self, name: str) -> int:
         """See ``StreamStore.cursor``. Blocks."""
-        position = Hints(self.store).cursor(name)
-        return position if position <= self.head else NOTHING
+        found = self._database.hint(CURSOR, name)
+        return NOTHING if found is None else found.position
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         """See ``StreamStore.snapshot``. ``None`` also during a removal."""
-        refuse_links(self.store)
-        found = await asyncio.to_thread(Hints(self.store).snapshot, name, version)
-        if found is None or found.position > self.head:
+        found = await asyncio.to_thread(self._database.hint, SNAPSHOT, name)
+        if found is None or found.version != version:
             return None
         # The snapshot may include removed records, because a removal drops snapshots last.
         return None if await self.is_removing() else found

@@ -6,18 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from streams.findings import Finding, Kind, Summary
-from streams.log.beside import lost_findings, manifest_finding
+from streams.log.beside import manifest_finding
 from streams.log.presence import holds_files
-from streams.stores.directory import MANIFEST, is_being_written, refuse_links
+from streams.stores.directory import refuse_links
 from streams.stores.journal.verify import LogVerification
 
-__all__ = ["Finding", "Kind", "Summary", "Verification", "is_of_records"]
-
-
-def is_of_records(finding: Finding) -> bool:
-    """True if the finding is about the log itself, not about ``store.json`` or the hints."""
-    path = Path(finding.file)
-    return path.name != MANIFEST and path.parent.name != "hints"
+__all__ = ["Finding", "Kind", "Summary", "Verification"]
 
 
 class Verification:
@@ -56,9 +50,4 @@ class Verification:
         async for finding in self._log.run():
             found += 1
             yield finding
-        last = self._log.furthest
-        if last is not None and not is_being_written(self._store):
-            for lost in lost_findings(self._store, last):
-                found += 1
-                yield lost
         self.summary.findings = found

@@ -14,6 +14,7 @@ import orjson
 
 from streams.errors import NOT_OURS, ForeignStore, StoreFenced, StoreLocked
 from streams.identity import Identity
+from streams.stores.disk import Disk
 from streams.system import locks
 from streams.system.files import make_directory, open_or_create, read_file, refuse_link, sync_directory, write_durably
 
@@ -22,6 +23,9 @@ FORMAT: Final = 3
 
 MANIFEST: Final = "store.json"
 LOCK: Final = "lock"
+
+TORN: Final = "torn"
+"""The directory for the torn tails that are cut off when a log is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,14 @@ def create(store: Path, *inside: Path) -> None:
         for directory in store.absolute().parents:
             with suppress(PermissionError):  # we did not make a directory that we may not list
                 sync_directory(directory)
+
+
+def remove_torn(store: Path, disk: Disk) -> None:
+    """Delete the tails that were cut off, because they may contain payloads to forget."""
+    directory = store / TORN
+    if directory.is_dir() and not directory.is_symlink():
+        for path in [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]:
+            disk.unlink(path)
 
 
 class StoreLock:

@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Final
 
 from streams.hashing import is_digest
 from streams.log.reader import LogReader
 from streams.log.verify import Verification
 from streams.store import NOTHING, Record
+from tests.streams.databases import ask
 from tests.streams.derivers import are_right, caught_up
 from tests.streams.opened import collect, faults
 from tests.streams.script import CURSOR, SNAPSHOT, VERSION, batches, open_log, play, removals, state_at
+
+HINTS_AHEAD: Final = "SELECT count(*) FROM hints WHERE position > (SELECT position FROM head)"
 
 
 @cache
@@ -133,6 +137,7 @@ async def check(
     version = await version_of(store)
     log = await open_log(store, version)
     try:
+        assert await asyncio.to_thread(ask, store, HINTS_AHEAD) == 0, "no hint is ahead of the database"
         left = await collect(log.read_all())
         count = log.head + 1
         assert count >= acked, f"{acked} were acknowledged, {count} are there"

@@ -56,6 +56,8 @@ class TestForgottenBytes:
         """Journal, database, write-ahead file, search index, snapshots, tails kept by recovery."""
         log = await written(tmp_path, place)
         await log.put_snapshot("capture", Snapshot(1, 4, MARKER.encode()))
+        await log.write_hints()
+        await log.put_snapshot("late", Snapshot(1, 4, MARKER.encode()))
         (tmp_path / "torn").mkdir(exist_ok=True)
         (tmp_path / "torn" / "x.bin").write_bytes(b'{"payload":"' + MARKER.encode())
         index = SearchIndex(tmp_path)

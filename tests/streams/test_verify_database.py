@@ -153,14 +153,6 @@ async def test_a_quick_look_asks_nothing_of_a_stream_that_rested_for_long(
         assert [finding async for finding in Verification(copy, quick=quick).run()] == []
 
 
-async def test_a_cursor_beside_a_running_writer_is_no_finding(tmp_path: Path) -> None:
-    log = await Log.open(tmp_path, seeded_identity(1))
-    await log.append([event("a")])
-    await log.advance("mirror", 5)
-    assert (await verify(tmp_path))[0] == []
-    await log.close()
-
-
 async def test_a_quick_look_begins_near_the_end_and_checks_the_chain_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, session_events, unsynced
 from tests.nats_servers import RealServer, real_server
+from tests.streams.databases import change
 from tests.streams.sizes import is_set, size
 from tests.torture.figures import MAX_GROWTH_MIB, held_mib, note, seeded
 
@@ -106,8 +107,8 @@ class Tormented:
 
     async def notes_lost(self) -> None:
         await self.task._stop(patient=False)
-        for path in self.store._hints.files():
-            path.unlink()
+        await self.store.write_hints()
+        change(self.store.store, "DELETE FROM hints")
         await self.again()
 
     async def forgotten(self) -> None:

@@ -60,8 +60,6 @@ class LineVerification:
     files: dict[int, int] = field(default_factory=dict)
     """The open files of the segments, by their first positions. They can be read even after they were deleted."""
     summary: Summary = field(default_factory=Summary)
-    furthest: int | None = None
-    """The last position that the log reached, set at the end; ``None`` if unknown."""
     _found: list[Finding] = field(default_factory=list)
     _chains: Chains = field(default_factory=lambda: Chains({}))
     _last: int = NOTHING
@@ -114,7 +112,6 @@ class LineVerification:
                 if torn:
                     break
         self._finish(segments, head, writing)
-        self.furthest = max(self._next_expected() - 1, self.summary.head)
         for finding in drained(self._found):
             yield finding
 

@@ -5,6 +5,8 @@ two transactions, the less the more there is to move, so that a burst of appends
 endless one does not fill the disk. A record is read back from its file, so a line enters the database only with its
 checksum right and its hash chain proven.
 
+Hints are written in the transaction that moves the records they speak of, or soon after in one of their own.
+
 Between two transactions it brings the derived tables up to the records, if these lack some.
 
 A database that is busy, full or damaged does not stop the journal. The mover tries again, and ``fault`` says why the
@@ -86,21 +88,29 @@ class Mover:
         while self._database.head < until:
             self._move()
 
+    def write_hints(self) -> None:
+        """Move everything that is durable now, and write the hints that wait, on the calling thread. Raises the errors
+        of ``drain``."""
+        self.drain(self._writer.head)
+        with self._turn:
+            self._database.write_hints()
+
     def close(self) -> None:
-        """End the thread, and then move the rest. What cannot be moved stays in the journal."""
+        """End the thread, and then move the rest and write the hints. What cannot be moved stays in the journal."""
         self._stop.set()
         self._news.set()
         self._thread.join()
         with suppress(StreamError, OSError):
-            self.drain(self._writer.head)
+            self.write_hints()
 
     def _run(self) -> None:
         retry = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             waiting = self.waiting
-            if not waiting and self.fault is None:
+            if not waiting and self.fault is None and not self._database.has_hints:
                 self._news.clear()
-                if self.waiting or self._catch_up():  # appended between the two lines above, or not done yet
+                # Appended or noted between the two lines above, or not done yet.
+                if self.waiting or self._database.has_hints or self._catch_up():
                     self._news.set()
                     continue
                 self._tidy()
@@ -113,6 +123,8 @@ class Mover:
                 continue
             begun = time.monotonic()
             try:
+                if not waiting:
+                    self._stop.wait(self.pause)  # more hints may follow
                 self._move()
             except Exception as error:  # noqa: BLE001 - a thread that ended would let the journal grow in silence
                 self.fault = str(error) if isinstance(error, StreamError | OSError) else repr(error)
@@ -142,6 +154,8 @@ class Mover:
             try:
                 if records:
                     self._database.move(records)
+                else:
+                    self._database.write_hints()
             except ValueError as fault:
                 raise CorruptLog(path, None, first, str(fault)) from None
             self._writer.drop(self._database.head)

@@ -202,6 +202,10 @@ class LogStore(TwoPlaces):
             pending.outcome = [as_record(answer) for answer in plan_.answers]
         return seconds
 
+    async def write_hints(self) -> None:
+        """See ``StreamStore.write_hints``."""
+        await in_thread(self.mover.write_hints)
+
     # --- removing ---
 
     async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:

@@ -31,7 +31,6 @@ class LogVerification:
         self._database = SqliteVerification(store, None, quick)
         self._lines = LineVerification(store)
         self.summary = Summary()
-        self.furthest: int | None = None
 
     def size(self) -> int:
         return self._database.size() + self._lines.size()
@@ -62,8 +61,6 @@ class LogVerification:
             pruned=database.pruned,
             forgotten=database.forgotten,
         )
-        if self._database.furthest is not None:
-            self.furthest = max(self._database.furthest, self._lines.furthest or self.summary.head)
 
     def _open(self, opened: ExitStack) -> tuple[Head | None, list[Segment]]:
         refuse_link(self._store / LOG_FILE)

@@ -14,10 +14,9 @@ from pathlib import Path
 from threading import Lock
 
 from streams.errors import CorruptLog
-from streams.stores.directory import create
+from streams.stores.directory import TORN, create
 from streams.stores.disk import Disk
 from streams.stores.head import Head, format_head, read_head
-from streams.stores.hints import TORN
 from streams.stores.journal.lines import format_line
 from streams.stores.journal.recovery import recover
 from streams.stores.journal.segments import HEAD, JOURNAL, Segment, segment_name

@@ -22,6 +22,7 @@ from streams.store import Record
 from streams.stores.head import Head
 from streams.stores.sqlite.deriving import Deriving, NotDerived
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connect_to_write, translated
+from streams.stores.sqlite.hints import Due, Hints, NotKept
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import find, last_of, load, tail_in_spite_of_damage, tail_of
@@ -60,6 +61,7 @@ class Database(SqliteReader):
         super().__init__(store, exists=True)
         self.check: Callable[[], None] = lambda: None
         self.deriving: Deriving | None = None
+        self.hints = Hints()
         self._changed = changed
         self._writing = connect_to_write(self._path, STEPS)
         self._lock_of_writer = Lock()
@@ -79,7 +81,7 @@ class Database(SqliteReader):
         self.last = Head(position, hash_.hex())
         """The last record, even if it was pruned."""
         self._turns = InTurn()
-        self._remover = SqliteRemover(store, self._writing, self._turns, self._removed_some)
+        self._remover = SqliteRemover(store, self._writing, self.hints, self._turns, self._removed_some)
         # Finish an interrupted removal. If a full disk or a reader prevents that, the next removal or opening finishes
         # it. Damage in the records to remove must not prevent writing either. `verify` reports both.
         with suppress(OSError, StoreUnavailable, BadStore):
@@ -110,19 +112,53 @@ class Database(SqliteReader):
         """
         with self._lock_of_writer, translated(self._path, "writing"):
             self._begin()
-            deriving = self.deriving
-            if deriving is None or not deriving.is_level(self.head):
-                self._write(records)
+            deriving = self.deriving if self.deriving is not None and self.deriving.is_level(self.head) else None
+            hints = self.hints.due(records[-1].position)
+            while True:
+                try:
+                    return self._write(records, deriving, hints)
+                except NotDerived as refusal:
+                    cause = refusal.__cause__
+                    self._undone(deriving, cause if isinstance(cause, Exception) else refusal)
+                    deriving = None
+                except NotKept:
+                    self._undone(deriving)
+                    hints = []
+                except BaseException:
+                    self._undone(deriving)
+                    raise
+
+    def _undone(self, deriving: Deriving | None, fault: Exception | None = None) -> None:
+        if deriving is not None:
+            deriving.undone(fault)
+
+    @property
+    def has_hints(self) -> bool:
+        """True if there are hints to write, whose records are here."""
+        return bool(self.hints.due(self.head))
+
+    def write_hints(self) -> None:
+        """Write the hints that wait and whose records are here, in a transaction of their own. Blocks.
+
+        Raises:
+            OSError, StreamError: the file cannot be written.
+        """
+        with self._lock_of_writer, translated(self._path, "writing"):
+            due = self.hints.due(self.head)
+            if not due:
                 return
+            self._begin()
             try:
-                self._write(records, deriving)
-            except NotDerived as refusal:
-                cause = refusal.__cause__
-                deriving.undone(cause if isinstance(cause, Exception) else refusal)
-                self._write(records)
-            except BaseException:
-                deriving.undone()
-                raise
+                with self._writing:
+                    self._writing.execute("BEGIN IMMEDIATE")
+                    self.hints.write(self._writing, due)
+            except NotKept as refusal:
+                raise refusal.__cause__ or refusal from None
+            self._hints_written(due)
+
+    def _hints_written(self, due: Due) -> None:
+        self.hints.written(due)
+        self._wal_pages += sum([len(hint.state) // PAGE_BYTES + PAGES_OF_A_ROW for _, hint in due])
 
     @property
     def derives_in(self) -> float | None:
@@ -147,7 +183,7 @@ class Database(SqliteReader):
             self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self._wal_pages = 0
 
-    def _write(self, records: Sequence[Stored], deriving: Deriving | None = None) -> None:
+    def _write(self, records: Sequence[Stored], deriving: Deriving | None, hints: Due) -> None:
         last, changes = records[-1], self._writing.total_changes
         self._writing.execute("BEGIN IMMEDIATE")
         try:
@@ -155,6 +191,7 @@ class Database(SqliteReader):
             self._insert(rows, tails, last)
             if deriving is not None:
                 deriving.apply([as_record(record) for record in records], last.position)
+            self.hints.write(self._writing, hints)
             self._writing.execute("COMMIT")
         except BaseException:
             self._stream_ids.clear()
@@ -163,6 +200,7 @@ class Database(SqliteReader):
             raise
         if deriving is not None:
             deriving.done(last.position)
+        self._hints_written(hints)
         changed = self._writing.total_changes - changes
         self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + changed * PAGES_OF_A_ROW
         self.last = Head(last.position, last.hash.hex())

@@ -83,6 +83,10 @@ SCHEMA: Final = """
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE removals (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL) STRICT;
     INSERT INTO removals VALUES (1, 0);
+    CREATE TABLE hints (
+        kind TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, position INTEGER NOT NULL,
+        state BLOB NOT NULL, PRIMARY KEY (kind, name)
+    ) STRICT, WITHOUT ROWID;
     CREATE TABLE derived (
         id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, position INTEGER NOT NULL
     ) STRICT;

@@ -17,8 +17,8 @@ from zlib import crc32
 from streams.errors import ForeignStore, StreamError
 from streams.rows import Changes, Row
 from streams.store import Snapshot
-from streams.stores.hints import checked_name
 from streams.stores.sqlite.files import connect_to_read, connect_to_write, translated
+from streams.stores.sqlite.hints import checked_name
 from streams.system.files import make_directory
 
 STEPS: Final[tuple[str, ...]] = (
@@ -128,9 +128,6 @@ class KeptRows(_StoredRows):
         found = self.snapshot
         if found is not None and (found.version != version or found.position > head):
             self._begin_anew()
-        if self.snapshot is None:
-            # An older version kept the whole state in this file.
-            (self._path.parent / f"snapshot-{name}").unlink(missing_ok=True)
 
     def _open(self) -> None:
         self._writing = connect_to_write(self._path, STEPS)
@@ -260,6 +257,12 @@ def read_rows(store: Path, name: str, version: int) -> ReadRows | None:
 def remove_rows(path: Path) -> None:
     for suffix in _FILES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def remove_all_rows(store: Path) -> None:
+    """Delete every snapshot in rows, because the records from which they were folded have changed."""
+    for path in (store / "hints").glob("*.db*"):
+        path.unlink(missing_ok=True)
 
 
 def _snapshot(connection: sqlite3.Connection, path: Path) -> Snapshot | None:

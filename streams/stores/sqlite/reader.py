@@ -21,7 +21,7 @@ from streams.errors import CorruptLog, ForeignStore, StoreUnavailable, StreamErr
 from streams.hashing import encode
 from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize, Tally
-from streams.store import NOTHING, Record
+from streams.store import NOTHING, Record, Snapshot
 from streams.stores.keys import key_digest
 from streams.stores.sqlite.files import (
     LOG_FILE,
@@ -33,6 +33,7 @@ from streams.stores.sqlite.files import (
     translate,
     translated,
 )
+from streams.stores.sqlite.hints import Kind, stored_hint
 from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, rows_to_damage, trigrams
 
@@ -152,6 +153,13 @@ class SqliteReader:
         while rows := await self._fetch(_IDS, [last, head, part, _FETCH_IDS]):
             yield [identifier for (identifier,) in rows]
             last = rows[-1][0]
+
+    def hint(self, kind: Kind, name: str) -> Snapshot | None:
+        """A cursor or snapshot; ``None`` also if it cannot be read. Blocks. Raises ``ValueError`` for a bad name."""
+        nothing: Snapshot | None = None
+        with suppress(ForeignStore):
+            return self._with_log(lambda connection: stored_hint(connection, kind, name), nothing)
+        return nothing
 
     async def removal(self) -> Removal:
         try:

@@ -20,11 +20,13 @@ from typing import Final, Protocol, TypeVar
 
 from streams.errors import StoreUnavailable
 from streams.retention import Removed
+from streams.stores.directory import remove_torn
 from streams.stores.disk import Disk
-from streams.stores.hints import Hints, remove_kept_aside
 from streams.stores.sqlite import removed as tables
 from streams.stores.sqlite.derived import drop_one, write_anew
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
+from streams.stores.sqlite.hints import Hints
+from streams.stores.sqlite.kept import remove_all_rows
 from streams.stores.sqlite.search import remove_search
 from streams.system.threads import InTurn
 
@@ -47,9 +49,16 @@ class SqliteRemover:
     ``changed`` is called after each transaction, while no commit is running.
     """
 
-    def __init__(self, store: Path, connection: sqlite3.Connection, turns: InTurn, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Path,
+        connection: sqlite3.Connection,
+        hints: Hints,
+        turns: InTurn,
+        changed: Callable[[], None],
+    ) -> None:
         self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
-        self._connection, self._turns, self._changed = connection, turns, changed
+        self._connection, self._hints, self._turns, self._changed = connection, hints, turns, changed
 
     def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Removed:
         with self._told("pruned"):
@@ -139,10 +148,11 @@ class SqliteRemover:
                 for records, size in self._digests(exclusively, stream, offset):
                     forgotten, saved = forgotten + records, saved + size
         if forgets:
-            remove_kept_aside(self._store, Disk())
+            remove_torn(self._store, Disk())
         # Delete the search index, because a search must not find removed records.
         remove_search(self._store)
-        Hints(self._store).forget_snapshots()
+        remove_all_rows(self._store)
+        self._step(exclusively, lambda: self._hints.forget_snapshots(self._connection))
         while exclusively(self._free_pages):
             self._turns.check()
             exclusively(self._give_back)

@@ -87,8 +87,6 @@ class SqliteVerification:
     named: Head | None = None
     """The record that the head file names, which may be here or in the journal."""
     summary: Summary = field(default_factory=Summary)
-    furthest: int | None = None
-    """The last position that the log reached, set at the end; ``None`` if unknown."""
     _found: list[Finding] = field(default_factory=list)
     _told: set[Finding] = field(default_factory=set)
     _removal: Removal = NOTHING_REMOVED
@@ -155,7 +153,6 @@ class SqliteVerification:
         self.summary.streams = self._chains.kept
         self.summary.head = self._removal.ranges.following(self._last + 1) - 1
         self._compare_with_head()
-        self.furthest = self.summary.head
         for finding in drained(self._found):
             self._told.add(finding)
             yield finding
