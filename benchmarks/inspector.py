@@ -15,12 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.million import TEXT, index, keep_catalog, records, resident, stored
+from benchmarks.million import TEXT, index, records, resident, stored
 from benchmarks.million import build as build_log
 from benchmarks.report import Row
 from sidecar.home import Home
 from sidecar.inspector.server import PAGE
-from sidecar.read.story.writing import StoryTables
 from streams.hashing import GENESIS, encode
 from streams.hashing import chain as chained
 from streams.identity import seeded_identity
@@ -180,10 +179,9 @@ def _long(first: int, count: int) -> Iterator[Stored]:
 
 async def build(home: Home, count: int, long: int) -> None:
     """A log of ``count`` events, the last ``long`` of them of one session, as a sidecar leaves it: with the story's
-    tables, a catalog and a search index."""
+    tables and a search index."""
     home.create()
-    await build_log(home.store_path, chain(records(count - long), _long(count - long, long)), StoryTables())
-    await keep_catalog(home.store_path)
+    await build_log(home.store_path, chain(records(count - long), _long(count - long, long)))
     await asyncio.to_thread(index, home.store_path)
 
 

@@ -23,10 +23,8 @@ from typing import Final, NamedTuple
 
 from benchmarks.link import record_for, sidecar
 from benchmarks.report import Row, table
-from sidecar.care.snapshots import SLOW_TAIL, CatalogSnapshot
 from sidecar.home import Home
-from sidecar.read.catalog import CATALOG
-from streams.derived import Derived
+from sidecar.read.story.writing import StoryTables
 from streams.hashing import GENESIS, chain, encode
 from streams.identity import Identity, seeded_identity
 from streams.log.log import Log
@@ -44,7 +42,6 @@ SESSION_TURNS = 24
 TURN_CALLS = 6
 CHUNK = 4096
 STARTS = 5
-CATALOG_SECONDS = 180.0
 RECORDING_SECONDS = 20.0
 SEARCH: Final = ("query", "--text", "nothing holds this", "--limit", "5")
 COMMANDS: Final = (
@@ -143,23 +140,15 @@ def stored(placed: Placed) -> Stored:
     return parse_stored(format_line(placed, 0, 1)[:-1])
 
 
-async def build(store: Path, made: Iterable[Stored], derived: Derived | None = None) -> None:
-    """Build a log of these records in ``store``, which must be new. A million take a minute or two."""
+async def build(store: Path, made: Iterable[Stored]) -> None:
+    """Build a log of these records in ``store``, which must be new, with the story's tables. A million take some
+    minutes."""
     await (await Log.open(store, seeded_identity(2))).close()
-    database, left = await asyncio.to_thread(Database, store, lambda: None, derived), iter(made)
+    database, left = await asyncio.to_thread(Database, store, lambda: None, StoryTables()), iter(made)
     await asyncio.to_thread(database.derive)
     while chunk := list(islice(left, CHUNK)):
         await asyncio.to_thread(database.move, chunk)
     await database.close()
-
-
-async def keep_catalog(store: Path) -> None:
-    """Write the catalog that a sidecar leaves."""
-    log = await Log.open(store, seeded_identity(3))
-    catalog = CatalogSnapshot(log)
-    await catalog.caught_up()
-    await catalog.keep(1)
-    await log.close()
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
@@ -229,12 +218,7 @@ def resident(pid: int) -> float:
 
 
 async def _commands(home: Home, name: str) -> list[Row]:
-    """Measure the commands that only read, with the snapshots that a stopped sidecar left."""
-    # Wait for a recent catalog, because an exiting sidecar completes the catalog only if the catalog is not far behind.
-    async with sidecar(home), asyncio.timeout(CATALOG_SECONDS):
-        reader = LogReader(home.store_path)
-        while reader.head - reader.cursor(CATALOG) > SLOW_TAIL:
-            await asyncio.sleep(0.2)
+    """Measure the commands that only read, without a sidecar."""
     remove_search(home.store_path)  # the row without an index must not depend on how far the sidecar came
     rows = [Row(f"{' '.join(arguments)}, {name}", await _command(home, arguments), None, "s") for arguments in COMMANDS]
     await asyncio.to_thread(index, home.store_path)
@@ -269,10 +253,6 @@ async def waited_for(home: Home, count: int) -> list[Row]:
         await build(home.store_path, records(count))
     index(home.store_path)
     rows = [Row("first start", (await _served(home, 0)).ready, None, "s")]
-    async with sidecar(home):  # it completes the catalog
-        reader = LogReader(home.store_path)
-        while reader.head - reader.cursor(CATALOG) > SLOW_TAIL:
-            await asyncio.sleep(1)
     start = time.perf_counter()
     async with sidecar(home) as process:
         rows.append(Row("serve ready", time.perf_counter() - start, None, "s"))

@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.commands import timed
 from benchmarks.limits import beside
-from benchmarks.million import build, keep_catalog, records
+from benchmarks.million import build, records
 from benchmarks.report import Row
 from sidecar.home import Home
 from sidecar.read.select import newest
@@ -43,11 +43,10 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 async def _home(directory: Path, count: int) -> Home:
-    """A home whose log is one stream of ``count`` records, with the catalog that a sidecar leaves."""
+    """A home whose log is one stream of ``count`` records."""
     home = Home(directory / f"newest-{count}")
     home.create()
     await build(home.store_path, records(count, turns=count))
-    await keep_catalog(home.store_path)
     return home
 
 

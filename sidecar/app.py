@@ -242,7 +242,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
     back_fill = BackFill(ingest, store, state)
     upkeep = Upkeep(store, capture, lambda: ingest.is_quiet, identity.now_ms, config=config.store)
-    ingest.recorded = [back_fill.recorded, upkeep.recorded]
+    ingest.recorded = [back_fill.recorded]
     services = Services(ingest.host, ingest, store, store.manifest.log_id)
     spools = SpoolWatch(home.spool_path, ingest, services.announce)
     ingest.compare, services.take_spools = services.compare, spools.take

@@ -105,7 +105,7 @@ class SidecarRequests:
 
     async def mark(self, args: MarkArgs) -> dict[str, Any]:
         """Record that a person pinned or named a stream. The mark is durable when this method returns."""
-        if (own := (await self._sidecar.upkeep.catalog()).own_session(args.stream)) is None:
+        if (own := await self._sidecar.upkeep.ask(lambda catalog: catalog.own_session(args.stream))) is None:
             raise RequestError("bad-arguments", f"{args.stream!r:.100} is not the stream of a session")
         identity, type_ = self._sidecar.ingest.host.identity, f"stream.{args.mark}"
         event = identity.stamp(
@@ -120,7 +120,8 @@ class SidecarRequests:
             }
         )
         await self._sidecar.ingest.add([event])
-        own = (await self._sidecar.upkeep.catalog()).sessions[own.id]
+        name = own.id
+        own = await self._sidecar.upkeep.ask(lambda catalog: catalog.sessions[name])
         return {"stream": args.stream, "pinned": own.pinned, "title": own.title}
 
     async def import_history(self, args: NoArgs) -> dict[str, int]:

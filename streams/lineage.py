@@ -12,7 +12,7 @@ A session whose parent is not yet known is *unknown*, never *root*: it gets a se
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, Generic, TypeVar
@@ -88,52 +88,12 @@ class Session(msgspec.Struct):
 S = TypeVar("S", bound=Session)
 
 
-class Lineage(Generic[S]):
-    """The family tree of all sessions in a log, a projection over its ``lifecycle``, ``lineage`` and ``turn`` records.
+class Tree(Generic[S]):
+    """The family tree of some sessions, which are in the order in which they first appeared."""
 
-    ``session`` is the type of a session, which subclasses extend. An unannounced session is in the tree only if a
-    subclass put it there.
-    """
-
-    def __init__(self, session: type[S]) -> None:
-        self._type = session
-        self.sessions: MutableMapping[str, S] = {}
+    def __init__(self, sessions: Mapping[str, S]) -> None:
+        self.sessions = sessions
         self._known_tree: tuple[dict[str, list[S]], dict[str, int]] | None = None
-
-    def apply(self, record: Record) -> None:
-        """Apply one record. Applying it again changes nothing but the number of turns."""
-        event = record.event
-        if event.type not in _TYPES:
-            return
-        payload = event.payload
-        name = payload.get("session")
-        if not isinstance(name, str) or not name:
-            return
-        session = self.sessions.get(name)
-        if event.type in (CREATED, RESUMED):
-            if session is None:
-                session = self.sessions[name] = self._type(name, event.stream_id)
-            if not session.is_announced:
-                self._known_tree = None
-                session.is_announced, session.stream = True, event.stream_id
-                session.parent = _text(payload.get("parent")) or None
-                session.known = payload.get("lineage", "root") in ("root", "child")
-            session.ended = None
-            session.project = session.project or _text(payload.get("project"))
-        elif session is None:
-            return
-        elif event.type == LINKED:
-            self._known_tree = None
-            session.parent, session.known = _text(payload.get("parent")) or None, True
-        elif event.type == ENDED:
-            session.ended = _text(payload.get("reason")) or "ended"
-        elif event.type == MOVED:
-            session.project = _text(payload.get("project")) or session.project
-        elif event.type == TURN_STARTED:
-            session.turns += 1
-        if isinstance(fork := payload.get("fork"), dict):
-            session.fork = _text(fork.get("session")) or None
-        session.title = _text(payload.get("title")) or session.title
 
     def above(self, session_id: str) -> list[str]:
         """The session and its ancestors in this log, the root last; empty for a session that is not in the log.
@@ -206,6 +166,54 @@ class Lineage(Generic[S]):
         """
         family = self.below(self.root(session_id))
         return list(dict.fromkeys(self.sessions[name].stream if name in self.sessions else name for name in family))
+
+
+class Lineage(Tree[S]):
+    """The family tree of all sessions in a log, a projection over its ``lifecycle``, ``lineage`` and ``turn`` records.
+
+    ``session`` is the type of a session, which subclasses extend. An unannounced session is in the tree only if a
+    subclass put it there.
+    """
+
+    def __init__(self, session: type[S]) -> None:
+        super().__init__({})
+        self._type = session
+        self.sessions: MutableMapping[str, S] = {}
+
+    def apply(self, record: Record) -> None:
+        """Apply one record. Applying it again changes nothing but the number of turns."""
+        event = record.event
+        if event.type not in _TYPES:
+            return
+        payload = event.payload
+        name = payload.get("session")
+        if not isinstance(name, str) or not name:
+            return
+        session = self.sessions.get(name)
+        if event.type in (CREATED, RESUMED):
+            if session is None:
+                session = self.sessions[name] = self._type(name, event.stream_id)
+            if not session.is_announced:
+                self._known_tree = None
+                session.is_announced, session.stream = True, event.stream_id
+                session.parent = _text(payload.get("parent")) or None
+                session.known = payload.get("lineage", "root") in ("root", "child")
+            session.ended = None
+            session.project = session.project or _text(payload.get("project"))
+        elif session is None:
+            return
+        elif event.type == LINKED:
+            self._known_tree = None
+            session.parent, session.known = _text(payload.get("parent")) or None, True
+        elif event.type == ENDED:
+            session.ended = _text(payload.get("reason")) or "ended"
+        elif event.type == MOVED:
+            session.project = _text(payload.get("project")) or session.project
+        elif event.type == TURN_STARTED:
+            session.turns += 1
+        if isinstance(fork := payload.get("fork"), dict):
+            session.fork = _text(fork.get("session")) or None
+        session.title = _text(payload.get("title")) or session.title
 
     def state(self) -> dict[str, Any]:
         return {

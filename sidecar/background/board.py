@@ -18,12 +18,15 @@ from sidecar.background.messages import agent as messages
 from sidecar.background.messages.message import State as Messages
 from sidecar.background.people import teller
 from sidecar.background.reading import of_ask
-from sidecar.read.asked import CHECKPOINT
-from sidecar.read.catalog import Catalog
+from sidecar.read.asked import CHECKPOINT, OpenAsk
+from sidecar.read.select import ask_catalog, newest
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.telling.describe import describe
+from sidecar.read.views import SessionView
 from streams.lineage import STEP_STARTED, TURN_STARTED
+from streams.log.reader import LogReader
 from streams.query import Filter
-from streams.store import Record
+from streams.store import NOTHING, Record
 
 RECENT_MS: Final = 3_600_000
 """How long an agent that has ended is shown."""
@@ -36,11 +39,13 @@ _QUIET: Final = ("capture.", "lifecycle.", STEP_STARTED)
 
 
 class Board:
-    """The content of ``top``. ``catalog`` is a catalog of the same log, up to the first record that is applied to the
-    board, which keeps the catalog up to date."""
+    """The content of ``top``, as of the catalog that it took last."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
+    def __init__(self) -> None:
+        self.position = NOTHING
+        self._sessions: dict[str, SessionView] = {}
+        self._asks: list[tuple[OpenAsk, str]] = []
+        """What is asked, and the directory of the session that asks."""
         self._intents, self._messages = State(), Messages()
         self._doing: dict[str, tuple[int, str]] = {}
         self._asked: dict[str, dict[str, Any]] = {}
@@ -48,17 +53,21 @@ class Board:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The agents' streams. Pass all records of these streams to ``remember`` before the first ``apply``."""
+        """The agents' streams. Pass all records of these streams to ``remember``."""
         return agent_stream(NAME), agent_stream(messages.NAME)
 
-    def apply(self, record: Record) -> None:
-        self.catalog.apply(record)
-        self.remember(record)
+    @property
+    def asked(self) -> list[str]:
+        """The events of what is asked."""
+        return [ask.event for ask, _ in self._asks]
+
+    def take(self, catalog: Catalog) -> None:
+        """Take what the log says of sessions now."""
+        self.position, self._sessions = catalog.position, {each.id: each for each in catalog.at_work()}
+        self._asks = [(ask, catalog.directory(catalog.sessions[ask.session].stream)) for ask in catalog.asks()]
 
     def remember(self, record: Record) -> None:
-        """Take an older record, which the catalog already has. The record is from an agent's stream, or from a stream
-        whose session is working.
-        """
+        """Take the next record of an agent's stream, or of a stream whose session is working."""
         event = record.event
         if event.stream_id in self.streams:
             if not is_applied(event):
@@ -102,7 +111,7 @@ class Board:
                 "host": s.is_background,
                 "asks": len(s.asks),
             }
-            for s in self.catalog.sessions.values()
+            for s in self._sessions.values()
             if s.is_active and s.id not in working
         ]
         return {
@@ -126,11 +135,9 @@ class Board:
         known = self._messages.questions()
         told = {each.request for each in known}
         open_ = [each for each in known if each.is_open]
-        asks = self.catalog.asks()
-        self._asked = {ask.event: self._asked[ask.event] for ask in asks if ask.event in self._asked}
         open_ += [
-            of_ask(self.catalog, ask, self._asked[ask.event])
-            for ask in asks
+            of_ask(directory, ask, self._asked[ask.event])
+            for ask, directory in self._asks
             if ask.request not in told and ask.event in self._asked
         ]
         names = ("id", "kind", "session", "text", "options")
@@ -140,7 +147,7 @@ class Board:
         return sorted(rows, key=lambda row: row["since"])
 
     def _last(self, session: str) -> dict[str, Any]:
-        known = self.catalog.sessions.get(session)
+        known = self._sessions.get(session)
         if known is not None and (calls := known.running):
             more = f" (and {len(calls) - 1} more)" if len(calls) > 1 else ""
             return {"doing": calls[0].text + more, "began": calls[0].since_ms, "done": None}
@@ -148,25 +155,28 @@ class Board:
         return {"doing": doing, "began": None, "done": at}
 
 
-async def open_board(reader: Any) -> tuple[Board, int]:
-    """The board of a log in its present state, and the position after which to continue with ``apply``."""
-    from sidecar.read.select import catalog_of, newest
+async def open_board(reader: LogReader) -> Board:
+    """The board of a log in its present state, which goes on with the records after its position."""
+    board = Board()
+    await ask_catalog(reader, board.take)
 
-    catalog, _ = await catalog_of(reader)
-    board = Board(catalog)
+    def is_known(record: Record) -> bool:
+        return record.position <= board.position
+
     for stream in board.streams:
         async for record in reader.read(stream):
-            if record.position <= catalog.position:
+            if is_known(record):
                 board.remember(record)
-    for ask in catalog.asks():
-        if (asked := await reader.find_event(ask.event)) is not None:
+    for event in board.asked:
+        if (asked := await reader.find_event(event)) is not None:
             board.remember(asked)
     state = board.state(0)
-    sessions = {row["session"] for row in (*state["agents"], *state["sessions"])}
-    for stream in {view.stream for view in catalog.sessions.values() if view.id in sessions} - set(board.streams):
-        records, _ = await newest(
-            reader, Filter(streams=(stream,)), LOOK_BACK, lambda record: record.position <= catalog.position
-        )
-        for record in records:
+    names = {row["session"] for row in (*state["agents"], *state["sessions"])}
+
+    def streams_of(catalog: Catalog) -> set[str]:
+        return {catalog.sessions[name].stream for name in names if name in catalog.sessions}
+
+    for stream in await ask_catalog(reader, streams_of):
+        for record in (await newest(reader, Filter(streams=(stream,)), LOOK_BACK, is_known))[0]:
             board.remember(record)
-    return board, catalog.position
+    return board

@@ -20,13 +20,15 @@ from sidecar.background.messages.message import MESSAGE, Message, queued
 from sidecar.background.messages.message import State as Messages
 from sidecar.background.people.consent import answer_of, asked
 from sidecar.background.people.doubts import whole_text
+from sidecar.processes import still_runs
 from sidecar.read.asked import CHECKPOINT, OpenAsk, checkpoint_id
-from sidecar.read.catalog import Catalog
 from sidecar.read.changes.approvals import Approval
-from sidecar.read.select import catalog_of
+from sidecar.read.select import ask_catalog
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import approvals
 from sidecar.read.story.costs import By, Costs, When, costs
 from sidecar.read.story.moment import Moment
+from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.reading import ask as ask_story
 from streams.event import StreamEvent
 from streams.hashing import is_digest
@@ -92,18 +94,29 @@ async def read_checkpoints(reader: LogReader, *, with_closed: bool = False) -> l
     """Every checkpoint, oldest first: the checkpoints that the agent ``messages`` knows, and the open asks of all
     other sessions; ``with_closed`` adds their asks that have ended."""
     # Read the agent's stream last, or an ask that it takes meanwhile would look like an ask of the user's own session.
-    catalog, _ = await catalog_of(reader)
+    asks, all_ = await ask_story(reader, lambda story: _asks(story, with_closed=with_closed))
     found = {each.id: each for each in (await read_messages(reader)).questions()}
-    for ask in catalog.asks():
+    for ask, directory in asks:
         identifier = checkpoint_id(ask.session, ask.request)
         record = await reader.find_event(ask.event) if identifier not in found else None
         if record is not None:
-            found[identifier] = of_ask(catalog, ask, record.event.payload)
-    if with_closed:
-        asks = await ask_story(reader, lambda story: approvals(Moment(story, catalog.streams, story.head)))
-        ended = [_ended(catalog, one) for one in asks if one.session in catalog.sessions]
-        found = {each.id: each for each in ended} | found
+            found[identifier] = of_ask(directory, ask, record.event.payload)
+    ended = [_ended(directory, one) for one, directory in all_]
+    found = {each.id: each for each in ended} | found
     return sorted(found.values(), key=lambda each: each.queued)
+
+
+def _asks(story: Snapshot, *, with_closed: bool) -> tuple[list[tuple[OpenAsk, str]], list[tuple[Approval, str]]]:
+    """The open asks of all sessions; ``with_closed``, also all that there ever were. Each with the directory of its
+    session."""
+    catalog = Catalog(story, still_runs=still_runs)
+
+    def directory(session: str) -> str:
+        return catalog.directory(catalog.sessions[session].stream)
+
+    ever = approvals(Moment(story, [*catalog.streams], story.head)) if with_closed else []
+    known = [(one, directory(one.session)) for one in ever if one.session in catalog.sessions]
+    return [(ask, directory(ask.session)) for ask in catalog.asks()], known
 
 
 async def find_checkpoint(reader: LogReader, given: str) -> Message:
@@ -117,10 +130,10 @@ async def find_checkpoint(reader: LogReader, given: str) -> Message:
     return of_person(await read_checkpoints(reader, with_closed=True), given, "checkpoint")
 
 
-def _ended(catalog: Catalog, one: Approval) -> Message:
+def _ended(directory: str, one: Approval) -> Message:
     """The checkpoint of an ask that was answered in OpenCode, or whose turn ended first."""
     ask, asked_by = one.ask, one.asked.event
-    known = of_ask(catalog, OpenAsk(ask.request, one.session, asked_by.id, asked_by.ts, ""), asked_by.payload)
+    known = of_ask(directory, OpenAsk(ask.request, one.session, asked_by.id, asked_by.ts, ""), asked_by.payload)
     if one.answer is None or ask.state == "withdrawn":
         known.state, known.why = "withdrawn", f"rejected with {ask.joined}" if ask.joined else "its turn ended"
     else:
@@ -129,12 +142,12 @@ def _ended(catalog: Catalog, one: Approval) -> Message:
     return known
 
 
-def of_ask(catalog: Catalog, ask: OpenAsk, payload: dict[str, Any]) -> Message:
-    """The checkpoint of an open ask that only OpenCode shows; ``payload`` is that of the event that asked."""
+def of_ask(directory: str, ask: OpenAsk, payload: dict[str, Any]) -> Message:
+    """The checkpoint of an open ask that only OpenCode shows, of a session in a directory; ``payload`` is that of the
+    event that asked."""
     about = asked(payload)
     names = ("kind", "session", "text", "request", "questions", "options", "fixed", "always", "left_out")
     given = {name: about[name] for name in names}
-    directory = catalog.directory(catalog.sessions[ask.session].stream)
     identifier = checkpoint_id(ask.session, ask.request)
     return Message(id=identifier, queued=ask.since_ms, to=ask.session, directory=directory, **given)
 
@@ -145,7 +158,7 @@ async def waiting(reader: LogReader, streams: Collection[str] | None = None) -> 
     open_ = [each for each in await read_checkpoints(reader) if each.is_open]
     if streams is None:
         return open_
-    names = set((await catalog_of(reader))[0].sessions_of(streams))
+    names = set(await ask_catalog(reader, lambda catalog: catalog.sessions_of(streams)))
     return [each for each in open_ if not names.isdisjoint((each.session, each.to))]
 
 
@@ -194,7 +207,7 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
 async def read_agents(reader: LogReader) -> list[dict[str, Any]]:
     """What the log says of agents, in the form of ``Runtime.status``: their dead letters and their effects in doubt."""
     rows: dict[str, dict[str, Any]] = {}
-    if not (await catalog_of(reader))[0].agents:
+    if not await ask_catalog(reader, lambda catalog: catalog.agents):
         return []
 
     def row(name: str) -> dict[str, Any]:
@@ -226,7 +239,6 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
 
     Work that ran in the background counts in the session that started it.
     """
-    catalog, _ = await catalog_of(reader)
     # The agent's state forgets old work, but its stream does not.
     roots: dict[str, str] = {}
     starters: dict[str, str] = {}
@@ -236,20 +248,27 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
         elif event.type == "intent.started" and event.payload["intent"] in roots:
             starters[event.payload["session"]] = roots[event.payload["intent"]]
 
-    def root_of(session: str) -> str:
-        root = catalog.root(session)
-        # Work that a person started has its own id as its root.
-        starter = starters.get(root, "")
-        return catalog.root(starter) if starter in catalog.sessions else root
-
-    def moves(root: str) -> list[int]:
-        return [position for position, _ in catalog.streams[root].moves] if root in catalog.streams else []
-
     when = When(wanted.since_ms, wanted.until_ms)
     for name, ts in wanted.times.items():
         if (record := await reader.find_event(name)) is not None:
             when.doubt(record.position, ts)
-    return await ask_story(reader, lambda story: costs(story, by, when, root_of, catalog.directory, moves))
+
+    def question(story: Snapshot) -> Costs:
+        catalog = Catalog(story)
+        catalog.sessions.values()  # read all at once
+
+        def root_of(session: str) -> str:
+            root = catalog.root(session)
+            # Work that a person started has its own id as its root.
+            starter = starters.get(root, "")
+            return catalog.root(starter) if starter in catalog.sessions else root
+
+        def moves(root: str) -> list[int]:
+            return [position for position, _ in catalog.moves(root)]
+
+        return costs(story, by, when, root_of, catalog.directory, moves)
+
+    return await ask_story(reader, question)
 
 
 async def _outputs(reader: StreamReader, agent: str, up_to: int | None = None) -> AsyncIterator[StreamEvent]:

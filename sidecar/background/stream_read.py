@@ -14,9 +14,9 @@ from typing import Final
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.messages.wording import without_tags
-from sidecar.read.catalog import Catalog
 from sidecar.read.projects import Project, repository_of
-from sidecar.read.select import catalog_of, family_of, newest
+from sidecar.read.select import Family, ask_catalog, newest
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.telling.describe import describe
 from sidecar.read.wording import iso_time, one_line
 from streams.log.reader import LogReader
@@ -36,9 +36,12 @@ async def read_lines(reader: LogReader, session: str, given: str, last: int) -> 
         RequestError: no stream of the session's project has this id.
         StreamError: the log cannot be read.
     """
-    catalog, _ = await catalog_of(reader)
-    stream, child = _named(catalog, _readable(catalog, session), given)
-    family = await family_of(reader, stream, session=child)
+
+    def question(catalog: Catalog) -> Family:
+        stream, child = _named(catalog, _readable(catalog, session), given)
+        return Family(stream, catalog, session=child)
+
+    family = await ask_catalog(reader, question)
     records, _ = await newest(reader, family.filter(), last, family.__contains__)
     lines = [_line(record) for record in records]
     while len(lines) > 1 and sum(map(len, lines)) + len(lines) > MAX_CHARACTERS:
@@ -72,7 +75,7 @@ def is_project(directory: str) -> bool:
 
 def _named(catalog: Catalog, readable: Collection[str], given: str) -> tuple[str, str | None]:
     """The stream that ``given`` names, and the session in it, if ``given`` names a session. A stream wins."""
-    sessions = {s.id: s.stream for s in catalog.sessions.values() if s.stream in readable}
+    sessions = {name: stream for stream in readable for name in catalog.sessions_of([stream])}
     for names in (set(readable), set(sessions)):
         found = [given] if given in names else [name for name in names if name.startswith(given)]
         if len(found) > 1:

@@ -22,7 +22,7 @@ import orjson
 
 from bridge.opencode.capture.state import CaptureState
 from sidecar.failure import Failure
-from sidecar.read.catalog import Catalog
+from sidecar.read.story.writing import BROKEN, Trial
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent
 from streams.hashing import is_digest
@@ -118,15 +118,15 @@ def check(path: Path, now_ms: int) -> tuple[int, int]:
     could start any more.
     """
     events = forgotten = 0
-    capture, catalog = CaptureState(), Catalog()
+    capture, trial = CaptureState(), Trial()
     for event in read(path, now_ms):
         if event is None:
             forgotten += 1
             continue
         try:
             capture.apply(event)
-            catalog.apply(Record(event, events, events, ""))
-        except (AttributeError, KeyError, LookupError, RecursionError, TypeError, ValueError) as error:
+            trial.apply(Record(event, events, events, ""))
+        except BROKEN as error:
             reason = f"{type(error).__name__} in event {event.id}, of type {event.type}"
             raise Failure("damaged-export", f"{path} contains an event that cannot be imported: {reason}") from None
         events += 1

@@ -47,6 +47,11 @@ STALE_MS: Final = 7 * 24 * HOUR_MS
 LetGo: TypeAlias = Callable[[], Awaitable[None]]
 """Closes what a removal deletes."""
 
+STILL_READING: Final = (
+    "the records are still being read into the tables that say where a session's words are, so nothing was forgotten; "
+    "`durable-stream doctor` shows how far that is"
+)
+
 
 async def plan_prune(
     log: Log | LogReader, open_turns: Collection[str], request: PruneRequest, *, now_ms: int

@@ -1,22 +1,20 @@
-"""The snapshots of the capture state and of the catalog. Each save writes what changed since the last one, and what is
-not in use then leaves the memory, so neither grows with the number of sessions that ever were.
+"""The snapshot of the capture state. Each save writes what changed since the last one, and what is not in use then
+leaves the memory, so neither grows with the number of sessions that ever were.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
-from sidecar.read.catalog import CATALOG, CATALOG_VERSION
-from sidecar.read.kept_catalog import KeptCatalog
 from streams.errors import ForeignStore, StreamError
 from streams.log.directory import KeptRows
 from streams.log.log import Log
 from streams.rows import MemoryRows
-from streams.store import NOTHING, Record
+from streams.store import NOTHING
 from streams.system.threads import in_thread
 
 log = logging.getLogger("sidecar.care.snapshots")
@@ -24,7 +22,7 @@ log = logging.getLogger("sidecar.care.snapshots")
 SNAPSHOT: Final = "capture"
 
 IN_MEMORY: Final = 256
-"""About how many sessions, and how many streams, stay in memory when all is saved. A busier sidecar has more."""
+"""About how many sessions stay in memory when all is saved. A busier sidecar has more."""
 
 SLOW_TAIL: Final = 20_000
 """If more records than this are applied while a caller waits, a log line says so. Applying this many takes about 0.4
@@ -115,95 +113,3 @@ async def _resumed(store: Log) -> CaptureSnapshot:
     except ValueError:  # a snapshot is only a hint
         await in_thread(rows.remove)
         return await _resumed(store)
-
-
-class CatalogSnapshot:
-    """The catalog, and the rows in which it rests."""
-
-    def __init__(self, store: Log) -> None:
-        self._store = store
-        self._saving = asyncio.Lock()
-        self._catalog: KeptCatalog | None = None
-        self._rows: KeptRows | None = None
-        self._kept = NOTHING
-
-    def recorded(self, records: Sequence[Record]) -> None:
-        """Apply captured records to the catalog as soon as they are durable, because reading them later costs several
-        times as much.
-
-        A record that does not follow the catalog's last one is left to ``caught_up``, and so are all after it.
-        """
-        catalog = self._catalog
-        if catalog is None:
-            return
-        try:
-            for record in records:
-                if record.position == catalog.position + 1:
-                    catalog.apply(record)
-        except ForeignStore as error:
-            self._begin_anew(error)
-
-    async def caught_up(self) -> KeptCatalog:
-        """The catalog at the head."""
-        try:
-            return await self._caught_up()
-        except ForeignStore as error:
-            self._begin_anew(error)
-            return await self._caught_up()
-
-    def _begin_anew(self, error: ForeignStore) -> None:
-        log.warning("the catalog is damaged, so it is made anew: %s", error)
-        if self._rows is not None:
-            self._rows.remove()
-        self._catalog, self._rows, self._kept = None, None, NOTHING
-
-    async def _caught_up(self) -> KeptCatalog:
-        catalog = await self._resumed()
-        async for record in self._store.read_all(after=catalog.position):
-            catalog.apply(record)  # changes nothing if ``recorded`` was quicker
-            if catalog.position - self._kept >= SAVED_AT_ONCE:
-                await self._keep()
-        return catalog
-
-    async def keep(self, records: int) -> None:
-        """Save the catalog, if the log has grown by ``records`` since the last save."""
-        catalog = self._catalog
-        if catalog is not None and catalog.position - self._kept >= records:
-            await self._keep()
-
-    async def keep_last(self) -> None:
-        """Save the catalog, but only as far as it has been built if building it would delay the exit."""
-        catalog = await self._resumed()
-        if self._store.head - catalog.position <= SLOW_TAIL:
-            await self.caught_up()
-        await self.keep(1)
-
-    async def let_go(self) -> None:
-        """Begin anew, because a removal deletes the rows, and what they were made from."""
-        if self._rows is not None:
-            await in_thread(self._rows.remove)
-        self._catalog, self._rows, self._kept = None, None, NOTHING
-
-    async def _resumed(self) -> KeptCatalog:
-        if self._catalog is None:
-            rows = self._rows = await self._store.rows(CATALOG, CATALOG_VERSION)
-            try:
-                snapshot = rows.snapshot
-                catalog = KeptCatalog() if snapshot is None else KeptCatalog.resumed(snapshot.state, rows)
-            except ValueError:  # a snapshot is only a hint
-                await self.let_go()
-                return await self._resumed()
-            self._catalog, self._kept = catalog, catalog.position
-        return self._catalog
-
-    async def _keep(self) -> None:
-        async with self._saving:
-            catalog, rows = self._catalog, self._rows
-            if catalog is None or rows is None:
-                return
-            position = catalog.position
-            state, changes = catalog.changes()
-            await in_thread(rows.put, position, state, changes)
-            catalog.saved(rows, IN_MEMORY)
-            self._kept = position
-            await self._store.advance(CATALOG, position)

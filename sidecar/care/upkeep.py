@@ -1,4 +1,4 @@
-"""Background upkeep of the log: snapshots, the search index, limits, pruning and forgetting.
+"""Background upkeep of the log: a snapshot, the search index, limits, pruning and forgetting.
 
 The recorded data is correct without any of this: a snapshot makes the next start quick, and the index makes a search
 quick. So a failure is logged and recording continues.
@@ -13,16 +13,18 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from sidecar.care import retaining
-from sidecar.care.snapshots import CaptureSnapshot, CatalogSnapshot
+from sidecar.care.snapshots import CaptureSnapshot
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
-from sidecar.read.catalog import Catalog
+from sidecar.failure import Failure
+from sidecar.read.select import ask_catalog
+from sidecar.read.story.catalog import Catalog
 from streams.errors import StreamError
 from streams.log.directory import SearchIndex
 from streams.log.log import Log
 from streams.log.prune_plan import PrunePlan, PruneRequest
+from streams.log.reader import LogReader
 from streams.retention import Removed
-from streams.store import Record
 from streams.system.threads import in_thread
 
 log = logging.getLogger("sidecar.care.upkeep")
@@ -62,7 +64,7 @@ class Upkeep:
         config: StoreConfig,
     ) -> None:
         self._store, self._capture, self._is_quiet, self._now_ms = store, capture, is_quiet, now_ms
-        self._state, self._catalog = capture.state, CatalogSnapshot(store)
+        self._state = capture.state
         self._config = config
         self.removed: Callable[[], None] = lambda: None
         """Called after records were removed or forgotten."""
@@ -122,8 +124,6 @@ class Upkeep:
         # Hold the lock, because a snapshot taken during a removal could bring back what is being forgotten.
         async with self._removing:
             await self.keep_snapshot(SNAPSHOT_RECORDS)
-            await self._catalog.caught_up()
-            await self._catalog.keep(SNAPSHOT_RECORDS)
         await self._prune_by_itself()
 
     async def keep_snapshot(self, records: int = 1) -> None:
@@ -131,15 +131,10 @@ class Upkeep:
         if self._store.head - self._capture.kept >= records:
             await self._capture.keep(self._is_quiet)
 
-    def recorded(self, records: Sequence[Record]) -> None:
-        """Take captured records as soon as they are durable."""
-        self._catalog.recorded(records)
-
     async def keep_last(self) -> None:
-        """Write the snapshots before the log is closed, so that the next start and command are quick."""
+        """Write the snapshot before the log is closed, so that the next start is quick."""
         try:
             await self.keep_snapshot()
-            await self._catalog.keep_last()
         except (StreamError, OSError) as error:
             log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)
 
@@ -168,10 +163,8 @@ class Upkeep:
             plan = await retaining.plan_prune(self._store, retaining.open_turns(self._state), request, now_ms=now)
             if not plan.cuts:
                 return plan, None
-            catalog = await self.catalog()
-            views = map(catalog.streams.get, plan.offsets)
-            sessions = [session for view in views if view is not None for session in view.sessions]
-            done = await retaining.prune(self._store, self._state, plan, sessions, self._let_go, now_ms=now)
+            sessions = await self.ask(lambda catalog: catalog.sessions_of(plan.offsets))
+            done = await retaining.prune(self._store, self._state, plan, sessions, self._capture.let_go, now_ms=now)
             self.removed()
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
@@ -180,29 +173,33 @@ class Upkeep:
         """Replace payloads by their digests, in all records of these streams and in all records of these sessions.
 
         Raises:
-            Failure: see ``retaining.forget``.
+            Failure: see ``retaining.forget``, and ``still-reading``: it is not known yet where records of them are.
             StreamError: the disk failed.
         """
         async with self._exclusively():
             elsewhere = await self.streams_beside(streams, sessions)
             done = await retaining.forget(
-                self._store, self._state, streams, sessions, elsewhere, self._let_go, now_ms=self._now_ms()
+                self._store, self._state, streams, sessions, elsewhere, self._capture.let_go, now_ms=self._now_ms()
             )
             self.removed()
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
         return done
 
     async def streams_beside(self, streams: Sequence[str], sessions: Sequence[str]) -> set[str]:
-        return retaining.streams_beside((await self.catalog()).sessions, streams, sessions)
+        def question(catalog: Catalog) -> set[str]:
+            if catalog.behind:
+                raise Failure("still-reading", retaining.STILL_READING)
+            return retaining.streams_beside(catalog.sessions, streams, sessions)
 
-    async def catalog(self) -> Catalog:
-        """The catalog at the head of the log."""
-        return await self._catalog.caught_up()
+        return await self.ask(question)
 
-    async def _let_go(self) -> None:
-        """Close the snapshots before a removal, which deletes them: they have data of the records to remove."""
-        await self._capture.let_go()
-        await self._catalog.let_go()
+    async def ask(self, question: Callable[[Catalog], Result]) -> Result:
+        """What a question returns of the catalog at the head of the log."""
+        reader = LogReader(self._store.store)
+        try:
+            return await ask_catalog(reader, question)
+        finally:
+            await reader.close()
 
     async def _prune_by_itself(self) -> None:
         """Every ``PRUNE_SECONDS``, prune the log to the configured age and size."""

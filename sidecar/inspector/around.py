@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from sidecar.background.intents.state import State
 from sidecar.background.reading import background_of
-from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.select import catalog_of, newest
+from sidecar.read.select import ask_catalog, newest
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.views import SessionView
 from streams.log.reader import LogReader
 from streams.query import Filter
@@ -52,9 +53,21 @@ def relatives(catalog: Catalog, work: State, session: str, now: int) -> list[dic
     for intent in background_of(work, session, now):
         title = {"title": intent.title} if intent.title else {}
         found += row(catalog.sessions.get(intent.session or ""), "background", status=intent.state, **title)
-    for each in [each for each in catalog.sessions.values() if each.fork == session]:
+    for each in catalog.forks(session):
         found += row(each, "fork")
     return found
+
+
+async def roots_of(reader: LogReader, records: Collection[Record]) -> dict[str, tuple[str, str]]:
+    """For the stream of each record: the stream of its root session, and that session's title."""
+
+    def root(catalog: Catalog, stream: str) -> tuple[str, str]:
+        name = catalog.root_stream(stream)
+        own = catalog.own_session(name)
+        return name, own.title if own is not None else ""
+
+    streams = {record.event.stream_id for record in records}
+    return await ask_catalog(reader, lambda catalog: {stream: root(catalog, stream) for stream in streams})
 
 
 async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
@@ -63,14 +76,12 @@ async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
     def is_edit(record: Record) -> bool:
         return any(change.file == path for change in file_changes(record.event.payload))
 
-    catalog, _ = await catalog_of(reader)
     wanted = Filter(text=path.replace("\\", "/").rpartition("/")[2], types=("execution.step",))
     found, _ = await newest(reader, wanted, EDITS, is_edit)
-    rows = []
+    rows, roots = [], await roots_of(reader, found)
     for record in reversed(found):
         change = next(each for each in file_changes(record.event.payload) if each.file == path)
-        root = catalog.root_stream(record.event.stream_id)
-        own = catalog.own_session(root)
+        root, title = roots[record.event.stream_id]
         is_known = change.how != "replace"
         rows.append(
             {
@@ -79,7 +90,7 @@ async def file_history(reader: LogReader, path: str) -> dict[str, Any]:
                 "actor": record.event.actor,
                 "tool": str(record.event.payload.get("tool") or ""),
                 "stream_id": root,
-                "title": own.title if own is not None else "",
+                "title": title,
                 "added": change.additions if is_known else None,
                 "removed": change.deletions if is_known else None,
             }

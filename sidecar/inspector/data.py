@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,16 +18,17 @@ from sidecar.background.intents.state import State
 from sidecar.background.messages.answers import as_row as checkpoint_row
 from sidecar.background.people import teller
 from sidecar.background.reading import background_of, costs_of, diff_of, read_intents, read_notices, waiting
-from sidecar.inspector.around import relatives, shown_status
+from sidecar.inspector.around import relatives, roots_of, shown_status
 from sidecar.inspector.drawn import MOST_SPANS, drawn
-from sidecar.read.catalog import is_agents, repeats
 from sidecar.read.host_agents import host_agents
+from sidecar.read.kinds import is_agents, repeats
 from sidecar.read.past.compare import compared
 from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
 from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
-from sidecar.read.select import SelectError, catalog_of, find_event, newest
+from sidecar.read.select import SelectError, ask_catalog, find_event, newest
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.costs import WAYS, By
 from sidecar.read.story.past import Named, Past, asked, named
@@ -93,7 +95,7 @@ class Data:
     async def warm(self) -> None:
         """Read what every page needs, before one asks."""
         with suppress(StreamError):  # the page says what is wrong
-            await catalog_of(self.reader)
+            await self.sessions()
 
     async def _intents(self) -> State:
         """The background work, read again only once something was recorded."""
@@ -106,43 +108,23 @@ class Data:
 
     async def sessions(self) -> dict[str, Any]:
         """Every root session, the newest first, and the work that each of them started."""
-        catalog, _ = await catalog_of(self.reader)
         state = await self._intents()
-        work: dict[str, int] = {}
-        phantoms = {each.session for each in state.intents.values() if each.session}
-        for each in state.intents.values():
-            if each.root:
-                work[each.root] = work.get(each.root, 0) + 1
-        rows, user_home = [], str(Path.home())
-        for stream in catalog.streams.values():
-            root = catalog.root_stream(stream.id)
-            if is_agents(stream.id) or not stream.sessions or root != stream.id or stream.id in phantoms:
-                continue
-            row = catalog.stream_json(stream.id)
-            own = catalog.own_session(stream.id)
-            row["status"] = shown_status(row["status"], own)
-            row["agent"], row["model"] = (own.agent, own.model) if own is not None else ("", "")
-            row["place"] = short_directory(row["directory"], user_home)
-            row["background"] = work.get(own.id if own is not None else stream.id, 0)
-            row["position"] = stream.last_position
-            rows.append(row)
-        rows.sort(key=lambda row: row["position"], reverse=True)
-        return {"sessions": rows, "records": catalog.records, "now": self._now_ms()}
+        now, user_home = self._now_ms(), str(Path.home())
+        return await ask_catalog(self.reader, lambda catalog: rows_of(catalog, state, user_home) | {"now": now})
 
     async def search(self, text: str) -> dict[str, Any]:
         """The newest records with a text in what people, models and tools said and did."""
-        catalog, _ = await catalog_of(self.reader)
         found, _ = await newest(self.reader, Filter(text=text), HITS, lambda record: not repeats(record.event))
+        roots = await roots_of(self.reader, found)
         hits = []
         for record in reversed(found):
-            root = catalog.root_stream(record.event.stream_id)
-            own = catalog.own_session(root)
+            root, title = roots[record.event.stream_id]
             line = describe(record.event)
             hits.append(
                 {
                     "event": record.event.id,
                     "stream_id": root,
-                    "title": own.title if own is not None else "",
+                    "title": title,
                     "ts": record.event.ts,
                     "label": line.label,
                     "snippet": snippet(record.event.payload, text),
@@ -175,14 +157,14 @@ class Data:
         found, known, now = head(past, at), past.at(at).catalog.sessions, self._now(past, at)
         found["status"] = shown_status(found["status"], known.get(past.session))
         # A title that came later tells which session it is, at every moment.
-        named = past.family.catalog.sessions
+        named = past.catalog.sessions
         found["title"] = named[past.session].title if past.session in named else found["title"]
         for each in found["sessions"]:
             each["status"] = shown_status(each["status"], known[each["id"]])
             each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
         # A person who is asked is waited for until now, although nothing is recorded meanwhile.
         found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
-        found["beside"] = relatives(past.family.catalog, work, past.session, now)
+        found["beside"] = relatives(past.catalog, work, past.session, now)
         place = short_directory(found["directory"], str(Path.home()))
         return found | {"place": place, "marks": past.marks(marks), "behind": past.story.behind}
 
@@ -283,8 +265,7 @@ class Data:
 
         record = await find_event(self.reader, given)
         chain = await with_approvals(self.reader, await causes(self.reader, record))
-        catalog, _ = await catalog_of(self.reader)
-        root = catalog.root_stream(record.event.stream_id)
+        root, _ = (await roots_of(self.reader, [record]))[record.event.stream_id]
         effects, _ = await newest(self.reader, Filter(causation_id=record.event.id), MOST_ROWS, after=record.position)
         found, [allowed] = detail(record.event), await asked_for(self.reader, [record])
         return {
@@ -316,9 +297,9 @@ class Data:
                 row["lines"] = [row_of(each) for each in last]
         asks = [checkpoint_row(each) | {"heading": teller.heading(each)} for each in await waiting(self.reader)]
         notices = [row | {"text": unwrapped(row["text"])} for row in (await read_notices(self.reader))[-MOST_ROWS:]]
-        catalog, _ = await catalog_of(self.reader)
+        hosts = await ask_catalog(self.reader, host_agents)
         told = {"checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
-        return {"intents": listed[::-1], "hosts": host_agents(catalog)[::-1], **told}
+        return {"intents": listed[::-1], "hosts": hosts[::-1], **told}
 
     async def diff(self, given: str) -> dict[str, str]:
         """The whole diff of what a piece of background work changed, for whoever decides whether to apply it."""
@@ -386,3 +367,25 @@ def _last(sizes: list[int]) -> int:
             break
         count += 1
     return count
+
+
+def rows_of(catalog: Catalog, state: State, user_home: str) -> dict[str, Any]:
+    """Every root session, the newest first."""
+    work = Counter(each.root for each in state.intents.values())
+    phantoms = {each.session for each in state.intents.values() if each.session}
+    rows = []
+    catalog.sessions.values()  # read all at once
+    for stream in catalog.streams.values():
+        root = catalog.root_stream(stream.id)
+        if is_agents(stream.id) or not stream.sessions or root != stream.id or stream.id in phantoms:
+            continue
+        row = catalog.stream_json(stream.id)
+        own = catalog.own_session(stream.id)
+        row["status"] = shown_status(row["status"], own)
+        row["agent"], row["model"] = (own.agent, own.model) if own is not None else ("", "")
+        row["place"] = short_directory(row["directory"], user_home)
+        row["background"] = work[own.id if own is not None else stream.id]
+        row["position"] = stream.last_position
+        rows.append(row)
+    rows.sort(key=lambda row: row["position"], reverse=True)
+    return {"sessions": rows, "records": catalog.sums.records}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sidecar.read.catalog import Catalog
+from sidecar.read.story.catalog import Catalog
 
 LABEL: Final = "OpenCode's own"
 """How these agents are told apart from background work of Durable Stream."""
@@ -32,7 +32,7 @@ def host_agents(catalog: Catalog) -> list[dict[str, Any]]:
             "cost": session.cost,
             "turns": session.turns,
         }
-        for session in catalog.sessions.values()
-        if session.is_background and session.turns
+        for session in catalog.background()
+        if session.turns
     ]
     return sorted(rows, key=lambda row: row["created"])

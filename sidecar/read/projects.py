@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
 
-from sidecar.read.catalog import Catalog, is_agents
+from sidecar.read.kinds import is_agents
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.views import Place
 
 _COPY: Final = re.compile(r".*/copies/(int_[0-9a-f]{4,64})/files(/.*)", re.DOTALL)
@@ -77,12 +78,12 @@ def newest_of(catalog: Catalog, streams: Collection[str] | None = None) -> str |
 
     The result is never the stream of an agent.
     """
-    found = (stream for stream in catalog.newest_first() if streams is None or stream.id in streams)
     without = None
-    for stream in found:
-        if stream.sessions and not is_agents(stream.id):
-            return stream.id
-        without = without or (None if is_agents(stream.id) else stream.id)
+    for stream in catalog.newest_first():
+        if (streams is None or stream in streams) and not is_agents(stream):
+            if catalog.streams[stream].sessions:
+                return stream
+            without = without or stream
     return without
 
 

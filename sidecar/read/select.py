@@ -8,12 +8,12 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, cast
-from weakref import WeakKeyDictionary, WeakSet
+from typing import TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from sidecar.processes import still_runs
-from sidecar.read.catalog import Catalog
-from sidecar.read.kept_catalog import opened_catalog
+from sidecar.read.story.catalog import Catalog
+from sidecar.read.story.reading import ask, ask_to_damage, behind_text, hold
 from sidecar.read.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
@@ -21,6 +21,8 @@ from streams.log.reader import LogReader, every_record
 from streams.query import EVERYTHING, Filter
 from streams.retention import StreamRemoval
 from streams.store import NOTHING, Record
+
+T = TypeVar("T")
 
 
 class SelectError(Exception):
@@ -45,59 +47,34 @@ def open_reader(store: Path, *, to_damage: bool = False) -> LogReader:
     return LogReader(store, to_damage=to_damage)
 
 
-def staying(reader: LogReader) -> LogReader:
-    """The same reader, whose catalog will follow the log, so it is whole in memory."""
-    _STAYING.add(reader)
-    return reader
-
-
 async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
-    """The catalog, from its last snapshot and the records after it, and the fault that ended reading early, if any.
+    """The catalog as it is now, and the damage up to which it knows the log, if any. For a command: see ``Held``.
 
-    Records that the snapshot covers are not read again, but the files of these records must exist. ``verify`` reads
-    everything. Streams and sessions that are not asked for stay in the snapshot, unless the reader ``stays``. So do not
-    apply later records to the catalog of a reader that does not.
-
-    Raises:
-        ForeignStore: the catalog's file is damaged. Also later, by what the catalog still has to read.
+    Records that the tables have are not read again, except what they open. ``verify`` reads everything.
     """
     known = _CATALOGS.get(reader)
-    if known is not None and reader not in _STAYING:
-        if known.position >= reader.head:
-            return known, None
-        known = None
-    for _ in range(_TRIES):
-        catalog, rows = (known, None) if known is not None else await opened_catalog(reader)
-        if reader in _STAYING:
-            catalog = catalog.whole()
-        fault = await _follow_up(reader, catalog)
-        if rows is None or rows.settle():
-            break
-    else:  # whoever writes the snapshot is quicker
-        catalog = Catalog()
-        fault = await _follow_up(reader, catalog)
+    if known is not None and known.position >= reader.head:
+        return known, None
+    story, fault = await hold(reader)
+    catalog = Catalog(story, still_runs=still_runs)
+    try:
+        catalog.read_open()
+    except CorruptLog as error:
+        with suppress(CorruptLog):
+            reader.end_at(error)
+        return Catalog(story, (error.position or 0) - 1, still_runs), fault or error
     if fault is None:
-        catalog.end_dead(still_runs)
         _CATALOGS[reader] = catalog
     return catalog, fault
 
 
-async def _follow_up(reader: LogReader, catalog: Catalog) -> CorruptLog | None:
-    """Apply the records after the catalog's last one."""
-    try:
-        if catalog.position > NOTHING:
-            await reader.check_journal()
-        async for record in reader.read_all(after=catalog.position):
-            catalog.apply(record)
-    except CorruptLog as error:
-        return error
-    return None
-
-
-_TRIES: Final = 3
-_STAYING: WeakSet[LogReader] = WeakSet()
 _CATALOGS: WeakKeyDictionary[LogReader, Catalog] = WeakKeyDictionary()
-"""The catalog of each reader, so that a command that needs the catalog twice reads the log only once."""
+"""The catalog of each reader, so that a command that needs it twice opens it only once."""
+
+
+async def ask_catalog(reader: LogReader, question: Callable[[Catalog], T]) -> T:
+    """What a question returns of the catalog as it is now: see ``ask``."""
+    return await ask(reader, lambda story: question(Catalog(story, still_runs=still_runs)))
 
 
 async def find_stream(reader: LogReader, given: str) -> str:
@@ -123,22 +100,17 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         CorruptLog: the log is damaged, and nothing before the fault matches.
     """
     given = given.lstrip("…")  # a narrow terminal shows the end of a stream's id after an ellipsis
-    with suppress(CorruptLog):  # ``catalog_of`` below reports the fault, unless its snapshot covers it
-        known = await first(reader.read(given))
+    with suppress(CorruptLog):  # the question below meets the damage, too
+        known = await first(reader.read(given))  # its records may not be in the tables yet
         if known is not None:
             return known.event.stream_id, None
-    catalog, fault = await catalog_of(reader)
-    seen, sessions = catalog.streams, catalog.sessions
-    if given in sessions and given not in seen:
-        return sessions[given].stream, given
-    for what, names in {"streams": seen.keys(), "sessions": sessions.keys()}.items():
-        found = matching(given, names)
-        if len(found) == 1:
-            return (found[0], None) if found[0] in seen else (sessions[found[0]].stream, found[0])
-        if found:
-            text = f"{given!r} matches {len(found)} {what}: {_some(found)}; type more of the id"
-            raise SelectError("ambiguous", text)
+    found, fault = await ask_to_damage(reader, lambda story: _match(Catalog(story), given))
+    if isinstance(found, SelectError):
+        raise found
+    if not isinstance(found, set):
+        return found
     if fault is not None:
+        reader.end_at(fault)
         raise fault
     removed = await reader.removed()
     texts = {name: told for name, gone in removed.items() if (told := pruned_text(name, gone)) is not None}
@@ -148,11 +120,28 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
     if fitting:
         text = f"{given!r} matches {len(fitting)} streams, all pruned: {_some(fitting)}; type more of the id"
         raise SelectError("ambiguous", text)
-    if not seen:
+    if not found:
         raise SelectError("no-log", await empty_text(reader))
-    near = get_close_matches(given, seen, n=_SHOWN, cutoff=0.5) or [s for s in seen if given.lower() in s.lower()]
+    near = get_close_matches(given, found, n=_SHOWN, cutoff=0.5) or [s for s in found if given.lower() in s.lower()]
     hint = f"did you mean {_some(near)}?" if near else "`durable-stream streams` lists all streams"
     raise SelectError("not-found", f"no stream or session matches {given!r}; {hint}")
+
+
+def _match(catalog: Catalog, given: str) -> tuple[str, str | None] | SelectError | set[str]:
+    """What ``find_session`` returns or raises; the names of all streams if nothing matches."""
+    seen, sessions = catalog.streams, catalog.sessions
+    if given in seen:
+        return given, None
+    if given in sessions:
+        return sessions[given].stream, given
+    for what, names in {"streams": [*seen], "sessions": [*sessions]}.items():
+        found = matching(given, names)
+        if len(found) == 1:
+            return (found[0], None) if found[0] in seen else (sessions[found[0]].stream, found[0])
+        if found:
+            text = f"{given!r} matches {len(found)} {what}: {_some(found)}; type more of the id"
+            return SelectError("ambiguous", text)
+    return {*seen}
 
 
 def pruned_text(stream: str, gone: StreamRemoval) -> str | None:
@@ -211,50 +200,78 @@ async def first(records: AsyncIterator[Record]) -> Record | None:
 
 
 class Family:
-    """The streams that belong to one root session, joined by ``lineage.linked``; grows as records are applied.
+    """The streams that belong to one root session, joined by ``lineage.linked``, as of the record at ``position``.
 
-    With ``session``, the family has only the records of that session and its descendants.
+    With ``session``, the family has only the records of that session and its descendants. ``only`` leaves the joined
+    streams out.
     """
 
-    def __init__(
-        self, stream: str, catalog: Catalog | None = None, *, only: bool = False, session: str | None = None
-    ) -> None:
-        self.stream, self.catalog, self._only, self.session = stream, catalog or Catalog(), only, session
-        self.streams: set[str] = set()
-        self.refresh()
+    def __init__(self, stream: str, catalog: Catalog, *, only: bool = False, session: str | None = None) -> None:
+        self.stream, self._only, self.session = stream, only, session
+        self._take(catalog)
 
-    def apply(self, record: Record) -> set[str]:
-        """Take the next record in position order; return the streams that this record joined to the family."""
+    def _take(self, catalog: Catalog) -> None:
+        own = None if self._only else catalog.own_session(self.stream)
+        self.position, self.root = catalog.position, catalog.root_stream(self.stream)
+        self.streams = {self.stream, *(catalog.streams_of(own.id) if own is not None else ())}
+        self._places = {name: catalog.place(name) for name in catalog.sessions_of(self.streams)}
+        names = (name for name in self._places if self.session in catalog.above(name))
+        self._inside = None if self.session is None else {*names}
+
+    async def follow(self, reader: LogReader, record: Record) -> set[str]:
+        """Take the next record in position order; return the streams that have joined the family."""
         before = self.streams
-        self.catalog.apply(record)
-        if record.event.type.startswith(("lifecycle.", "lineage.")):
-            self.refresh()
+        if record.position > self.position and moves_sessions(record):
+            await ask_catalog(reader, self._take)
         return self.streams - before
-
-    def refresh(self) -> None:
-        """Take the streams from the catalog, which somebody else has continued."""
-        own = None if self._only else self.catalog.own_session(self.stream)
-        self.streams = {self.stream, *(self.catalog.streams_of(own.id) if own is not None else ())}
 
     def __contains__(self, record: Record) -> bool:
         if record.event.stream_id not in self.streams:
             return False
-        session = record.event.payload.get("session")
-        return self.session is None or (isinstance(session, str) and self.session in self.catalog.above(session))
+        return self._inside is None or record.event.payload.get("session") in self._inside
+
+    def place_of(self, record: Record) -> str:
+        """The place of a record's session in the family: ``2.1`` is the first child of the root's second child."""
+        return self._places.get(str(record.event.payload.get("session")), "")
 
     def filter(self, wanted: Filter = EVERYTHING) -> Filter:
         """``wanted``, limited to the streams of the family."""
         return replace(wanted, streams=tuple(sorted(self.streams)))
 
 
+class Families:
+    """The family of each stream, for whoever follows the log. Asks again when a record moves sessions."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._position = NOTHING
+        self._known: dict[str, Family] = {}
+
+    async def of(self, record: Record) -> Family:
+        """The family of the next record's stream."""
+        if record.position > self._position and moves_sessions(record):
+            self._known.clear()
+        stream = record.event.stream_id
+        if stream not in self._known:
+            found = await family_of(self._reader, stream)
+            self._position = min(self._position, found.position) if self._known else found.position
+            self._known[stream] = found
+        return self._known[stream]
+
+
+def moves_sessions(record: Record) -> bool:
+    """True if a record may say where a session belongs."""
+    return record.event.type.startswith(("lifecycle.", "lineage."))
+
+
 async def family_of(reader: LogReader, stream: str, *, only: bool = False, session: str | None = None) -> Family:
-    """The family of ``stream``; ``only`` leaves the joined streams out.
+    """The family of ``stream``.
 
     In a damaged log, the family covers the records before the damage.
     """
-    # Ignore the fault that ``catalog_of`` returns, because reading the family's records finds and reports it.
-    catalog, _ = await catalog_of(reader)
-    return Family(stream, catalog, only=only, session=session)
+    # Ignore the damage, because reading the family's records finds and reports it.
+    found, _ = await ask_to_damage(reader, lambda story: Family(stream, Catalog(story), only=only, session=session))
+    return found
 
 
 async def records_of(
@@ -302,6 +319,8 @@ async def empty_text(reader: LogReader) -> str:
             f"the home {home} does not exist yet; OpenCode creates it at its next start after "
             "`durable-stream install`. If it should exist, check `--home` and `DURABLE_STREAM_HOME`"
         )
+    if (behind := behind_text(reader)) is not None:
+        return behind
     if await reader.removed():  # no stream of an agent is ever removed
         return f"what was recorded in {home} has been pruned; `durable-stream verify` shows how much"
     if reader.head != NOTHING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sidecar.read.catalog import Catalog
+from sidecar.read.sessions import Sessions
 from sidecar.read.transcript.model import Turn
 from sidecar.read.views import SessionView
 
@@ -15,7 +15,7 @@ from sidecar.read.views import SessionView
 class Tree:
     """The sessions of a catalog, and the ``turns`` that each of them had started."""
 
-    def __init__(self, catalog: Catalog, turns: Mapping[str, list[Turn]]) -> None:
+    def __init__(self, catalog: Sessions, turns: Mapping[str, list[Turn]]) -> None:
         self.catalog, self._turns = catalog, turns
 
     def branches(self, session: SessionView) -> list[tuple[Turn | None, list[SessionView]]]:

@@ -7,9 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from sidecar.read.asked import OpenAsk, OpenCall
-from sidecar.read.fields import as_text
-from streams.event import StreamEvent
-from streams.lineage import NAMED, PINNED, Session
+from streams.lineage import Session
 from streams.store import NOTHING
 
 
@@ -102,8 +100,8 @@ class StreamView(msgspec.Struct):
     """The plugin's boot id of the OpenCode process that recorded last."""
     ran_in: str = ""
     """The directory in which background work ran, to which its paths are relative; empty for other sessions."""
-    moves: list[tuple[int, str]] = []
-    """The position of each move of the session, and the directory until then."""
+    moved: int = 0
+    """How often the session was moved."""
 
 
 class Place(NamedTuple):
@@ -111,15 +109,3 @@ class Place(NamedTuple):
 
     directory: str
     project: str
-
-
-def place_of(stream: StreamView) -> Place:
-    return Place(stream.directory, stream.project)
-
-
-def mark(session: SessionView, event: StreamEvent) -> None:
-    if event.type != NAMED:
-        session.pinned = event.type == PINNED
-        return
-    title, name = session.told if session.name else session.title, as_text(event.payload.get("name"))
-    session.told, session.name, session.title = title, name, name or title

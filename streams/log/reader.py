@@ -12,14 +12,13 @@ from streams.errors import CorruptLog
 from streams.log.presence import located
 from streams.query import Filter
 from streams.store import NOTHING, Record, Snapshot
-from streams.stores.directory import is_being_written, refuse_links
+from streams.stores.directory import is_being_written
 from streams.stores.journal.files import FileJournal
 from streams.stores.journal.reading import TwoPlaces
 from streams.stores.journal.segments import JOURNAL, sizes_of
 from streams.stores.sqlite.derived import DerivedTables, open_derived
 from streams.stores.sqlite.files import LOG_FILE
 from streams.stores.sqlite.hints import CURSOR, SNAPSHOT
-from streams.stores.sqlite.kept import ReadRows, read_rows
 from streams.stores.sqlite.reader import SqliteReader
 
 
@@ -121,14 +120,6 @@ class LogReader(TwoPlaces):
         if found is None or found.version != version:
             return None
         # The snapshot may include removed records, because a removal drops snapshots last.
-        return None if await self.is_removing() else found
-
-    async def rows(self, name: str, version: int) -> ReadRows | None:
-        """Like ``snapshot``, for a snapshot in rows (see ``Log.rows``)."""
-        refuse_links(self.store)
-        found = await asyncio.to_thread(read_rows, self.store, name, version)
-        if found is None or found.snapshot.position > self.head:
-            return None
         return None if await self.is_removing() else found
 
     def waiting(self) -> dict[str, object]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from sidecar.care.snapshots import CatalogSnapshot
+from sidecar.read.story.writing import StoryTables
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.streams.builders import events
@@ -23,16 +23,15 @@ MOVED, HEAD = 5, 11
 
 
 def make_store(store: Path) -> str:
-    """Make a sound log, half of it in the database and half in three segments of the journal, with a sidecar's catalog
-    of it.
+    """Make a sound log, half of it in the database, with the story's tables, and half in three segments of the
+    journal.
 
     Return the id of one of its events.
     """
 
     async def write(numbers: range) -> str:
-        log = await Log.open(store, seeded_identity(1 + numbers.start), segment_bytes=800)
+        log = await Log.open(store, seeded_identity(1 + numbers.start), segment_bytes=800, derived=StoryTables())
         made = [await log.append(events(2, prefix=f"{n}-", stream=f"ses_{'ab'[n % 2]}")) for n in numbers]
-        await CatalogSnapshot(log).keep_last()
         await log.close()
         return made[0][0].event.id
 

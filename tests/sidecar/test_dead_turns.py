@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sidecar.home import Home
-from sidecar.read.catalog import Catalog
-from sidecar.read.select import catalog_of
+from sidecar.read.select import ask_catalog
+from sidecar.read.story.catalog import Catalog
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
 from tests.sidecar.cli.helpers import MAY_REMOVE, run
 from tests.sidecar.life import COMMAND, Shim, kill, shims, start_as, wait_for_sidecars
 from tests.sidecar.support import RECORDINGS, running, serving, wait_for
+
+T = TypeVar("T")
 
 NO_SIDECAR = ["/no/such/command"]
 SOON_SECONDS = 10.0
@@ -52,18 +55,19 @@ async def wait_outcomes(home: Home, wanted: list[str]) -> float:
     return time.monotonic() - began
 
 
-async def catalog(home: Home) -> Catalog:
-    reader = LogReader(home.store_path)
-    found, _ = await catalog_of(reader)
-    await reader.close()
-    return found
+async def told(home: Home, question: Callable[[Catalog], T]) -> T:
+    return await ask_catalog(LogReader(home.store_path), question)
+
+
+async def status(home: Home, stream: str) -> str:
+    return await told(home, lambda catalog: catalog.status(stream))
 
 
 async def asked(shim: Shim, home: Home) -> str:
     """Bring a session to where it waits for a permission; its stream."""
     replay(shim, "permission_once", 0, place("permission_once", "permission.asked"))
     shim.until("welcomes", 1)
-    while not (waiting := (await catalog(home)).asks()):
+    while not (waiting := await told(home, lambda catalog: catalog.asks())):
         await asyncio.sleep(0.02)
     return waiting[0].session
 
@@ -72,7 +76,7 @@ async def test_a_killed_opencode_s_turn_ends_at_once_and_so_does_what_it_asked(h
     home.config_path.write_text(MAY_REMOVE)
     with shims(1, home.path) as (shim,):
         stream = await asked(shim, home)
-        assert (await catalog(home)).status(stream) == "waiting"
+        assert await status(home, stream) == "waiting"
         assert await events(home, "turn.ended") == []
         began = time.time() * 1000
         shim.kill()
@@ -81,11 +85,10 @@ async def test_a_killed_opencode_s_turn_ends_at_once_and_so_does_what_it_asked(h
     (started,) = await events(home, "turn.started")
     assert ended.causation_id == started.id and started.metadata["pid"] == shim.process.pid
     assert 0 <= ended.ts - began < SOON_SECONDS * 1000
-    found = await catalog(home)
-    assert found.status(stream) == "idle" and found.asks() == []
+    assert await status(home, stream) == "idle" and await told(home, lambda catalog: catalog.asks()) == []
     pruned = run(home.path, "prune", "--stream", stream, "--yes", "--json")
     assert pruned.objects()[0]["plan"]["kept"] == [], pruned.err
-    assert (await catalog(home)).streams.keys() == set()
+    assert await told(home, lambda catalog: [*catalog.streams]) == []
 
 
 async def test_both_killed_the_next_sidecar_says_so(home: Home) -> None:
@@ -95,8 +98,8 @@ async def test_both_killed_the_next_sidecar_says_so(home: Home) -> None:
         kill(running(home).pid)
         shim.kill()
     wait_for_sidecars(home, 0)
-    last = max(stream.last_ts for stream in (await catalog(home)).streams.values())
-    assert (await catalog(home)).status(stream) == "idle", "readers see that nobody can answer any more"
+    last = (await told(home, lambda catalog: catalog.sums)).last_ts
+    assert await status(home, stream) == "idle", "readers see that nobody can answer any more"
     preview = run(home.path, "prune", "--stream", stream, "--json")
     assert preview.objects()[0]["plan"]["kept"] == [], "no sidecar is needed to see that nobody runs it"
     start_as(COMMAND, home)

@@ -15,15 +15,9 @@ import pytest
 from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
 from sidecar.care import snapshots
 from sidecar.care import upkeep as module
-from sidecar.care.checks.recording import survey
 from sidecar.care.snapshots import SNAPSHOT, CaptureSnapshot, restore
 from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig
-from sidecar.home import Home
-from sidecar.read.catalog import CATALOG, Catalog
-from sidecar.read.kept_catalog import last_catalog
-from sidecar.read.select import catalog_of
-from streams.errors import ForeignStore
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.directory import KeptRows
@@ -36,7 +30,6 @@ from streams.rows import Changes
 from streams.store import Record
 from tests.bridge.opencode.playing import dumped, names, play
 from tests.sidecar.agents.support import until
-from tests.sidecar.read.test_kept_catalog import content
 from tests.streams.builders import event
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
 from tests.streams.opened import collect, moved
@@ -115,40 +108,18 @@ async def test_lives_that_resume_equal_a_full_replay(
     for each in events:
         whole.apply(each)
     assert state == dumped(whole)
-    reader = LogReader(tmp_path)
-    assert (await last_catalog(reader)).position == reader.head
-    resumed, fault = await catalog_of(reader)
-    full = Catalog()
-    async for record in reader.read_all():
-        full.apply(record)
-    assert fault is None and content(resumed.whole()) == content(full)
-    await reader.close()
 
 
-@pytest.mark.parametrize("name", [SNAPSHOT, CATALOG])
 @pytest.mark.parametrize("damage", [b"", b"garbage\n{}"])
-async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, name: str, damage: bytes) -> None:
+async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, damage: bytes) -> None:
     events = many_sessions(4)
     await life(tmp_path, events)
-    (tmp_path / "hints" / f"{name}.db").write_bytes(damage)
+    (tmp_path / "hints" / f"{SNAPSHOT}.db").write_bytes(damage)
     state, _ = await life(tmp_path, [])
     whole = CaptureState()
     for each in events:
         whole.apply(each)
     assert state == dumped(whole)
-    assert (await catalog_of(LogReader(tmp_path)))[0].records == len(events)
-
-
-async def test_a_damaged_row_of_the_catalog_is_told(tmp_path: Path) -> None:
-    """A command has no time to make the catalog anew, so it says which file to delete."""
-    home = Home(tmp_path)
-    await life(home.store_path, many_sessions(4))
-    path = home.store_path / "hints" / f"{CATALOG}.db"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE rows SET body = x'00'")
-    with pytest.raises(ForeignStore, match=str(path)):
-        await catalog_of(LogReader(home.store_path))
-    assert str(path) in ((await survey(home, 0)).fault or "")
 
 
 def test_what_is_remembered_of_sessions_at_rest_is_little() -> None:
@@ -174,10 +145,8 @@ async def test_neither_memory_nor_a_snapshot_grows_with_the_sessions_that_ever_w
     monkeypatch.setattr(snapshots, "IN_MEMORY", BUSY_SESSIONS)
     log = await Log.open(tmp_path, seeded_identity(1))
     await append(log, many_sessions(4 * BUSY_SESSIONS, 1))
-    capture, catalog = await restore(log), snapshots.CatalogSnapshot(log)
+    capture = await restore(log)
     await capture.keep()
-    await catalog.caught_up()
-    await catalog.keep(1)
     saved: list[set[str]] = []
     put = KeptRows.put
 
@@ -190,13 +159,9 @@ async def test_neither_memory_nor_a_snapshot_grows_with_the_sessions_that_ever_w
     told = {"session": "ses_3", "message": "msg_more"}
     for record in await log.append([event("more", type_="human.input", stream="ses_3", payload=told)]):
         capture.state.apply(record.event)
-        catalog.recorded([record])
     await capture.keep()
-    await catalog.keep(1)
-    assert saved == [{"ses_3"}, {"stream/ses_3", "session/ses_3"}]
-    assert [len(each._here) for each in (capture.state.sessions, (await catalog.caught_up()).sessions)] == [  # type: ignore[attr-defined]
-        BUSY_SESSIONS
-    ] * 2
+    assert saved == [{"ses_3"}]
+    assert len(capture.state.sessions._here) == BUSY_SESSIONS  # type: ignore[attr-defined]
     await log.close()
 
 
@@ -221,21 +186,12 @@ async def test_a_damaged_row_costs_time_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(snapshots, "IN_MEMORY", 0)
     events = many_sessions(4)
     await life(tmp_path, events)
-    for name in (SNAPSHOT, CATALOG):
-        with closing(sqlite3.connect(tmp_path / "hints" / f"{name}.db")) as connection, connection:
-            connection.execute("UPDATE rows SET body = x'00'")
+    with closing(sqlite3.connect(tmp_path / "hints" / f"{SNAPSHOT}.db")) as connection, connection:
+        connection.execute("UPDATE rows SET body = x'00'")
     log = await open_log(tmp_path)
     told = {"session": "ses_1", "message": "msg_more"}
-    records = await log.append([event("more", type_="human.input", stream="ses_1", payload=told)])
-    capture, catalog = await restore(log), snapshots.CatalogSnapshot(log)
-    assert dumped(capture.state) == dumped(await folded(log))
-    assert (await catalog.caught_up()).records == len(events) + 1
-    await catalog.keep(1)
-    with closing(sqlite3.connect(tmp_path / "hints" / f"{CATALOG}.db")) as connection, connection:
-        connection.execute("UPDATE rows SET body = x'00'")
-    again = await log.append([event("again", type_="human.input", stream="ses_1", payload=told)])
-    catalog.recorded([*records, *again])
-    assert (await catalog.caught_up()).records == len(events) + 2
+    await log.append([event("more", type_="human.input", stream="ses_1", payload=told)])
+    assert dumped((await restore(log)).state) == dumped(await folded(log))
     await log.close()
 
 
@@ -297,7 +253,7 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(tmp_path: Path, monkey
     await upkeep.keep_last()
     await upkeep.close()
     await log.close()
-    assert (tmp_path / "hints" / "catalog.db").exists()
+    assert (tmp_path / "hints" / f"{SNAPSHOT}.db").exists()
     assert (tmp_path / "search.db").exists()
     holders = [path.name for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert holders == []

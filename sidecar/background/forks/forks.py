@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,14 +24,14 @@ from sidecar.background.intents.works import Works
 from sidecar.background.people.answerers import Answerers
 from sidecar.components import until
 from sidecar.home import Home
-from sidecar.read.catalog import Catalog
 from sidecar.read.fields import as_text, is_forgotten
-from sidecar.read.select import SelectError, family_of, find_event, find_session, open_reader
+from sidecar.read.select import SelectError, ask_catalog, family_of, find_event, find_session, open_reader
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.moment import Moment
-from sidecar.read.story.reading import ask
+from sidecar.read.story.reading import Snapshot, ask
 from sidecar.read.story.telling import Telling
 from sidecar.read.transcript.markdown import markdown_lines
-from sidecar.read.transcript.model import Reading
+from sidecar.read.transcript.model import Reading, Session
 from sidecar.read.wording import cut_middle
 from sidecar.record.ingest import Ingest
 from sidecar.registry import Args, Requests
@@ -146,14 +147,15 @@ class Forks:
             await reader.close()
 
     async def _plan(self, reader: LogReader, args: ForkArgs) -> _Plan:
-        record, catalog = await _named(reader, args)
+        record = await _named(reader, args)
         event, session = record.event, as_text(record.event.payload.get("session"))
         records, finished = await _around(reader, record, session)
         cut = cut_at(records, session)
-        if cut is None or session not in catalog.sessions:
+        about, known = await ask_catalog(reader, partial(_about, session)), self._state.sessions.get(session)
+        if cut is None or about is None:
             raise _nothing_before(event)
-        view, known = catalog.sessions[session], self._state.sessions.get(session)
-        place = (known.directory if known is not None else None) or catalog.directory(view.stream)
+        title, place = about
+        place = (known.directory if known is not None else None) or place
         # Background work has a copy of its own; its fork belongs in the project.
         directory = self._works.asker(session).directory or place
         messages = await self._hosts.of(session).message_ids(session, directory=directory) or []
@@ -167,7 +169,7 @@ class Forks:
             raise _nothing_before(event)
         before = messages[count] if count is not None and count < len(messages) else None
         ran, place = ran_at(records, cut), place if count is not None else directory
-        return _Plan(record, session, cut, ran, view.title, directory, place, count, before)
+        return _Plan(record, session, cut, ran, title, directory, place, count, before)
 
     async def _make(self, reader: LogReader, plan: _Plan, prompt: str | None) -> dict[str, Any]:
         host, text, fork = self._hosts.of(plan.session), "", ""
@@ -223,8 +225,14 @@ class Forks:
         await self._ingest.add([event])
 
 
-async def _named(reader: LogReader, args: ForkArgs) -> tuple[Record, Catalog]:
-    """The event that a person named in a stream, and the catalog."""
+def _about(session: str, catalog: Catalog) -> tuple[str, str] | None:
+    """A session's title and directory."""
+    view = catalog.sessions.get(session)
+    return (view.title, catalog.directory(view.stream)) if view is not None else None
+
+
+async def _named(reader: LogReader, args: ForkArgs) -> Record:
+    """The event that a person named in a stream."""
     stream, child = await find_session(reader, args.stream)
     family = await family_of(reader, stream, session=child)
     record = await find_event(reader, args.event)
@@ -233,7 +241,7 @@ async def _named(reader: LogReader, args: ForkArgs) -> tuple[Record, Catalog]:
         raise RequestError("not-found", f"{name} is not in {child or stream}; `durable-stream show {name}` shows where")
     if is_forgotten(record.event.payload):
         raise RequestError("forgotten", f"the content of the event {name} was forgotten; name another event")
-    return record, family.catalog
+    return record
 
 
 def _nothing_before(event: StreamEvent) -> RequestError:
@@ -258,11 +266,15 @@ async def _around(reader: LogReader, record: Record, session: str) -> tuple[list
 async def _conversation(reader: LogReader, plan: _Plan) -> str:
     family = await family_of(reader, plan.record.event.stream_id, session=plan.session)
     cut = plan.cut.position
-    roots = await ask(reader, lambda story: Telling(Moment(story, family.streams, cut, plan.session)).whole())
+
+    def question(story: Snapshot) -> tuple[list[Session], str | None]:
+        roots = Telling(Moment(story, family.streams, cut, plan.session)).whole()
+        return roots, Catalog(story).sessions[plan.session].fork
+
+    roots, origin = await ask(reader, question)
     own = [root for root in roots if root.id == plan.session and root.turns]
     if not own:
         raise _nothing_before(plan.record.event)
-    origin = family.catalog.sessions[plan.session].fork
     notes = (f"It was a fork of {origin}, which holds what was said before.",) if origin else ()
     text = "\n".join(markdown_lines(own, Reading(now_ms=plan.record.event.ts, notes=notes)))
     return _BEGINNING + cut_middle(text, MOST)[0]

@@ -13,7 +13,7 @@ from sidecar.install.plugin import Installed, Target, read_plugin
 
 if TYPE_CHECKING:
     from sidecar.config import Config
-    from sidecar.read.catalog import Catalog
+    from sidecar.read.story.catalog import Sums
 
 Level = Literal["ok", "note", "problem"]
 
@@ -78,8 +78,12 @@ class Survey(NamedTuple):
     """What failed in the last day, and work that waits for a terminal: a text and a hint each."""
     cut_off: str | None = None
     """A removal that was interrupted."""
-    catalog: Catalog | None = None
-    """What the log tells of its sessions; ``None`` if the log cannot be read."""
+    sums: Sums | None = None
+    """What the records are together; ``None`` if the log cannot be read."""
+    streams: int = 0
+    gaps: int = 0
+    has_work: bool = False
+    """Whether there ever was background work."""
 
 
 class Plugin(NamedTuple):

@@ -11,8 +11,9 @@ from typing import Any, Final
 from sidecar.care.checks.asking import torn_files
 from sidecar.care.checks.check import Check, Scene, Survey
 from sidecar.home import Home
-from sidecar.read.catalog import Catalog
-from sidecar.read.select import catalog_of
+from sidecar.read.kinds import WORK
+from sidecar.read.select import ask_catalog
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, lacking_text, waiting_text
 from streams.errors import CorruptLog, StreamError
 from streams.log.presence import HEAD_FILE
@@ -42,10 +43,9 @@ async def survey(home: Home, now_ms: int, *, quick: bool = False) -> Survey:
                 newest += 1
                 last_ts = max(last_ts or 0, record.event.ts)
         pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
-        catalog, damage = await catalog_of(reader)
-        if damage is not None:
-            raise damage
-        told = await _of_agents(reader, catalog, now_ms, quick=quick)
+        known = await ask_catalog(reader, _known)
+        agents = await ask_catalog(reader, lambda catalog: catalog.agents)
+        told = await _of_agents(reader, now_ms, quick=quick) if agents else {}
         fault, torn = (None, None) if quick else await _quick_findings(home)
         journal, cut_off = await asyncio.to_thread(reader.waiting), await reader.cut_off()
     except CorruptLog as error:
@@ -54,15 +54,23 @@ async def survey(home: Home, now_ms: int, *, quick: bool = False) -> Survey:
         return Survey(fault=str(error))
     except OSError as error:
         return Survey(fault=f"cannot be read: {error.strerror} ({error.filename or home.store_path})")
-    directories = tuple(dict.fromkeys(each.directory for each in catalog.newest_first() if each.directory))
-    found = Survey(head, newest, last_ts, directories, fault, EVERY_FAULT, torn, journal, pruned)
-    return found._replace(losses=tuple(catalog.loss_texts()), cut_off=cut_off, catalog=catalog, **told)
+    found = Survey(head, newest, last_ts, fault=fault, hint=EVERY_FAULT, torn=torn, journal=journal, pruned=pruned)
+    return found._replace(cut_off=cut_off, has_work=WORK in agents, **known, **told)
 
 
-async def _of_agents(reader: LogReader, catalog: Catalog, now_ms: int, *, quick: bool) -> dict[str, Any]:
+def _known(catalog: Catalog) -> dict[str, Any]:
+    """What the log tells of its sessions."""
+    return {
+        "directories": tuple(catalog.directories()),
+        "losses": tuple(catalog.loss_texts()),
+        "sums": catalog.sums,
+        "streams": len(catalog.streams),
+        "gaps": catalog.gaps(),
+    }
+
+
+async def _of_agents(reader: LogReader, now_ms: int, *, quick: bool) -> dict[str, Any]:
     """What the streams of agents tell."""
-    if not catalog.agents:
-        return {}
     from sidecar.background.reading import read_agents, read_failing, read_intents
     from sidecar.care.checks.work import RECENT_MS, notes_of
 

@@ -13,10 +13,10 @@ if RUNS:
     from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.moments import moment_of
-    from sidecar.read.catalog import Catalog
     from sidecar.read.changes.changes import TurnChanges
     from sidecar.read.past.compare import compared
     from sidecar.read.past.moment import between, changed
+    from sidecar.read.sessions import Sessions
     from sidecar.read.story.past import Named, Past, asked, named
     from sidecar.read.wording import amount, lasted, money, one_line, plain_money
     from streams.log.reader import LogReader
@@ -53,7 +53,7 @@ async def diff(
 async def _moments(out: Output, reader: LogReader, session: Named, one: str, other: str) -> None:
     moments = [await moment_of(reader, each) for each in (one, other)]
 
-    def question(past: Past) -> tuple[dict[str, Any], list[TurnChanges], Catalog]:
+    def question(past: Past) -> tuple[dict[str, Any], list[TurnChanges], Sessions]:
         since, upto = sorted(moment(past) for moment in moments)
         return between(past, since, upto), changed(past, since, upto), past.at(upto).catalog
 

@@ -105,7 +105,7 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     from sidecar.cli.printing.transcript import notes_of, proof_of, redaction_of, transcript_bytes
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.past.drawing import STYLE
-    from sidecar.read.select import family_of
+    from sidecar.read.select import catalog_of, family_of
     from sidecar.read.story.changes import Changes
     from sidecar.read.story.past import Named, asked
     from sidecar.read.story.telling import Telling
@@ -113,9 +113,10 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     from sidecar.read.transcript.model import Reading
 
     now, redaction = own_identity().now_ms(), redaction_of(wanted=redact)
-    work, own = await read_intents(reader), family.catalog.own_session(family.stream)
+    catalog, _ = await catalog_of(reader)
+    work, own = await read_intents(reader), catalog.own_session(family.stream)
     started = background_of(work, own.id, now) if own is not None and form == "html" else []
-    known = [family.catalog.sessions.get(intent.session or "") for intent in started]
+    known = [catalog.sessions.get(intent.session or "") for intent in started]
     below = [Named(each.id, await family_of(reader, each.stream, session=each.id)) for each in known if each]
 
     def told(*pasts: Past) -> tuple[list[Session], str, str]:
@@ -167,12 +168,12 @@ async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO
     from sidecar.care.retaining import told_beside
     from sidecar.cli.printing.output import json_line
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import records_of
+    from sidecar.read.select import catalog_of, records_of
 
     seal = Seal()
     head = reader.head
-    known = family.catalog.sessions.items()
-    sessions = {name: each.stream for name, each in known if each.stream in family.streams}
+    catalog, _ = await catalog_of(reader)
+    sessions = {name: catalog.sessions[name].stream for name in catalog.sessions_of(family.streams)}
     beside = await told_beside(reader, sessions, log_id)
     first = header(family.stream, [*family.streams], log_id, own_identity().now_ms())
     file.write(seal.line(json_line(first)))

@@ -19,7 +19,7 @@ if RUNS:
     from sidecar.inspector.data import Data
     from sidecar.inspector.server import serve
     from sidecar.private_files import write_new
-    from sidecar.read.select import SelectError, find_event, find_session, staying
+    from sidecar.read.select import SelectError, find_event, find_session
     from streams.log.reader import LogReader
 
 
@@ -42,7 +42,7 @@ async def inspect(
     through the sidecar. Who has the printed link can use the page as you, until the command ends.
     """
     home = run.home
-    reader = staying(run.reader)
+    reader = run.reader
     path = await _path(reader, name) if name is not None else "/"
 
     async def send(method: str, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,7 @@ from sidecar.cli.shared.filters import ActorsOption, SinceOption, TypesOption, U
 from sidecar.cli.shared.project import ProjectOption
 
 if RUNS:
-    from pathlib import Path
-
-    from sidecar.cli.printing.headed import HeadedLines
+    from sidecar.cli.printing.headed import headed_lines
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import Lines
     from sidecar.cli.shared.follow import follow
@@ -22,15 +20,14 @@ if RUNS:
     from sidecar.read.select import (
         Family,
         SelectError,
-        catalog_of,
         empty_text,
         family_of,
         find_session,
         first,
+        moves_sessions,
         newest,
         pruned_text,
         records_of,
-        staying,
     )
     from streams.log.reader import LogReader
     from streams.query import Filter
@@ -73,8 +70,7 @@ async def log(
     positions; whoever goes on after the last position that was printed (with --json) misses and repeats nothing.
     """
     out = run.out
-    store = run.home.store_path
-    reader = staying(run.reader) if follow else run.reader
+    reader = run.reader
     wanted = await filter_of(reader, types=types, actors=actors, since=since, until=until)
     if stream is not None and project is not None:
         raise typer.BadParameter("give a stream or `--project`, not both")
@@ -88,7 +84,7 @@ async def log(
         if from_offset:
             raise typer.BadParameter("`--from` is an offset in one stream, so name the stream")
         kept = 0 if after is not None else FOLLOWED_LAST if last is None else last
-        await _follow_all(reader, store, out, wanted, kept, project, after, stays=follow)
+        await _follow_all(reader, out, wanted, kept, project, after, stays=follow)
         return
     lines = Lines(out, is_past=not follow or last is not None)
     session = None
@@ -106,13 +102,13 @@ async def log(
         note(told)
     if follow and last is None:
         await _follow(
-            store, family, lines, out, wanted, from_offset=from_offset, after=after, in_order=after is not None
+            reader, family, lines, out, wanted, from_offset=from_offset, after=after, in_order=after is not None
         )
         return
     head = await _print(reader, family, lines, wanted, from_offset, last, NOTHING if after is None else after)
     if follow:
         out.flush()
-        await _follow(store, family, lines, out, wanted, after=head)
+        await _follow(reader, family, lines, out, wanted, after=head)
     elif not lines.printed and last != 0:
         fitting = "that matches" if from_offset == 0 else f"that matches at or after offset {from_offset}"
         run.nothing(f"Nothing to print: {stream} has no record {fitting}.")
@@ -131,7 +127,7 @@ async def _print(
         async for record in records_of(reader, family, up_to=head):
             lines.learn(record)
             if record.position > after and wanted.matches(record.event):
-                lines.print(record, family.catalog.place_of(record))
+                lines.print(record, family.place_of(record))
         lines.print_running()
         return head
     kept, _ = await newest(
@@ -139,7 +135,7 @@ async def _print(
     )
     await lines.look_up(reader, *kept)
     for record in kept:
-        lines.print(record, family.catalog.place_of(record))
+        lines.print(record, family.place_of(record))
     lines.print_running()
     return head
 
@@ -153,7 +149,7 @@ async def _note_waiting(reader: LogReader, out: Output, streams: set[str] | None
 
 
 async def _follow(
-    store: Path,
+    reader: LogReader,
     family: Family,
     lines: Lines,
     out: Output,
@@ -165,26 +161,25 @@ async def _follow(
 ) -> None:
     """``in_order``: never print a record after one with a higher position."""
     began = from_offset == 0
-    async for record in follow(store, after=NOTHING if after is None else after):
-        joined = family.apply(record)
+    async for record in follow(reader.store, after=NOTHING if after is None else after):
+        joined = await family.follow(reader, record)
         lines.learn(record)
         began = began or (record.event.stream_id == family.stream and record.offset >= from_offset)
         if not began:
             continue
         for stream in () if in_order else joined:
             # Print the earlier records of a stream that has just joined, because they would otherwise never be shown.
-            async for earlier in LogReader(store).read(stream):
+            async for earlier in LogReader(reader.store).read(stream):
                 lines.learn(earlier)
                 if earlier.position < record.position and wanted.matches(earlier.event):
-                    lines.print(earlier, family.catalog.place_of(earlier))
+                    lines.print(earlier, family.place_of(earlier))
         if record in family and wanted.matches(record.event):
-            lines.print(record, family.catalog.place_of(record))
+            lines.print(record, family.place_of(record))
             out.flush()
 
 
 async def _follow_all(
     reader: LogReader,
-    store: Path,
     out: Output,
     wanted: Filter,
     last: int,
@@ -195,30 +190,31 @@ async def _follow_all(
 ) -> None:
     """Print the newest records of all streams, or those after a position, then each new record if it ``stays``, with a
     heading wherever the session changes."""
-    catalog, _ = await catalog_of(reader)
-    lines = HeadedLines(out, catalog, wanted, named_project(project), everything=after is not None)
-    head = catalog.position
+    head = reader.head
+    lines = await headed_lines(out, reader, wanted, named_project(project), everything=after is not None)
     if last:
-        kept, _ = await newest(reader, lines.filter(), last, lines.fits)
+        kept, _ = await newest(
+            reader, lines.filter(), last, lambda record: record.position <= head and lines.fits(record)
+        )
         await lines.look_up(reader, *kept)
         for record in kept:
-            lines.print_headed(record)
+            await lines.print_headed(record)
     if after is not None and not stays:
         async for record in reader.read_all(after=after):
             if lines.fits(record):
-                lines.print_headed(record)
+                await lines.print_headed(record)
         return
-    await lines.print_waiting(reader)
+    await lines.print_waiting()
     if head == NOTHING:
         note(f"{await empty_text(reader)}. Waiting for the first record.")
     which = "all sessions" if lines.project is None else f"the sessions in {lines.project.root}"
     note(f"Following {which}. Press Ctrl-C to stop.")
     out.flush()
-    async for record in follow(store, after=head if after is None else after):
-        if record.position > head:
-            catalog.apply(record)
+    async for record in follow(reader.store, after=head if after is None else after):
+        if record.position > head and moves_sessions(record):
+            await lines.choose()
         lines.learn(record)
         if lines.fits(record):
             await lines.look_up(reader, record)
-            lines.print_headed(record, fresh=True)
+            await lines.print_headed(record, fresh=True)
             out.flush()

@@ -25,6 +25,7 @@ if RUNS:
     )
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import newest_stream, shown_directory
+    from sidecar.read.select import catalog_of
     from sidecar.read.story.past import named
     from sidecar.read.transcript.model import Reading, Session
 
@@ -71,7 +72,7 @@ async def read(
     reading = Reading(full=full, children=children, now_ms=own_identity().now_ms(), notes=notes, proof=proof)
     if shown:
         # The project of background work, not its copy; what is redacted is in the records alone.
-        where = roots[0].directory if redact and roots else about.family.catalog.directory(about.family.stream)
+        where = roots[0].directory if redact and roots else (await catalog_of(reader))[0].directory(about.family.stream)
         _show(out, roots, reading, shown_directory(where), pager=pager)
     else:
         written = "json" if out.json else format_of(form, output)

@@ -16,9 +16,8 @@ if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened, shown_end
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
-    from sidecar.read.catalog import is_agents
+    from sidecar.read.kinds import is_agents
     from sidecar.read.select import catalog_of, empty_text
-    from sidecar.read.views import StreamView
     from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 
 STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
@@ -49,23 +48,24 @@ async def streams(
     out, reader = run.out, run.reader
     catalog, _ = await catalog_of(reader)
     most = limit or (MOST if out.terminal else None)
-    catalog = catalog if most else catalog.whole()
+    if most is None:
+        catalog.streams.values(), catalog.sessions.values()  # read all at once
     removed = await reader.removed()
     chosen = project_streams(catalog, project)
     here = streams_here(catalog) if project is None else set()
-    first: Iterable[StreamView] = (stream for stream in catalog.newest_first() if stream.id in here)
+    first: Iterable[str] = (stream for stream in catalog.newest_first() if stream in here)
     if len(here) <= MOST:  # they may be old
-        found_here = [catalog.streams[name] for name in here]
-        first = sorted(found_here, key=lambda stream: stream.last_position, reverse=True)
-    wanted = chain(first, (stream for stream in catalog.newest_first() if stream.id not in here))
+        first = sorted(here, key=lambda stream: catalog.streams[stream].last_position, reverse=True)
+    wanted = chain(first, (stream for stream in catalog.newest_first() if stream not in here))
     listed = (
-        stream
-        for stream in wanted
-        if (chosen is None or stream.id in chosen) and (everything or not is_agents(stream.id))
+        stream for stream in wanted if (chosen is None or stream in chosen) and (everything or not is_agents(stream))
     )
+    names = [*islice(listed, most)]
+    if most is not None:
+        catalog.read(names)
     told = (
-        catalog.stream_json(stream.id) | {"pruned": removed[stream.id].first_offset if stream.id in removed else 0}
-        for stream in islice(listed, most)
+        catalog.stream_json(stream) | {"pruned": removed[stream].first_offset if stream in removed else 0}
+        for stream in names
     )
     shown = 0
     if out.terminal:

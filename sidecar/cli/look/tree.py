@@ -11,9 +11,10 @@ from sidecar.cli.shared.project import ProjectOption
 if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Output, shortened
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
-    from sidecar.read.catalog import Catalog, is_agents
     from sidecar.read.host_agents import LABEL
+    from sidecar.read.kinds import is_agents
     from sidecar.read.select import catalog_of, empty_text, family_of, find_session
+    from sidecar.read.story.catalog import Catalog
     from sidecar.read.story.moment import Moment
     from sidecar.read.story.reading import Snapshot, ask
     from sidecar.read.telling.describe import spent
@@ -42,9 +43,9 @@ async def tree(
     if session is not None:
         printed = [catalog.sessions[session]]
     elif stream is not None:
-        printed = catalog.part(chosen or set()).roots()
+        known = [catalog.sessions[name] for name in catalog.sessions_of(chosen or ())]
+        printed = [each for each in known if catalog.root(each.id) == each.id]
     else:
-        catalog = catalog.whole()
         roots = [root for root in catalog.roots() if chosen is None or root.stream in chosen]
         printed = roots[-limit:] if limit else roots
     await _print(out, reader, catalog, printed)

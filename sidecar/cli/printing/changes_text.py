@@ -15,8 +15,8 @@ from sidecar.read.changes.edits import diff_lines, short_path
 from sidecar.read.wording import counted, iso_time, local_time, one_line
 
 if TYPE_CHECKING:
-    from sidecar.read.catalog import Catalog
     from sidecar.read.changes.approvals import Approval
+    from sidecar.read.sessions import Sessions
 
 PIPED = (
     "time",
@@ -69,7 +69,7 @@ def print_diffs(out: Output, turns: Sequence[TurnChanges]) -> None:
                 out.text(line)
 
 
-def print_on_terminal(out: Output, catalog: Catalog, turns: Sequence[TurnChanges], *, with_diffs: bool) -> None:
+def print_on_terminal(out: Output, catalog: Sessions, turns: Sequence[TurnChanges], *, with_diffs: bool) -> None:
     """Print a heading for each session, a line for each turn with its files and decisions below, and the totals at the
     end."""
     session = ""
@@ -89,7 +89,7 @@ def print_on_terminal(out: Output, catalog: Catalog, turns: Sequence[TurnChanges
         out.prose("", _totals_text(turns), "bold")
 
 
-def _print_session(out: Output, catalog: Catalog, turn: TurnChanges) -> None:
+def _print_session(out: Output, catalog: Sessions, turn: TurnChanges) -> None:
     known = catalog.sessions.get(turn.session)
     title = one_line(known.title) if known is not None and known.title else "(no title)"
     name = one_line(turn.session)

@@ -27,7 +27,7 @@ if RUNS:
     from sidecar.home import Home
     from sidecar.link.client import ClientError
     from sidecar.mirror.verify import MirrorCheck
-    from sidecar.read.catalog import Catalog
+    from sidecar.read.select import Families
     from sidecar.record.playing.hooks import read_recording
     from sidecar.record.playing.play import play
     from streams.hashing import canonical
@@ -81,12 +81,11 @@ class _Watcher:
         self._progress = asyncio.Event()
 
     async def run(self) -> None:
-        lines, catalog = Lines(self._out), Catalog()
+        lines, families = Lines(self._out), Families(LogReader(self._home.store_path))
         async for record in follow(self._home.store_path):
-            catalog.apply(record)
             if self._killed_pid and not self._is_back:
                 self._tell_return()
-            lines.print(record, catalog.place_of(record))
+            lines.print(record, (await families.of(record)).place_of(record))
             self._out.flush()
             self._seen = record.position + 1
             self._progress.set()

@@ -11,12 +11,23 @@ from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED, SHOWN_STREAMS, YesFlag, other_copies
 
 if RUNS:
-    from sidecar.care.retaining import busy_streams, records_to_forget, streams_beside, streams_of_agents, words_beside
+    from sidecar.care.retaining import (
+        STILL_READING,
+        busy_streams,
+        records_to_forget,
+        streams_beside,
+        streams_of_agents,
+        words_beside,
+    )
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened
     from sidecar.cli.shared.control import REMOVING, ask
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.failure import Failure
     from sidecar.home import Home
-    from sidecar.read.select import Family, SelectError, catalog_of, find_session, open_reader
+    from sidecar.processes import still_runs
+    from sidecar.read.select import Family, SelectError, find_session, open_reader
+    from sidecar.read.story.catalog import Catalog
+    from sidecar.read.story.reading import ask_to_damage
     from sidecar.read.wording import counted
     from streams.log.reader import LogReader
 
@@ -86,17 +97,22 @@ async def _would_forget(reader: LogReader, stream: str, child: str | None) -> di
 
     ``sessions`` lists the forgotten sessions, the named one first. For a child session ``streams`` is empty.
     """
-    catalog, _ = await catalog_of(reader)
-    if child is None:
-        streams = sorted(Family(stream, catalog).streams, key=lambda name: (name != stream, name))
-        ids = [id_ for name in streams if (found := catalog.streams.get(name)) is not None for id_ in found.sessions]
-    else:
-        streams, ids = [], catalog.below(child)
-    known = catalog.sessions
-    sessions = [{"id": id_, "title": known[id_].title, "parent": known[id_].parent} for id_ in ids]
+
+    def question(catalog: Catalog) -> tuple[list[str], list[dict[str, Any]], set[str], int]:
+        streams = [] if child is not None else [stream, *sorted(Family(stream, catalog).streams - {stream})]
+        ids = catalog.sessions_of(streams) if child is None else catalog.below(child)
+        known = [catalog.sessions[name] for name in ids]
+        sessions = [{"id": each.id, "title": each.title, "parent": each.parent} for each in known]
+        return streams, sessions, streams_beside(catalog.sessions, streams, ids), catalog.behind
+
+    found, fault = await ask_to_damage(reader, lambda story: question(Catalog(story)))
+    streams, sessions, elsewhere, behind = found
+    if behind and fault is None:  # reading the records below reports damage
+        raise Failure("still-reading", STILL_READING)
+    ids = [each["id"] for each in sessions]
     beside = await words_beside(reader, ids)
     records = len(beside.positions)
-    async for _record in records_to_forget(reader, streams, ids, streams_beside(known, streams, ids), beside.ids):
+    async for _record in records_to_forget(reader, streams, ids, elsewhere, beside.ids):
         records += 1
     about = {"beside": len(beside.positions), "unfinished": beside.unfinished}
     return {"streams": sorted(streams), "records": records, "sessions": sessions, **about}
@@ -110,8 +126,8 @@ async def _refusals(reader: LogReader, streams: set[str]) -> list[str]:
     found = []
     if agents := streams_of_agents(streams):
         found.append(f"because it cannot erase an agent's own stream: {', '.join(agents)}")
-    catalog, fault = await catalog_of(reader)
-    if busy := await busy_streams(reader, catalog.open_turns(), streams, now_ms=own_identity().now_ms()):
+    turns, fault = await ask_to_damage(reader, lambda story: Catalog(story, still_runs=still_runs).open_turns())
+    if busy := await busy_streams(reader, turns, streams, now_ms=own_identity().now_ms()):
         found.append(f"because a turn is in progress in {', '.join(busy)}: wait until the turn has ended")
     if fault is not None:
         found.append(f"because the log is damaged: {fault}")

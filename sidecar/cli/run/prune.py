@@ -19,7 +19,8 @@ if RUNS:
     from sidecar.cli.shared.control import REMOVING, ask
     from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
-    from sidecar.read.select import SelectError, catalog_of, find_stream, open_reader
+    from sidecar.read.select import SelectError, ask_catalog, find_stream, open_reader
+    from sidecar.read.story.catalog import Catalog
     from sidecar.read.wording import ago, bytes_text, counted, iso_time
     from streams.errors import StoreLocked, StreamError
     from streams.log.presence import located
@@ -82,7 +83,7 @@ async def prune(
         out.object(answer)
     else:
         if not yes and (plan["cuts"] or plan["kept"]):
-            titles = await _titles(home)  # this reads the log once more if it has no saved catalog
+            titles = await _titles(home)
         _show(out, plan, done, titles, already)
         if plan["cuts"] or already:
             for copy in other_copies(home):
@@ -93,15 +94,21 @@ async def prune(
 
 async def _titles(home: Home) -> dict[str, str]:
     """The title of each stream's root session; a stream that cannot be read has no title."""
+
+    def titles(catalog: Catalog) -> dict[str, str]:
+        catalog.streams.values(), catalog.sessions.values()  # read all at once
+        return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
+
     try:
         reader = LogReader(home.store_path)
-        catalog, _ = await catalog_of(reader)
-        await reader.close()
+        try:
+            return await ask_catalog(reader, titles)
+        finally:
+            await reader.close()
     except StoreLocked:
         raise  # the removal would only wait for the same lock again
     except (StreamError, OSError):
         return {}  # the error is reported when the log is opened for the removal
-    return {name: own.title for name in catalog.streams if (own := catalog.own_session(name)) is not None}
 
 
 def _age(text: str | None) -> int | None:
@@ -132,10 +139,8 @@ async def _preview(home: Home, request: PruneRequest) -> dict[str, Any]:
     """Preview what would be removed. Writes nothing, because the home may be read-only."""
     reader = open_reader(home.store_path)
     try:
-        catalog, fault = await catalog_of(reader)
-        if fault is not None:
-            raise fault
-        plan = await plan_prune(reader, catalog.open_turns(), request, now_ms=own_identity().now_ms())
+        open_turns = await ask_catalog(reader, lambda catalog: catalog.open_turns())
+        plan = await plan_prune(reader, open_turns, request, now_ms=own_identity().now_ms())
         if (unfinished := await reader.cut_off()) is not None:
             note(unfinished)
     finally:

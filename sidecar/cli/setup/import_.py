@@ -18,7 +18,7 @@ if RUNS:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.config import load_config
     from sidecar.home import Home
-    from sidecar.read.select import catalog_of, open_reader
+    from sidecar.read.select import ask_catalog, open_reader
     from sidecar.read.wording import counted
     from sidecar.record.exclusion import Exclusion
     from sidecar.record.history import START_SECONDS, import_opencode_1
@@ -105,4 +105,4 @@ async def _opencode_2(home: Home) -> dict[str, Any]:
 
 async def _known(home: Home) -> set[str]:
     """The sessions with records in the log."""
-    return set((await catalog_of(open_reader(home.store_path)))[0].sessions)
+    return await ask_catalog(open_reader(home.store_path), lambda catalog: {*catalog.sessions})

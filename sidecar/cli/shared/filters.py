@@ -12,7 +12,9 @@ from sidecar.cli.shared.command import RUNS
 
 if RUNS:
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import catalog_of, first
+    from sidecar.read.select import first
+    from sidecar.read.story.catalog import Catalog
+    from sidecar.read.story.reading import ask_to_damage
     from streams.log.reader import LogReader
     from streams.query import Filter, parse_moment
 
@@ -74,10 +76,9 @@ async def _believed(reader: LogReader, now: int) -> dict[str, int]:
     Nothing was recorded before OpenCode existed, or later than now. Only a clock that was set wrongly says so.
     """
     found: dict[str, int] = {}
-    catalog, _ = await catalog_of(reader)  # whoever reads the wanted records reports a fault
-    for stream in catalog.streams.values():
-        if stream.first_ts >= _EARLIEST_MS and stream.last_ts <= now:
-            continue
+    # Whoever reads the wanted records reports damage.
+    wrong, _ = await ask_to_damage(reader, lambda story: Catalog(story).with_times_outside(_EARLIEST_MS, now))
+    for stream in wrong:
         before = await first(reader.read_all(after=stream.first_position - 2))
         last = 0 if before is None else found.get(before.event.id, before.event.ts)
         async for record in reader.read(stream.id):

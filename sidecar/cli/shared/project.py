@@ -13,9 +13,9 @@ from sidecar.cli.shared.command import RUNS, note
 if TYPE_CHECKING:
     from sidecar.background.messages.message import Message
 if RUNS:
-    from sidecar.read.catalog import Catalog
     from sidecar.read.projects import Project, newest_of, short_directory
-    from sidecar.read.select import SelectError, catalog_of, empty_text
+    from sidecar.read.select import SelectError, ask_catalog, catalog_of, empty_text
+    from sidecar.read.story.catalog import Catalog
     from streams.log.reader import LogReader
 
 ALL = "all"
@@ -106,8 +106,7 @@ async def newest_stream(reader: LogReader, given: str | None, *, tell: bool = Tr
 
 async def waiting_lines(reader: LogReader, streams: Collection[str] | None = None) -> list[str]:
     """What is waiting for a person in these streams, or anywhere, one line each, in the words of ``teller``."""
-    catalog, _ = await catalog_of(reader)
-    if not catalog.asks(streams) and ASKING not in catalog.streams:
+    if not await ask_catalog(reader, lambda catalog: catalog.asks(streams) or ASKING in catalog.streams):
         return []  # the rest takes a while to import
     from sidecar.background.reading import waiting
 

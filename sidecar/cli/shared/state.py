@@ -16,15 +16,11 @@ from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
-from sidecar.read.catalog import Catalog
 from sidecar.read.wording import bytes_text, counted, kept_text, local_time
 from sidecar.record.backlog import backlog
 from streams.errors import StreamError
 from streams.log.reader import LogReader
 from streams.query import describe_span
-
-WORKING: Final = "agent/intents"
-"""The stream of the agent that knows the background work."""
 
 
 async def gather_status(home: Home) -> dict[str, Any]:
@@ -41,22 +37,21 @@ async def gather_status(home: Home) -> dict[str, Any]:
     """
     scene, checks = await glance(home, own_identity())
     survey, found = scene.survey, dict(scene.answer or _STOPPED)
-    catalog = survey.catalog
     found["log"] = _log(found.get("log") or {}, survey)
     if scene.answer is None:
         found["spool"] = backlog(home.spool_path)
         # Do not wait again for a store that could not be opened.
-        found["nats"] = _nats_stopped(home) if catalog is not None else None
+        found["nats"] = _nats_stopped(home) if survey.sums is not None else None
     told: dict[str, list[str]] = {"problem": [], "note": [], "ok": []}
     for check in checks:
         # A more precise reason for a failed start may be among the problems already.
         if check.name != "start" or not told["problem"]:
             told[check.level].append(f"{check.name}: {'; '.join(filter(None, (check.text, check.hint)))}")
     found |= {"asks": [], "work": [], "gaps": 0, "cut": 0}
-    if catalog is not None:
+    if survey.sums is not None:
         reader = LogReader(home.store_path)
-        found |= {"asks": await waiting_lines(reader), "gaps": catalog.gaps(), "cut": catalog.cut}
-        found["work"] = await _work(reader, catalog)
+        found |= {"asks": await waiting_lines(reader), "gaps": survey.gaps, "cut": survey.sums.cut}
+        found["work"] = await _work(reader) if survey.has_work else []
     problems, notes = told["problem"], told["note"]
     verdict = "Recording works, but:" if notes or found["asks"] else "All is well."
     if problems:
@@ -65,10 +60,8 @@ async def gather_status(home: Home) -> dict[str, Any]:
     return {"home": str(home.path), "running": home.running() is not None, **found}
 
 
-async def _work(reader: LogReader, catalog: Catalog) -> list[str]:
+async def _work(reader: LogReader) -> list[str]:
     """What background work runs and waits, and what nobody has seen, in words."""
-    if WORKING not in catalog.streams:
-        return []
     from sidecar.background.people import teller
     from sidecar.background.reading import read_intents, read_messages
 
@@ -91,13 +84,12 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
 
 
 def _log(answer: Mapping[str, Any], survey: Survey) -> dict[str, Any]:
-    catalog = survey.catalog
-    if catalog is None:
+    if survey.sums is None:
         return {"head": None, "streams": None, "last_ts": None, "journal": None, **answer, "pruned": 0, "damaged": True}
     known = {
         "head": survey.head,
-        "streams": len(catalog.streams),
-        "last_ts": catalog.last_ts,
+        "streams": survey.streams,
+        "last_ts": survey.sums.last_ts,
         "journal": survey.journal,
     }
     return {**known, **answer, "pruned": survey.pruned, "damaged": False}

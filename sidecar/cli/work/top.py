@@ -24,8 +24,9 @@ if RUNS:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.asked import on_one_line
     from sidecar.read.host_agents import LABEL
-    from sidecar.read.select import empty_text, staying
+    from sidecar.read.select import ask_catalog, empty_text
     from sidecar.read.wording import ago, amount, local_time, money, rough_span
+    from streams.log.reader import LogReader
     from streams.store import NOTHING
 
 REFRESH_SECONDS = 1.0
@@ -56,32 +57,33 @@ async def top(
     field ``sidecar`` is false if no sidecar is running, so nothing changes.
     """
     out, home = run.out, run.home
-    store = home.store_path
-    reader = staying(run.reader)
-    board, after = await open_board(reader)
+    reader = run.reader
+    board = await open_board(reader)
     now_ms = own_identity().now_ms
     is_live = out.terminal and not once and reader.damage is None
-    if after == NOTHING and not is_live:
+    if board.position == NOTHING and not is_live:
         run.nothing(f"Nothing is running: {await empty_text(reader)}.")
     elif out.json:
         out.object(board.state(now_ms()) | {"sidecar": home.running() is not None})
     elif not is_live:
         _print(out, board.state(now_ms()))
     else:
-        await _live(out, board, store, after, now_ms)
+        await _live(out, board, reader, now_ms)
 
 
-async def _live(out: Output, board: Board, store: Any, after: int, now_ms: Any) -> None:
+async def _live(out: Output, board: Board, reader: LogReader, now_ms: Callable[[], int]) -> None:
     from rich.live import Live
 
     async def fold() -> None:
-        async for record in follow(store, after=after):
-            board.apply(record)
+        async for record in follow(reader.store, after=board.position):
+            board.remember(record)
 
     with _key() as pressed, Live(_screen(out, board.state(now_ms())), console=out.console, screen=True) as live:
         ends = {asyncio.create_task(fold()), asyncio.create_task(pressed.wait())}
         try:
             while not (await asyncio.wait(ends, timeout=REFRESH_SECONDS, return_when=asyncio.FIRST_COMPLETED))[0]:
+                if reader.head > board.position:
+                    await ask_catalog(reader, board.take)
                 live.update(_screen(out, board.state(now_ms())), refresh=True)
         finally:
             for task in ends:

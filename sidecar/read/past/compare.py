@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, Final
 
-from sidecar.read.catalog import Catalog
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_text, has_failed
 from sidecar.read.select import SelectError
@@ -66,39 +65,43 @@ def compared(left: Past, right: Past) -> dict[str, Any]:
     begin = same or 0
     shown = ([row_of(each) for each in past.records(begin, begin + SHOWN)] for past in (left, right))
     return {
-        "sides": [figures(past.session, past.records()) for past in (left, right)],
+        "sides": [figures(past) for past in (left, right)],
         "same": same,
         "rows": [] if same is None else list(zip_longest(*shown)),
         "fault": str(left.fault or right.fault or ""),
     }
 
 
-def figures(session: str, records: Iterable[Record]) -> dict[str, Any]:
-    """What the records of a session amount to: ``turns, tools, failed, files, tokens, cost, working_ms, records``;
-    ``failed`` is how many tool calls did."""
-    catalog = Catalog()
+def figures(past: Past, since: int = 0, upto: int | None = None) -> dict[str, Any]:
+    """What the records of a session after the first ``since`` ones amount to, up to ``upto`` records: ``turns, tools,
+    failed, files, tokens, cost, working_ms, records``; ``failed`` is how many tool calls did."""
     tools: dict[str, int] = {}
     files: dict[str, None] = {}
-    now = failed = 0
-    for record in records:
-        catalog.apply(record)
-        payload, now = record.event.payload, record.event.ts
+    failed = 0
+    for record in past.records(since, upto):
+        payload = record.event.payload
         if record.event.type == "execution.step" and payload.get("kind") != "inference":
             tool = as_text(payload.get("tool")) or "tool"
             tools[tool] = tools.get(tool, 0) + 1
             failed += has_failed(payload)
             files |= dict.fromkeys(change.file for change in file_changes(payload))
-    own = catalog.sessions.get(session)
-    used = catalog.figures(catalog.sessions)
+    before, after = _used(past, since), _used(past, upto)
+    own = past.at(upto).catalog.sessions.get(past.session)
     return {
-        "stream_id": session,
+        "stream_id": past.session,
         "title": own.title if own is not None else "",
-        "records": catalog.records,
-        "turns": used["turns"],
+        "records": max(past.upto(upto) - since, 0),
         "tools": tools,
         "failed": failed,
         "files": list(files),
-        "tokens": used["tokens"].get("total") or sum(used["tokens"].values()),
-        "cost": used["cost"],
-        "working_ms": sum(each.worked_ms(now) for each in catalog.sessions.values()),
+        **{name: round(after[name] - before[name], 9) for name in after},
     }
+
+
+def _used(past: Past, at: int | None) -> dict[str, Any]:
+    """What the first records of a session used together."""
+    sessions, now = past.at(at).catalog.sessions, past.last_ts(at)
+    used = past.at(at).catalog.figures(sessions)
+    tokens = used["tokens"].get("total") or sum(used["tokens"].values())
+    worked = sum(each.worked_ms(now) for each in sessions.values())
+    return {"turns": used["turns"], "tokens": tokens, "cost": used["cost"], "working_ms": worked}

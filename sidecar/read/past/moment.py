@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from sidecar.read.catalog import Catalog
 from sidecar.read.changes.changes import TurnChanges, totals
 from sidecar.read.past.compare import figures
+from sidecar.read.sessions import Sessions
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.past import Past
 from sidecar.read.story.telling import Telling
@@ -50,7 +50,7 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
     }
 
 
-def tree(catalog: Catalog) -> list[dict[str, Any]]:
+def tree(catalog: Sessions) -> list[dict[str, Any]]:
     """Every session with its ``depth`` below its root, parents first."""
     rows: list[dict[str, Any]] = []
 
@@ -107,7 +107,7 @@ def between(past: Past, since: int, upto: int) -> dict[str, Any]:
     ``from`` and ``to`` are the numbers of the last records at both moments."""
     turns = changed(past, since, upto)
     records = list(past.records(since, upto))
-    did = figures(past.session, records)
+    did = figures(past, since, upto)
     return {
         "stream_id": past.stream,
         "from": since - 1,

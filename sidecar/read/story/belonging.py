@@ -28,6 +28,7 @@ class Belonging(Story):
             known = int(p.get("lineage", "root") in ("root", "child"))
             parent = as_text(p.get("parent")) or None
             self.change(s, n, p, announced=1, place=place.key, parent=parent, known=known)
+            self.places.change(place, n, held=1)
         agent, own = as_text(p.get("agent")), s.row.directory or as_text(p.get("directory"))
         agents = {"agent": s.row.agent or agent, "role": s.row.role or agent}
         self.change(s, n, p, ended=None, rests=0, directory=own, **agents)
@@ -55,7 +56,7 @@ class Belonging(Story):
         if s.row.parent is None:
             place, project = self.place_at(record), as_text(p.get("project"))
             new = {"directory": as_directory(directory) or place.directory, "project": project or place.project}
-            self.places.change(place, n, **new)
+            self.places.change(place, n, moved=place.moved + 1, **new)
 
     def linked(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
         self.change(s, n, p, parent=as_text(p.get("parent")) or None, known=1)

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from sidecar.read.fields import as_mapping, as_text
+from sidecar.read.fields import as_mapping, as_text, has_cut, is_forgotten
 from sidecar.read.story import tables
 from sidecar.read.story.tables import Table
+from streams.lineage import MARKS
 from streams.store import Record
 
 MOST_LIVE: Final = 256
@@ -125,13 +126,14 @@ class Story:
         self.branches = Table(db, tables.Branch, into)
         self.spawns = Table(db, tables.Spawn, into)
         self.marks = Table(db, tables.Mark, into)
+        self.gaps = Table(db, tables.Gap, into)
         self.inputs = Table(db, tables.Input, into)
         self.replies = Table(db, tables.Reply, into)
         self.started = Table(db, tables.Started, into)
         self.states = Table(db, tables.Live, into)
         self._tables: list[Table[Any]] = [each for each in vars(self).values() if isinstance(each, Table)]
         self._live: dict[str, Live] = {}
-        self._counts: dict[str, tuple[tables.Place, int]] = {}
+        self._newest: dict[str, tuple[tables.Place, tables.Moment | None]] = {}
         self._touched: dict[int, Live] = {}
         works = self.states.find("id = 0")
         self.works: dict[str, str] = msgspec.json.decode(works.state) if works is not None else {}
@@ -149,8 +151,8 @@ class Story:
         """Let go of all but the newest sessions and places, after ``write``."""
         for name in list(self._live)[: max(len(self._live) - MOST_LIVE, 0)]:
             del self._live[name]
-        for stream in list(self._counts)[: max(len(self._counts) - MOST_LIVE, 0)]:
-            del self._counts[stream]
+        for stream in list(self._newest)[: max(len(self._newest) - MOST_LIVE, 0)]:
+            del self._newest[stream]
 
     # --- sessions and places ---
 
@@ -197,8 +199,9 @@ class Story:
             waits = self.started.find("child = ? AND background = 1", name) is None
             parent = self._started_by(name)
             up = parent.key if parent is not None else None
-            about = {"up": up, "trace": event.traceparent, "background": int(not waits)}
+            about = {"up": up, "trace": event.traceparent, "background": int(not waits), "place": place}
             self.sessions.change(live.row, n, named=1, first=n, **about)
+            self.places.change(self.place_of(live), n, held=1)
             if parent is not None and parent.till is None and event.ts < parent.start:
                 # A call whose start was not recorded is known once its session is there, but it began before.
                 self.spans.change(parent, n, start=event.ts)
@@ -211,28 +214,40 @@ class Story:
         span = self.spans.find("key = ? AND died IS NULL", spawn.span) if spawn is not None else None
         return self.live_of(span.session).open.get(span.key, span) if span is not None else None
 
-    def place(self, record: Record) -> tuple[tables.Place, int]:
-        """The place of a record, and which of its place's records it is, from 1."""
-        stream = record.event.stream_id
-        place, number = self._counts.get(stream) or self._place(stream, record.position)
-        self._counts[stream] = place, number + 1
-        return place, number + 1
+    def place(self, record: Record) -> tuple[tables.Place, tables.Moment]:
+        """The place of a record, and the record's row, as far as it is about the place."""
+        stream, n, ts = record.event.stream_id, record.position, record.event.ts
+        place, last = self._newest.pop(stream) if stream in self._newest else self._place(stream, n)
+        row = tables.Moment(n, place.key, ts=ts, since=ts, until=ts, news=n)
+        if last is not None:
+            row.since, row.until, row.news = last.since, last.until, last.news
+            row.number, row.forgotten, row.cut = last.number, last.forgotten, last.cut
+            last.next = n
+            self.moments.put(last.n, last)
+            # What a person says about a session makes it no newer: neither its age nor its place in a list changes.
+            if record.event.type not in MARKS:
+                row.since, row.until, row.news = min(row.since, ts), max(row.until, ts), n
+        row.number += 1
+        row.forgotten += is_forgotten(record.event.payload)
+        row.cut += has_cut(record.event.payload)
+        self.moments.put(n, row)
+        self._newest[stream] = place, row
+        return place, row
 
     def place_at(self, record: Record) -> tables.Place:
-        return self._counts[record.event.stream_id][0]
+        return self._newest[record.event.stream_id][0]
 
-    def _place(self, stream: str, n: int) -> tuple[tables.Place, int]:
+    def _place(self, stream: str, n: int) -> tuple[tables.Place, tables.Moment | None]:
         place = self.places.find("stream = ? AND died IS NULL", stream)
         if place is None:
-            return self.places.add(tables.Place(stream=stream, born=n)), 0
-        newest = self.moments.find("place = ? ORDER BY n DESC", place.key)
-        return place, newest.number if newest is not None else 0
+            return self.places.add(tables.Place(stream=stream, first=n, born=n)), None
+        return place, self.moments.find("place = ? ORDER BY n DESC", place.key)
 
     def place_of(self, s: Live) -> tables.Place:
         """The place of a session."""
         found = self.places.find("key = ? AND died IS NULL", s.row.place)
         assert found is not None
-        return self._counts[found.stream][0] if found.stream in self._counts else found
+        return self._newest[found.stream][0] if found.stream in self._newest else found
 
     def touch(self, s: Live, ts: int, *, is_news: bool) -> None:
         """Count a record of a session; what a person says about it is no news of it."""

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import orjson
 
-from sidecar.read.asked import OpenAsk, OpenCall, asked_text
-from sidecar.read.catalog import ASK_LENGTH, Catalog
-from sidecar.read.fields import as_text
+from sidecar.read.sessions import Sessions
 from sidecar.read.story import tables
-from sidecar.read.telling.describe import call_text, describe
+from sidecar.read.story.catalog import Catalog
+from sidecar.read.story.tables import ALIVE
 from sidecar.read.transcript.model import Turn
-from sidecar.read.views import SessionView, StreamView
-from sidecar.read.wording import cut_middle
-from streams.lineage import RETRIED
 from streams.store import Record
 
 if TYPE_CHECKING:
     from sidecar.read.story.reading import Snapshot
-
-ALIVE: Final = "born <= :n AND (died IS NULL OR died > :n)"
-"""The versions of rows that held after record ``n``."""
 
 MARKS: Final = ("turn", "ask", "error", "edit")
 """The records that a person may want to jump to."""
@@ -95,11 +88,13 @@ class Moment:
         return {each for key in self.all for each in self.story.sql(where, n=self.n, s=key)}
 
     @cached_property
-    def runs(self) -> dict[int, tables.Span]:
+    def _log(self) -> Catalog:
+        return Catalog(self.story, self.n)
+
+    @cached_property
+    def runs(self) -> Mapping[int, tables.Span]:
         """The latest turn of each session that had one."""
-        where = "session = :s AND kind = 'turn' AND at <= :n ORDER BY at DESC"
-        found = {key: self.one("span", where, s=key) for key in self.sessions}
-        return {key: run for key, run in found.items() if run is not None}
+        return self._log.runs(self.sessions.values())
 
     def used(self, of: str, key: int) -> Any:
         """The last step of a ``session``, ``turn`` or ``run``, whose row has the sums so far; ``None`` before it."""
@@ -122,71 +117,24 @@ class Moment:
         return not self.has(span.till)
 
     @cached_property
-    def open(self) -> dict[int, list[tables.Span]]:
-        """The asks and calls that are open, by session. None outlives its turn, so none is older than the last one."""
-        where = f"""session = :s AND at >= :since AND at <= :n AND {ALIVE}
-            AND (till IS NULL OR till > :n) AND kind IN ('wait', 'tool')"""
-        since = {key: run.at for key, run in self.runs.items()}
-        return {
-            key: self.rows("span", f"{where} ORDER BY key", s=key, since=since.get(key, 0)) for key in self.sessions
-        }
-
-    # --- in the form of the catalog ---
-
-    @cached_property
-    def catalog(self) -> Catalog:
-        """The sessions and their streams as a catalog that has seen no more records than these."""
-        found = Catalog()
-        for name, key in self.places.items():
-            if (place := self.one("place", f"key = :key AND {ALIVE}", key=key)) is not None:
-                given = {"directory": place.directory, "project": place.project, "ran_in": place.ran_in}
-                found.streams[name] = StreamView(name, 0, boot=place.boot, **given)
-        for row in self.sessions.values():
-            stream = self.stream(row)
-            found.sessions[row.name] = self._view(row, stream)
-            found.streams[stream].sessions.append(row.name)
-        return found
+    def catalog(self) -> Sessions:
+        """The sessions and their streams."""
+        places = [self.one("place", f"key = :key AND {ALIVE}", key=key) for key in self.places.values()]
+        streams = self._log.stream_views([place for place in places if place is not None])
+        sessions = self._log.views(self.sessions.values())
+        for stream in streams.values():
+            stream.sessions = [name for name in stream.sessions if name in sessions]
+        return Sessions(streams, sessions)
 
     def stream(self, session: tables.Session) -> str:
         """The name of a session's stream."""
         return next(name for name, key in self.places.items() if key == session.place)
 
-    def _view(self, row: tables.Session, stream: str) -> SessionView:
-        view = SessionView(row.name, stream, row.parent, bool(row.known), bool(row.announced), row.ended)
-        view.title, view.name, view.told = row.label or row.title, row.label, row.title if row.label else ""
-        view.fork, view.agent, view.model, view.is_background = row.fork, row.agent, row.model, bool(row.background)
-        view.pinned, key = bool(row.pinned), row.key
-        if (used := self.used("session", key)) is not None:
-            view.steps, view.cost, view.tokens = used.s_steps, used.s_cost, orjson.loads(used.s_tokens)
-        if (run := self.runs.get(key)) is not None:
-            first = self.one("span", "session = :s AND kind = 'turn' ORDER BY at", s=key)
-            view.turn = as_text(self.record(run.at).event.payload.get("message"))
-            view.turns, view.begun_ms, view.turn_ms, view.ran_ms = run.number, first.start, run.start, run.total
-            if not self.is_open(run):
-                view.ran_ms += (run.end or run.start) - run.start
-                view.outcome = "unknown"
-            if not self.is_open(run) and self.has(run.told):
-                view.outcome = as_text(self.record(run.told).event.payload.get("outcome")) or "ended"
-                view.ended_ms = run.end
-        for span in self.open[key]:
-            self._opened(view, span)
-        last = self.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=key)
-        event = self.record(last.n).event
-        view.retries = _cut(str(describe(event))) if event.type == RETRIED else ""
-        return view
-
-    def _opened(self, view: SessionView, span: tables.Span) -> None:
-        event = self.record(span.at).event
-        if span.kind == "wait" and not span.marked:
-            text = _cut(asked_text(event.payload))
-            view.asks[span.request] = OpenAsk(span.request, view.id, event.id, span.start, text)
-        elif span.kind == "tool" and span.at != span.about:
-            view.calls[span.call] = OpenCall(event.ts, _cut(call_text(event.payload)))
-
     @property
     def waits(self) -> int:
         """How many answers of a person are waited for."""
-        return sum(span.kind == "wait" for spans in self.open.values() for span in spans)
+        open_ = self._log.open(self.sessions.values(), self.runs)
+        return sum(span.kind == "wait" for key in self.sessions for span in open_.get(key, ()))
 
     def waited_ms(self, now: int) -> int:
         """How long a person was waited for until ``now``, in all asks together."""
@@ -212,7 +160,3 @@ def _above(parents: dict[str, str | None], name: str | None) -> list[str]:
         found.append(name)
         name = parents[name]
     return found
-
-
-def _cut(text: str) -> str:
-    return cut_middle(text, ASK_LENGTH)[0]

@@ -11,7 +11,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import orjson
 
-from sidecar.read.select import Family, catalog_of, family_of, find_session
+from sidecar.processes import still_runs
+from sidecar.read.select import Family, family_of, find_session
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.moment import MARKS, Moment
 from sidecar.read.story.reading import Snapshot, ask
 from streams.errors import CorruptLog
@@ -38,9 +40,6 @@ async def named(reader: LogReader, given: str) -> Named:
     Raises:
         SelectError: there is no match, or more than one.
     """
-    catalog, _ = await catalog_of(reader)
-    if given in catalog.streams:
-        return Named(given, Family(given, catalog))
     stream, session = await find_session(reader, given)
     return Named(session or stream, await family_of(reader, stream, session=session))
 
@@ -61,6 +60,11 @@ class Past:
         self.story, self.session, self.stream, self.family = story, session, family.stream, family
         self._moments: dict[int, Moment] = {}
         self.fault: CorruptLog | None = None
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The whole log as it is now."""
+        return Catalog(self.story, still_runs=still_runs)
 
     @cached_property
     def _now(self) -> Moment:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
+
+import orjson
 
 from sidecar.read.story import tables
 from sidecar.read.story.rules import Rules
@@ -32,8 +34,9 @@ MOST_WITHOUT: Final = 100_000
 class Snapshot:
     """The tables at one moment of the log; nothing that is recorded meanwhile is in them. Its methods block.
 
-    ``head`` is the position of the last record that the tables know, and ``behind`` how many records they do not know
-    yet, because they are being made again.
+    ``head`` is the position of the last record that counts, and ``behind`` how many records the tables do not know
+    yet, because they are being made again. ``top`` is the last record that they know: only above a damaged one, they
+    know more than counts.
     """
 
     def __init__(
@@ -43,10 +46,12 @@ class Snapshot:
         head: int,
         behind: int = 0,
         *,
+        top: int | None = None,
         is_over: bool = False,
     ) -> None:
         """``is_over``: tables of the reader's own lie over those of the log."""
         self._db, self.record, self.head, self.behind, self._is_over = db, record, head, behind, is_over
+        self.top = head if top is None else top
         self._value: Callable[[Any], Any] | None = None
 
     def changed(self, value: Callable[[Any], Any], record: Callable[[Record], Record]) -> Snapshot:
@@ -75,6 +80,16 @@ class Snapshot:
             counts.append(f"SELECT count(*) FROM new_{table} WHERE {where}")  # noqa: S608
         return int(sum(self.sql(each, **given)[0][0] for each in counts))
 
+    def newest(self, table: str, by: str, keys: Iterable[int], n: int) -> dict[int, Any]:
+        """The last row up to record ``n`` for each key that has one, of a table with a row for each record."""
+        row, given = tables.ROWS[table], {"keys": orjson.dumps([*keys]).decode(), "n": n}
+        last = f"SELECT (SELECT max(n) FROM main.{table} WHERE {by} = value AND n <= :n) FROM json_each(:keys)"  # noqa: S608
+        found = [row(*each) for each in self.sql(f"SELECT * FROM main.{table} WHERE n IN ({last})", **given)]  # noqa: S608
+        if self._is_over:
+            of = f"SELECT * FROM new_{table} WHERE {by} IN (SELECT value FROM json_each(:keys)) AND n <= :n ORDER BY n"  # noqa: S608
+            found += [row(*each) for each in self.sql(of, **given)]
+        return {getattr(each, by): each for each in found}
+
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         """The rows of a query as tuples."""
         rows = self._db.execute(text, given).fetchall()
@@ -89,6 +104,7 @@ class _Tables(Protocol):
     head: int
 
     def record(self, position: int) -> Record | None: ...
+    def checked(self) -> AbstractContextManager[None]: ...
     def close(self) -> None: ...
     def __enter__(self) -> object: ...
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
@@ -104,6 +120,9 @@ class _Nothing:
     def record(self, position: int) -> None:
         """None of the records is in the database."""
 
+    def checked(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def close(self) -> None:
         self.db.close()
 
@@ -112,6 +131,24 @@ class _Nothing:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class Held(Snapshot):
+    """A snapshot that stays open, for a command: it closes when nobody has it any more.
+
+    While it is open, a prune or forget does not end, so no process that waits for something may hold one.
+
+    Raises:
+        StreamError: the tables are damaged.
+    """
+
+    def __init__(self, found: _Tables, *about: Any, **more: Any) -> None:
+        super().__init__(found.db, *about, **more)
+        self._tables = found
+
+    def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
+        with self._tables.checked():
+            return super().sql(text, **given)
 
 
 async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
@@ -123,19 +160,24 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
     Raises:
         CorruptLog: a record is damaged, and the reader does not read up to damage.
     """
+    answer, fault = await ask_to_damage(reader, question)
+    if fault is not None:
+        reader.end_at(fault)
+    return answer
+
+
+async def ask_to_damage(reader: LogReader, question: Callable[[Snapshot], T]) -> tuple[T, CorruptLog | None]:
+    """As ``ask``, but the damage is returned."""
     upto: int | None = None
+    fault: CorruptLog | None = None
     without = False
     while True:
-        found = await asyncio.to_thread(_open, reader, without=without)
+        opened = await _opened(reader, without=without)
+        fault = fault or opened.fault
         try:
-            above = await _above(reader, found)
-        except BaseException:
-            found.close()
-            raise
-        try:
-            head, behind, answer = await asyncio.to_thread(_answer, found, above, question, upto)
+            answer = await asyncio.to_thread(_answer, opened, question, upto)
         except CorruptLog as error:
-            reader.end_at(error)
+            fault = fault or error
             if error.position is None and not without:
                 without = True  # the tables themselves are damaged: fold the records that can be read
                 continue
@@ -143,8 +185,21 @@ async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
                 raise
             upto = error.position - 1
             continue
-        _BEHIND[reader] = head, behind
-        return answer
+        _BEHIND[reader] = opened.head, opened.behind
+        return answer, fault
+
+
+async def hold(reader: LogReader) -> tuple[Held, CorruptLog | None]:
+    """The story as it is now, and the damage at which reading it ended."""
+    opened = await _opened(reader)
+    try:
+        await asyncio.to_thread(opened.lay_over)
+    except BaseException:
+        opened.tables.close()
+        raise
+    _BEHIND[reader] = opened.head, opened.behind
+    is_over = bool(opened.above)
+    return Held(opened.tables, opened.record, opened.head, opened.behind, is_over=is_over), opened.fault
 
 
 def behind_text(reader: LogReader) -> str | None:
@@ -170,35 +225,70 @@ def _open(reader: LogReader, *, without: bool) -> _Tables:
     return _Nothing(reader.head)
 
 
-async def _above(reader: LogReader, found: _Tables) -> list[Record]:
-    """The records above the tables; none if there are too many."""
-    above: list[Record] = []
-    if found.head - found.position <= (MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE):
+class _Opened(NamedTuple):
+    """The tables of a log and the records above them: all, unless there are too many or one is damaged."""
+
+    tables: _Tables
+    above: dict[int, Record]
+    head: int
+    """The last record that the tables and these have."""
+    fault: CorruptLog | None
+
+    @property
+    def behind(self) -> int:
+        return self.tables.head - self.head
+
+    def record(self, position: int) -> Record:
+        if (found := self.above.get(position) or self.tables.record(position)) is None:
+            raise LookupError(f"the record at position {position} is gone")
+        return found
+
+    def lay_over(self) -> None:
+        if self.above:
+            lay_over(self.tables.db, [*self.above.values()], self.record)
+
+
+async def _opened(reader: LogReader, *, without: bool = False) -> _Opened:
+    found = await asyncio.to_thread(_open, reader, without=without)
+    above: dict[int, Record] = {}
+    if found.head - found.position > (MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE):
+        return _Opened(found, above, found.position, None)
+    fault = None
+    try:
         async for record in reader.read_all(after=found.position):
             if record.position > found.head:
                 break
-            above.append(record)
-    return above
+            above[record.position] = record
+    except CorruptLog as error:
+        fault = error
+    except BaseException:
+        found.close()
+        raise
+    # If the last record was pruned, there is none at the head.
+    is_whole = fault is None and reader.damage is None
+    return _Opened(found, above, found.head if is_whole else max(above, default=found.position), fault)
 
 
-def _answer(
-    found: _Tables, above: list[Record], question: Callable[[Snapshot], T], upto: int | None
-) -> tuple[int, int, T]:
-    """Up to which record it answers, how many later ones there are, and the answer. Closes the tables."""
-    new = {record.position: record for record in above}
+def _answer(opened: _Opened, question: Callable[[Snapshot], T], upto: int | None) -> T:
+    """The answer. Closes the tables."""
+    with opened.tables:
+        opened.lay_over()
+        head = opened.head if upto is None else min(opened.head, upto)
+        is_over = bool(opened.above)
+        story = Snapshot(opened.tables.db, opened.record, head, opened.behind, top=opened.head, is_over=is_over)
+        return question(story)
 
-    def source(position: int) -> Record:
-        if (record := new.get(position) or found.record(position)) is None:
-            raise LookupError(f"the record at position {position} is gone")
-        return record
 
-    with found:
-        if above:
-            lay_over(found.db, above, source)
-        head = above[-1].position if above else found.position
-        behind = found.head - head
-        upto = head if upto is None else min(head, upto)
-        return head, behind, question(Snapshot(found.db, source, upto, behind, is_over=bool(above)))
+def told(records: Iterable[Record]) -> Snapshot:
+    """The story of some records alone, in memory."""
+    known = {record.position: record for record in records}
+    db = sqlite3.connect(":memory:", check_same_thread=False)
+    tables.create(db)
+    rules = Rules(db, known.__getitem__)
+    for record in known.values():
+        rules.apply(record)
+    rules.write()
+    return Snapshot(db, known.__getitem__, max(known, default=NOTHING))
 
 
 def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
 from sidecar.read.asked import CHECKPOINT
-from sidecar.read.catalog import TURN_ENDED, WORK, WORK_STARTED, is_agents
 from sidecar.read.changes.approvals import Approval, add_answer, ask_of
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import (
@@ -29,6 +28,8 @@ from sidecar.read.fields import (
     is_said,
     model_name,
 )
+from sidecar.read.kinds import TURN_ENDED, WORK, WORK_STARTED, is_agents
+from sidecar.read.losses import GAP
 from sidecar.read.story import tables
 from sidecar.read.story.belonging import Belonging
 from sidecar.read.story.live import Live, encoded
@@ -55,6 +56,9 @@ _STARTING: Final = frozenset({"task", "subagent", "agent_spawn"})
 _BESIDE: Final = ("intent.", "message.")
 """The types of what an imported session has of its background work, questions and messages."""
 
+READ_AGAIN: Final = frozenset({CHECKPOINT, "human.input", "agent.input"})
+"""The types of the records that rules about later ones read again."""
+
 _UNDONE: Final = 60
 """How many characters of a prompt are shown to identify an undone prompt."""
 
@@ -64,9 +68,10 @@ class Rules(Belonging):
 
     def apply(self, record: Record) -> None:
         event, payload, n = record.event, record.event.payload, record.position
-        place, number = self.place(record)
+        place, moment = self.place(record)
+        if event.type == GAP:
+            self._lost_something(record, payload, place)
         if is_agents(event.stream_id):
-            self.moments.put(n, tables.Moment(n, place.key, None, number, 0, event.ts))
             if (
                 event.stream_id == WORK
                 and event.type == WORK_STARTED
@@ -79,8 +84,7 @@ class Rules(Belonging):
         # A forgotten record names no session, so it goes to the root session, which has its stream's name.
         s = self.live(str(named) if is_own else event.stream_id, record, place.key, is_own=is_own)
         self.touch(s, event.ts, is_news=event.type not in MARKS)
-        about = s.state.count, event.ts, s.state.first, s.state.last
-        self.moments.put(n, tables.Moment(n, place.key, s.key, number, *about))
+        moment.session, moment.count, moment.first, moment.last = s.key, s.state.count, s.state.first, s.state.last
         if is_own and (boot := as_text(event.metadata.get("boot"))):
             self.places.change(place, n, boot=boot)
         if is_forgotten(payload):
@@ -110,20 +114,21 @@ class Rules(Belonging):
         turn, before = self.turn(s, as_text(p.get("message")), n), s.current
         if before is not None and before is not turn and before.started_ms is not None and not before.outcome:
             self.turns.change(before, n, outcome="unknown")  # it never ended, because OpenCode died
-        model, pid = as_mapping(p.get("model")), as_int(event.metadata.get("pid"))
-        now = {"trigger": as_text(p.get("trigger")), "started_ms": turn.started_ms or event.ts, "pid": pid}
+        model = as_mapping(p.get("model"))
+        now = {"trigger": as_text(p.get("trigger")), "started_ms": turn.started_ms or event.ts}
         self.turns.change(turn, n, model=model_name(model), agent=agent, ended_ms=None, outcome="", **now)
         self.be_current(s, turn)
         if answer := as_text(p.get("assistant_message")):
             self.replied(s, answer, turn)
         agents = {"agent": s.row.agent or event.actor, "role": s.row.role or agent}
-        self.change(s, n, p, model=turn.model, rests=0, **agents)
         self.close(s, n, event.ts, "over")
         state = s.state
         state.number, state.model_at = state.number + 1, n if model else state.model_at
         state.run_steps, state.run_cost, state.free, state.busy = 0, 0.0, event.ts, None
         s.asked = set()
         s.run = self.begin(s, n, "turn", event.ts, turn=turn.message, total=state.ran, state="running")
+        begun, pid = s.row.begun if s.row.begun is not None else event.ts, as_int(event.metadata.get("pid")) or 0
+        self.change(s, n, p, model=turn.model, rests=0, run=s.run.key, begun=begun, pid=pid, **agents)
         self.mark(s, n, "turn")
 
     def _turn_ended(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
@@ -134,7 +139,10 @@ class Rules(Belonging):
         if is_other:  # the turn that runs goes on
             self.over(s, n, ts, turn.message)
         else:
+            ran = s.run
             self.close(s, n, ts, "error" if outcome == "failed" else "completed", n)
+            if ran is not None:
+                self.spans.set(ran, reply=outcome)
         self.change(s, n, p, rests=int(not is_other))
         # An error also ends its turn: it counts once.
         if outcome == "failed" and self.items.find("turn = ? AND kind = 'error'", turn.key) is None:
@@ -332,6 +340,11 @@ class Rules(Belonging):
     def _compacted(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
         self.item(self.turn(s, "", n), n, "compacted")
 
+    def _lost_something(self, record: Record, p: dict[str, Any], place: tables.Place) -> None:
+        about = as_text(record.event.metadata.get("boot")), as_text(p.get("reason")), as_int(p.get("lost")) or 0
+        own = place.key if "session" in p else None
+        self.gaps.add(tables.Gap(0, record.position, record.event.ts, own, *about))
+
     def _gap(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
         self.mark(s, n, "error")
         self.item(self.turn(s, "", n), n, "gap")
@@ -416,7 +429,7 @@ _RULES: Final[dict[str, Callable[[Rules, Live, Record, dict[str, Any], int], Non
     "agent.error": Rules._error,
     RETRIED: Rules._retried,
     "lifecycle.session.compacted": Rules._compacted,
-    "capture.gap": Rules._gap,
+    GAP: Rules._gap,
     "opencode.message.removed": Rules._removed,
     "opencode.session.reverted": Rules._reverted,
     "opencode.command.executed": Rules._command,

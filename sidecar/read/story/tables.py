@@ -16,8 +16,11 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 from msgspec.structs import astuple, fields, replace
 
-STORY_VERSION: Final = 1
+STORY_VERSION: Final = 2
 """Version of the tables and of the rules. Tables of another version are made again."""
+
+ALIVE: Final = "born <= :n AND (died IS NULL OR died > :n)"
+"""The versions of rows that held after record ``n``."""
 
 
 class Row(msgspec.Struct):
@@ -36,7 +39,9 @@ class Version(Row):
 
 class Moment(msgspec.Struct):
     """Each record. ``number`` and ``count`` say how many records its place and its session have up to it; ``first`` and
-    ``last`` are the earliest and the latest time of the session's records until then."""
+    ``last`` are the earliest and the latest time of the session's records until then, and ``since`` and ``until`` those
+    of its place. Of the place's records until then, ``forgotten`` are forgotten, ``cut`` have a text that was too long
+    to keep whole, and ``news`` is the last that tells of its session. ``next`` is the place's next record."""
 
     n: int = 0
     place: int = 0
@@ -46,23 +51,34 @@ class Moment(msgspec.Struct):
     ts: int = 0
     first: int = 0
     last: int = 0
+    since: int = 0
+    until: int = 0
+    forgotten: int = 0
+    cut: int = 0
+    news: int = 0
+    next: int | None = None
 
 
 class Place(Version):
     """A stream. ``directory`` is the one that its session works for, and ``ran_in`` the one in which background work
-    ran instead; ``boot`` names the OpenCode process that recorded last."""
+    ran instead; ``boot`` names the OpenCode process that recorded last. ``first`` is its first record, and ``moved``
+    says how often its session was moved. A place that a session belongs to is ``held``."""
 
     stream: str = ""
+    first: int = 0
     directory: str = ""
     project: str = ""
     boot: str = ""
     ran_in: str = ""
+    moved: int = 0
+    held: int = 0
 
 
 class Session(Version):
     """A session. It is ``named`` once one of its own records came: ``first`` is that one. ``place`` is the key of its
     stream, ``parent`` and ``fork`` are names of sessions, ``up`` is the span of the call that started it. ``label`` is
-    the title that a person gave. It ``rests`` while no turn runs."""
+    the title that a person gave. It ``rests`` while no turn runs. ``run`` is the span of its latest turn, which the
+    process ``pid`` began, and ``begun`` the time of its first turn."""
 
     name: str = ""
     named: int = 0
@@ -84,6 +100,9 @@ class Session(Version):
     up: int | None = None
     first: int | None = None
     trace: str | None = None
+    run: int | None = None
+    begun: int | None = None
+    pid: int = 0
 
 
 class Turn(Version):
@@ -99,7 +118,6 @@ class Turn(Version):
     trigger: str = ""
     started_ms: int | None = None
     ended_ms: int | None = None
-    pid: int | None = None
     outcome: str = ""
     error: str = ""
     asked: str = ""
@@ -134,8 +152,9 @@ class Span(Version):
     it: only then ``end`` and ``state`` count. ``told`` is the record that says how (a result, an answer, the end of a
     turn), and ``about`` the one that announced it: the start of a turn that names a model, the spawning of an agent.
     ``marked``: the record of a turn's first failure; for a wait, that its ask was imported and nobody waits.
-    ``total``: how long the turns before took. ``turn`` is the message that a wait names, and ``reply`` the answer to a
-    permission: ``once``, ``always``, ``reject``, ``withdrawn`` or ``answered``, from record ``told`` on.
+    ``total``: how long the turns before took. ``turn`` is the message of a turn, or the one that a wait names.
+    ``reply``, from record ``told`` on, is the outcome of a turn, or the answer to a permission: ``once``, ``always``,
+    ``reject``, ``withdrawn`` or ``answered``.
     """
 
     session: int = 0
@@ -234,6 +253,17 @@ class Mark(Row):
     number: int = 0
 
 
+class Gap(Row):
+    """Record ``n`` says what was lost: in the session of a ``place``, or in any session of the process ``boot``."""
+
+    n: int = 0
+    ts: int = 0
+    place: int | None = None
+    boot: str = ""
+    reason: str = ""
+    lost: int = 0
+
+
 # --- what only the rules look up ---
 
 
@@ -277,17 +307,18 @@ R = TypeVar("R", bound=msgspec.Struct)
 ROWS: Final[dict[str, type[Any]]] = {
     row.__name__.lower(): row
     for row in (
-        *(Moment, Place, Session, Turn, Item, Undone, Span, Step, Edit, Allowed, Branch, Spawn, Mark),
+        *(Moment, Place, Session, Turn, Item, Undone, Span, Step, Edit, Allowed, Branch, Spawn, Mark, Gap),
         *(Input, Reply, Started, Live),
     )
 }
 """The rows of each table, by the table's name. The first column is the table's primary key."""
 
 _INDEXES: Final = (
-    *("moment(place)", "moment(session)"),
-    *("place(stream)", "place(key)"),
+    *("moment(place)", "moment(session)", "moment(news) WHERE next IS NULL"),
+    *("place(stream)", "place(key)", "place(boot)", "place(directory, project, held) WHERE died IS NULL"),
     *("session(name, born)", "session(name) WHERE died IS NULL"),
-    *("session(key, born)", "session(place, key)", "session(parent)"),
+    *("session(key, born)", "session(place, key)", "session(place) WHERE died IS NULL", "session(parent)"),
+    *("session(fork) WHERE died IS NULL AND fork IS NOT NULL", "session(key) WHERE died IS NULL AND background = 1"),
     *("turn(session, born)", "turn(session, born) WHERE born = first", "turn(key)", "turn(session, message)"),
     *("item(turn, key, born, died)", "item(key)"),
     *("item(turn) WHERE call IS NOT NULL", "item(ref) WHERE kind = 'ask'"),

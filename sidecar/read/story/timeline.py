@@ -11,7 +11,8 @@ from sidecar.read.asked import answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_mapping, as_text, exit_of, model_name
 from sidecar.read.past.spans import Span
 from sidecar.read.story import tables
-from sidecar.read.story.moment import ALIVE, Moment
+from sidecar.read.story.moment import Moment
+from sidecar.read.story.tables import ALIVE
 from sidecar.read.sums import add_cost
 
 _KINDS = {"model": "step", "agent.spawned": "call", "execution.step.started": "call", "execution.step": "step"}

@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from sidecar.read.story import tables
-from sidecar.read.story.rules import Rules
+from sidecar.read.story.rules import READ_AGAIN, Rules
 from streams.store import Record
+
+BROKEN: Final = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    sqlite3.Error,
+)
+"""The errors of a fold that a record may break."""
 
 
 class StoryTables:
@@ -35,3 +41,20 @@ class StoryTables:
         self._rules.write()
         self._rules.rest()
         self._new = {}
+
+
+class Trial:
+    """A story that is made only to see whether it can be, of any number of records."""
+
+    def __init__(self) -> None:
+        db, self._asked = sqlite3.connect(":memory:"), dict[int, Record]()
+        tables.create(db)
+        self._rules = Rules(db, self._asked.__getitem__)
+
+    def apply(self, record: Record) -> None:
+        """Raises one of ``BROKEN``."""
+        if record.event.type in READ_AGAIN:
+            self._asked[record.position] = record
+        self._rules.apply(record)
+        self._rules.write()
+        self._rules.rest()

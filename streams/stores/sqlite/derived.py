@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -102,6 +104,12 @@ class DerivedTables:
         """A record of the database, as of the moment; ``None`` if it is not there. Raises ``CorruptLog``."""
         row = self.db.execute(f"{SELECT} WHERE position = ?", [position]).fetchone()
         return None if row is None else record_of(row, str(self._path))
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Translate the errors of a query."""
+        with translated(self._path, "reading"):
+            yield
 
     def close(self) -> None:
         self.db.close()

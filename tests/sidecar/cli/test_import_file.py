@@ -15,12 +15,11 @@ from sidecar.care import exported
 from sidecar.care.exported import Seal, check, header, read
 from sidecar.failure import Failure
 from sidecar.home import Home
-from sidecar.read.catalog import Catalog
 from streams.identity import seeded_identity
-from streams.store import Record
 from tests.sidecar.cli.helpers import MAY_REMOVE, append, damage, make_home, run, run_and_stop
 from tests.sidecar.cli.test_top import NOW, intent, made_by
 from tests.sidecar.life import end_sidecars
+from tests.sidecar.read.story.playing import catalog_of
 
 NAMES = ("task_child", "permission_child", "compaction_manual")
 
@@ -258,6 +257,4 @@ def test_an_imported_ask_waits_for_nobody(tmp_path: Path) -> None:
     asked = event("workflow.checkpoint", kind="permission", state="asked", request="per_1", permission="bash")
     (found,) = read(written(tmp_path / "a", json.dumps({"event": asked})), RECORDED)
     assert found is not None and found.metadata["history"] is True
-    catalog = Catalog()
-    catalog.apply(Record(found, 0, 0, ""))
-    assert catalog.asks() == []
+    assert catalog_of([found]).asks() == []

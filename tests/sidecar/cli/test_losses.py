@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from sidecar.home import Home
-from sidecar.read.catalog import Catalog
 from sidecar.read.losses import _REASONS
-from sidecar.read.select import open_reader
+from sidecar.read.select import catalog_of, open_reader
 from streams.event import StreamEvent
 from tests.sidecar.checking import look, status
 from tests.sidecar.cli.helpers import append, run
@@ -83,9 +82,7 @@ def test_streams_and_read_tell_it_of_the_session_that_lacks_something(lossy_home
 async def test_a_loss_without_a_session_waits_for_the_first_session_of_its_process(lossy_home: Home) -> None:
     later = [[gap("spool_damaged", 2, "b3")], [gap("spool_damaged", 5, "b4")], [begun("ses_late", "b3")]]
     await append(lossy_home.store_path, later)
-    catalog = Catalog()
-    async for record in open_reader(lossy_home.store_path).read_all():
-        catalog.apply(record)
+    catalog, _ = await catalog_of(open_reader(lossy_home.store_path))
     assert catalog.gaps("ses_late") == 1 and "2 hooks" in catalog.loss_texts({"ses_late"})[0]
     assert len(catalog.loss_texts()) == 4, "three sentences, and one that says how many more there are"
     assert catalog.gaps() == 5

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.care.snapshots import CatalogSnapshot
 from sidecar.home import Home
 from sidecar.read.wording import counted
 from streams.bus.command import Command
@@ -131,7 +130,6 @@ class TestPrune:
 
         async def cut_off() -> None:
             log = await Log.open(marked_home / "store", system_identity())
-            await CatalogSnapshot(log).keep_last()
             with monkeypatch.context() as patched:
                 patched.setattr("streams.stores.sqlite.removed.CHUNK", 2)
                 patched.setattr("streams.stores.sqlite.removal.SqliteRemover._empty", fails)

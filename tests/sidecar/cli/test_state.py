@@ -14,6 +14,7 @@ from streams.identity import seeded_identity
 from streams.store import Record
 from tests.sidecar.cli.helpers import append, events_of, run
 from tests.sidecar.cli.test_top import intent
+from tests.sidecar.read.story.playing import past_of, records_of
 
 Named = Callable[[str], str]
 
@@ -101,7 +102,7 @@ def _tool(home: Path, stream: str, at: int) -> str:
 def test_a_side_counts_its_tools_and_those_that_failed() -> None:
     for name, tools, failed in (("bash_exit_1", {"bash": 1}, 1), ("write_edit", {"write": 1, "edit": 1}, 0)):
         events = events_of(name, Translator(seeded_identity(2)))
-        told = figures(events[0].stream_id, [Record(event, n, n, "") for n, event in enumerate(events)])
+        told = figures(past_of(records_of(events)))
         assert (told["tools"], told["failed"]) == (tools, failed), name
 
 

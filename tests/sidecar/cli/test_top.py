@@ -65,8 +65,8 @@ def made_by(agent: str, type_: str, **payload: Any) -> StreamEvent:
 
 
 async def test_the_board_shows_what_runs_what_waits_and_what_ended_lately(busy_home: Path) -> None:
-    board, after = await open_board(LogReader(busy_home / "store"))
-    assert after == LogReader(busy_home / "store").head
+    board = await open_board(LogReader(busy_home / "store"))
+    assert board.position == LogReader(busy_home / "store").head
     state = board.state(NOW + 1000)
     ended = [f"int_ended{n}" for n in range(1, MOST_ENDED + 1)]
     assert [agent["id"] for agent in state["agents"]] == [*ended, "int_queued", "int_runs"]
@@ -142,7 +142,7 @@ async def test_the_screen_is_as_it_was_drawn(busy_home: Path, width: int, monkey
         *intent("int_title", title=hostile),
     ]
     await append(busy_home / "store", [[event] for event in made])
-    board, _ = await open_board(LogReader(busy_home / "store"))
+    board = await open_board(LogReader(busy_home / "store"))
     drawn = StringIO()
     out = Output()
     out.console = Console(file=drawn, width=width, height=40, highlight=False, markup=False, emoji=False)
@@ -159,7 +159,7 @@ def test_a_model_that_is_called_again_is_told_until_something_happens(busy_home:
     work = intent("int_retries", ("intent.started", {"session": session, "parent": None, "ts": NOW}))
 
     def views() -> list[str]:
-        board, _ = asyncio.run(open_board(LogReader(busy_home / "store")))
+        board = asyncio.run(open_board(LogReader(busy_home / "store")))
         of_work = next(row["doing"] for row in board.state(NOW)["agents"] if row["id"] == "int_retries")
         (listed,) = [line for line in run(busy_home, "intents").out.splitlines() if line.startswith("int_retries")]
         return [of_work, listed, run(busy_home, "intents", "int_retries").out, run(busy_home, "tree", session).out]
@@ -178,7 +178,7 @@ async def test_what_runs_is_seen_before_what_waits_and_no_line_is_left_empty(
     begins = ("intent.started", {"session": "ses_late", "parent": None, "ts": NOW})
     made = [*intent("int_late", begins), *(each for n in range(40) for each in intent(f"int_more{n:02}"))]
     await append(busy_home / "store", [[event] for event in made])
-    board, _ = await open_board(LogReader(busy_home / "store"))
+    board = await open_board(LogReader(busy_home / "store"))
     drawn, out = StringIO(), Output()
     out.console = Console(file=drawn, width=width, height=height, highlight=False, markup=False, emoji=False)
     out.console.print(_screen(out, board.state(NOW + 1000)))
@@ -212,7 +212,7 @@ def test_lists_tell_what_waits_for_a_person_and_what_was_last_done_when(busy_hom
     asyncio.run(append(busy_home / "store", [[event] for event in made]))
     told = {row[0]: row for row in (line.split("\t") for line in run(busy_home, "intents").out.splitlines())}
     assert told["int_applied"][-1] == "the title of int_applied in p"
-    board, _ = asyncio.run(open_board(LogReader(busy_home / "store")))
+    board = asyncio.run(open_board(LogReader(busy_home / "store")))
     (session,) = board.state(NOW)["sessions"]
     shown = {agent["id"]: agent["asks"] for agent in board.state(NOW)["agents"]}
     assert (shown["int_asks"], shown["int_runs"]) == (1, 0)

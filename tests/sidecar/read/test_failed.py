@@ -10,12 +10,12 @@ import pytest
 
 from sidecar.background.board import Board
 from sidecar.cli.work.top import _sessions
-from sidecar.read.catalog import Catalog
 from sidecar.read.fields import has_failed
 from sidecar.read.past.compare import figures
 from sidecar.read.past.drawing import svg
 from sidecar.read.past.lanes import Lanes
 from sidecar.read.past.traces import chrome, otlp
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.telling.describe import describe
 from sidecar.read.telling.starts import Starts
 from streams.event import StreamEvent
@@ -23,7 +23,7 @@ from streams.lineage import STEP_STARTED
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.read.conversations import every_recording, happened, recorded, sessions_of, written
-from tests.sidecar.read.story.playing import past_of, records_of, spans_of
+from tests.sidecar.read.story.playing import catalog_of, past_of, records_of, snapshot, spans_of
 
 LATE = 4_000_000_000_000
 RECORDED = dict(every_recording())
@@ -52,7 +52,7 @@ def test_a_failed_step_is_failed_everywhere(name: str) -> None:
     assert all(f'href="#{event}"' in drawn for event in failed) and 'class="error"' in drawn
     assert {event.id for event in steps(events)} & {e.id for mark, e in marked(events) if mark == "error"} == failed
     past = past_of(records_of(events))
-    assert figures(past.session, past.records())["failed"] == len(failed)
+    assert figures(past)["failed"] == len(failed)
     assert written(sessions_of(events), "html").count('class="facts bad"') == len(failed)
 
 
@@ -126,20 +126,21 @@ def events_of(name: str) -> list[StreamEvent]:
 
 @pytest.mark.parametrize("name", [*OPENCODE_1, *OPENCODE_2])
 def test_a_call_is_shown_from_its_start_to_its_step_and_not_while_it_waits(name: str) -> None:
-    catalog, seen = Catalog(), set[str]()
-    for record in records_of(events_of(name)):
-        catalog.apply(record)
-        event, part = record.event, str(record.event.payload.get("part"))
+    records, seen = records_of(events_of(name)), set[str]()
+    story = snapshot(records)
+    for record in records:
+        catalog = Catalog(story, record.position)
+        event, call = record.event, str(record.event.payload.get("call"))
         if not (session := catalog.sessions.get(str(event.payload.get("session")))):
             continue
         shown = {call.since_ms for call in session.running}
         assert not shown or (session.is_active and not session.asks)
         if event.type == STEP_STARTED:
             assert event.ts in shown or session.asks
-            assert session.calls[part].text.startswith(event.payload["tool"])
-            seen |= {part}
+            assert session.calls[call].text.startswith(event.payload["tool"])
+            seen |= {call}
         elif event.type == STEP:
-            assert part not in session.calls
+            assert call not in session.calls
         elif event.type == ASKS:
             assert bool(shown) is (event.payload["state"] != "asked" and bool(session.calls))
     assert seen and not any(session.running for session in catalog.sessions.values())
@@ -189,9 +190,11 @@ def test_what_is_past_is_told_without_the_starts_of_calls_that_ended() -> None:
 
 def test_several_calls_are_counted_and_counts_of_steps_stay() -> None:
     events = events_of("parallel_tools")
-    board, most = Board(Catalog()), ""
-    for record in records_of(events):
-        board.apply(record)
+    records, board, most = records_of(events), Board(), ""
+    story = snapshot(records)
+    for record in records:
+        board.take(Catalog(story, record.position))
+        board.remember(record)
         state = board.state(record.event.ts)
         most = max([most, *(row[-1] for row in _sessions(state))], key=len)
     assert "(and 1 more)" in most
@@ -204,14 +207,12 @@ def test_several_calls_are_counted_and_counts_of_steps_stay() -> None:
 
 
 def test_a_call_that_never_ended_does_not_run_after_its_turn() -> None:
-    catalog = Catalog()
-    for record in records_of(
+    catalog = catalog_of(
         [
             happened("turn.started", message="m"),
             happened(STEP_STARTED, part="p", tool="bash", input={"command": "sleep 60"}),
             happened("turn.ended", message="m", outcome="interrupted"),
             happened("turn.started", message="n"),
         ]
-    ):
-        catalog.apply(record)
+    )
     assert catalog.sessions["ses_root"].calls == {}

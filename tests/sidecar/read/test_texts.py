@@ -13,7 +13,6 @@ from sidecar.background.intents.lifecycle import INTENT
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import told
 from sidecar.background.messages.message import MESSAGE
-from sidecar.read.catalog import Catalog
 from sidecar.read.host_agents import host_agents
 from sidecar.read.redacted import Redaction
 from sidecar.read.telling.describe import KINDS, Line, describe, is_news
@@ -23,6 +22,7 @@ from streams.lineage import CREATED
 from streams.store import Record
 from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.read.conversations import announced_late, happened, sessions_of, written
+from tests.sidecar.read.story.playing import catalog_of
 from tests.streams.builders import event
 
 
@@ -168,15 +168,12 @@ def test_bookkeeping_is_no_news() -> None:
     assert not news("agent/messages", "message.queued", kind="alert")
 
 
-def catalog_of(name: str) -> Catalog:
-    catalog = Catalog()
-    for position, each in enumerate(play2(name).log.events.values()):
-        catalog.apply(Record(event=each, offset=position, position=position, hash=""))
-    return catalog
+def agents_of(name: str) -> list[dict[str, Any]]:
+    return host_agents(catalog_of(play2(name).log.events.values()))
 
 
 def test_an_agent_has_the_outcome_of_its_own_turn_and_its_parent() -> None:
-    catalog = catalog_of("background")
+    catalog = catalog_of(play2("background").log.events.values())
     rows = host_agents(catalog)
     assert [(row["state"], row["title"], row["turns"]) for row in rows] == [("completed", "bg", 1), ("failed", "bg", 1)]
     assert {row["parent"] for row in rows} == {root.id for root in catalog.roots()}
@@ -184,12 +181,10 @@ def test_an_agent_has_the_outcome_of_its_own_turn_and_its_parent() -> None:
 
 def test_an_agent_that_became_known_late_is_one_too() -> None:
     for name in ("background", "subagents"):
-        catalog = Catalog()
-        for position, each in enumerate(announced_late(list(play2(name).log.events.values()))):
-            catalog.apply(Record(event=each, offset=position, position=position, hash=""))
-        assert host_agents(catalog) == host_agents(catalog_of(name))
+        late = announced_late(list(play2(name).log.events.values()))
+        assert host_agents(catalog_of(late)) == agents_of(name)
 
 
 def test_a_child_in_the_foreground_is_none() -> None:
     for name in ("subagent", "subagents", "tools"):
-        assert host_agents(catalog_of(name)) == []
+        assert agents_of(name) == []

@@ -15,6 +15,7 @@ import pytest
 from sidecar.read.past.spans import Span
 from sidecar.read.select import Family
 from sidecar.read.story import live, tables
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.past import Past
 from sidecar.read.story.reading import Snapshot
@@ -68,11 +69,17 @@ def snapshot(records: list[Record]) -> Snapshot:
     return Snapshot(tables_of(records), kept.__getitem__, max(kept, default=-1))
 
 
+def catalog_of(events: Iterable[StreamEvent]) -> Catalog:
+    """The catalog of a log with these events."""
+    return Catalog(snapshot(records_of(events)))
+
+
 def past_of(records: list[Record]) -> Past:
     """The past of the first session of a log, with all of the log's records."""
-    family = Family(records[0].event.stream_id)
+    story = snapshot(records)
+    family = Family(records[0].event.stream_id, Catalog(story))
     family.streams = {record.event.stream_id for record in records}
-    return Past(snapshot(records), records[0].event.payload["session"], family)
+    return Past(story, records[0].event.payload["session"], family)
 
 
 def spans_of(events: Iterable[StreamEvent]) -> list[Span]:
