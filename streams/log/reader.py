@@ -152,19 +152,6 @@ class LogReader(TwoPlaces):
                 raise
         return found
 
-    async def check_journal(self) -> None:
-        """Check that the journal leads from the database's last record to the head, even if nothing of it is to be
-        read. Quick, because the journal is short.
-
-        Raises:
-            CorruptLog: records are damaged or missing.
-        """
-        try:
-            async for _ in super().read_all(after=await self._database.head_now()):
-                pass
-        except CorruptLog as error:
-            self.end_at(error)
-
     async def is_removing(self) -> bool:
         """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""
         return (await self.removal()).pending

@@ -16,9 +16,13 @@ from typing import Any, TypeVar
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
+from sidecar.read.story.writing import StoryTables
 from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from streams.log.log import Log
 from tests.at_terminal import at_terminal
-from tests.sidecar.cli.helpers import append, command, environment, make_home
+from tests.sidecar.cli.helpers import command, environment, make_home
+from tests.streams.derivers import caught_up
 from tools.install_chromium import find
 
 ROOT = "ses_dff0a5b68ffegK4yUQGH09hey7"
@@ -144,4 +148,12 @@ def page(context: object) -> Iterator[Page]:
 
 def record(home: Path, events: list[StreamEvent]) -> None:
     """Add events to a log, as a sidecar does."""
-    asyncio.run(append(home / "store", [events[first : first + 500] for first in range(0, len(events), 500)]))
+
+    async def add() -> None:
+        log = await Log.open(home / "store", seeded_identity(1), derived=StoryTables())
+        for first in range(0, len(events), 500):
+            await log.append(events[first : first + 500], on_known="keep_first")
+        await caught_up(log)
+        await log.close()
+
+    asyncio.run(add())
