@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
+from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be, total_of
+
+__all__ = ["Used", "add_cost", "add_step", "total_of"]
 
 
 def add_cost(total: float, payload: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 MOST_TOKENS: Final = 1e12
@@ -22,6 +23,11 @@ def add_tokens(total: dict[str, int | float], tokens: Any, prefix: str = "") -> 
             add_tokens(total, value, f"{prefix}{name}_")
         elif can_be(value, MOST_TOKENS):
             total[prefix + name] = total.get(prefix + name, 0) + value
+
+
+def total_of(tokens: Mapping[str, int | float]) -> int:
+    """How many tokens counts are together. OpenCode 1 names their sum as ``total`` beside them, OpenCode 2 does not."""
+    return int(tokens.get("total") or sum(tokens.values()))
 
 
 def can_be(value: Any, most: float) -> TypeGuard[int | float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from bridge.opencode.capture.tokens import add_tokens, total_of
 from sidecar.agents.agent import Output
 from sidecar.background.intents.lifecycle import ACTIVE, ENDED
 from sidecar.background.intents.state import Intent, Spent, State
@@ -133,9 +134,9 @@ def _overspent(used: Spent | Intent, tokens: int, cost: float) -> str:
 
 
 def _tokens(given: Any) -> int:
-    if not isinstance(given, dict):
-        return 0
-    return sum(value for value in given.values() if isinstance(value, int) and not isinstance(value, bool))
+    counts: dict[str, int | float] = {}
+    add_tokens(counts, given)
+    return total_of(counts)
 
 
 def _providers(intent: Intent) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ if RUNS:
     from sidecar.read.past.moment import latest
     from sidecar.read.past.moment import state as state_of
     from sidecar.read.story.past import Past, asked, named
+    from sidecar.read.sums import total_of
     from sidecar.read.transcript.markdown import markdown_lines
     from sidecar.read.transcript.model import Reading, Session
     from sidecar.read.wording import amount, lasted, local_time, money, one_line, printable
@@ -93,7 +94,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for file in found["files"]:
         lines = "rewritten" if file["added"] is None else f"+{file['added']} −{file['removed']}"
         yield "file", f"{file['file']} {lines}", ""
-    tokens = found["tokens"].get("total") or sum(found["tokens"].values())
+    tokens = total_of(found["tokens"])
     worked = f"turns took {lasted(found['working_ms'])} together, asks waited {lasted(found['waiting_ms'])}"
     yield "so far", f"{money(found['cost'])}, {amount(tokens)} tokens, {worked}", ""
 

@@ -18,6 +18,7 @@ if RUNS:
     from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
     from sidecar.read.kinds import is_agents
     from sidecar.read.select import catalog_of, empty_text
+    from sidecar.read.sums import total_of
     from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 
 STATUS_STYLES = {"waiting": "bold yellow", "active": "bold green", "unknown": "yellow", "ended": "dim"}
@@ -107,7 +108,7 @@ def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:
     figures = FIGURES if out.width >= ROOMY else FIGURES[:1] if whole_id else ()
     rows = []
     for stream in found:
-        tokens = stream["tokens"].get("total") or sum(stream["tokens"].values())
+        tokens = total_of(stream["tokens"])
         shown = {
             "turns": str(stream["turns"]),
             "records": amount(stream["records"]),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, Final
 
+from bridge.opencode.capture.tokens import total_of
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_text, has_failed
 from sidecar.read.select import SelectError
@@ -102,6 +103,6 @@ def _used(past: Past, at: int | None) -> dict[str, Any]:
     """What the first records of a session used together."""
     sessions, now = past.at(at).catalog.sessions, past.last_ts(at)
     used = past.at(at).catalog.figures(sessions)
-    tokens = used["tokens"].get("total") or sum(used["tokens"].values())
+    tokens = total_of(used["tokens"])
     worked = sum(each.worked_ms(now) for each in sessions.values())
     return {"turns": used["turns"], "tokens": tokens, "cost": used["cost"], "working_ms": worked}

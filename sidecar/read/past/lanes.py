@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, get_args
 
-from bridge.opencode.capture.tokens import add_tokens
+from bridge.opencode.capture.tokens import add_tokens, total_of
 from sidecar.read.past.spans import Span, SpanKind
 from sidecar.read.wording import amount, lasted, money, one_line
 
@@ -265,7 +265,7 @@ class Lanes:
             "models": counts["model"],
             "tools": counts["tool"],
             "errors": errors,
-            "tokens": tokens.get("total") or sum(tokens.values()),
+            "tokens": total_of(tokens),
             "cost": round(cost, 9),
             "chain": sorted(([name, ms] for name, ms in chain.items()), key=lambda each: (-int(each[1]), str(each[0]))),
         }

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 
 import orjson
 
-from bridge.opencode.capture.tokens import add_tokens
+from bridge.opencode.capture.tokens import add_tokens, total_of
 from sidecar.read.story.reading import Snapshot
 
 By = Literal["day", "project", "model", "agent", "session"]
@@ -42,7 +42,7 @@ class Sum:
 
     @property
     def count(self) -> int | float:
-        return self.tokens.get("total") or sum(self.tokens.values())
+        return total_of(self.tokens)
 
     def as_json(self) -> dict[str, Any]:
         """The sum in the form that ``costs --json`` prints."""

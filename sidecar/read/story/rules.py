@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be
+from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be, total_of
 from sidecar.read.asked import CHECKPOINT
 from sidecar.read.changes.approvals import Approval, add_answer, ask_of
 from sidecar.read.changes.edits import file_changes
@@ -185,7 +185,7 @@ class Rules(Belonging):
         own = None
         if is_model:
             if tokens:
-                tokens.setdefault("total", sum(tokens.values()))  # OpenCode 2 names none
+                tokens["total"] = total_of(tokens)
             own = encoded(tokens)
             if s.run is not None:
                 live.run_steps, live.run_cost = live.run_steps + 1, round(live.run_cost + cost, 9)

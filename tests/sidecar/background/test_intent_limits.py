@@ -143,6 +143,16 @@ def test_a_spent_budget_ends_what_runs_and_refuses_more() -> None:
     assert world.register("other", parent="ses_other").state == "starting"
 
 
+@pytest.mark.parametrize("total", [{"total": 100}, {}], ids=["opencode 1", "opencode 2"])
+def test_tokens_are_counted_once_and_as_everywhere(total: dict[str, int]) -> None:
+    world = World()
+    world.register("a")
+    world.settle()
+    tokens = {"input": 10, "output": 5, "reasoning": 15, "cache": {"read": 60, "write": 10}, **total}
+    world.happens("execution.step", session="ses_int_a", kind="inference", finish="tool-calls", tokens=tokens, cost=0.0)
+    assert world.intent("a").tokens == 100
+
+
 def test_one_intent_has_a_budget_of_its_own() -> None:
     world = World()
     for name, most in (("a", {"max_tokens": 100}), ("b", {"max_cost": 0.5}), ("c", {})):

@@ -148,7 +148,8 @@ class World:
         assert self.happens("effect.completed", kind=kind, node=node, result={"absent": True}) == ["intent.waiting"]
 
     def spends(self, session: str, input_: int, *, finish: str = "tool-calls", cost: float = 0.0) -> list[str]:
-        tokens = {"input": input_, "output": 0}
+        # As OpenCode 1 says it: the sum beside what it is the sum of.
+        tokens = {"input": input_, "output": 0, "reasoning": 0, "cache": {"read": 0, "write": 0}, "total": input_}
         return self.happens(
             "execution.step", session=session, kind="inference", finish=finish, tokens=tokens, cost=cost
         )
