@@ -405,7 +405,7 @@ class DurableStream:
     def register(self, requests: Requests) -> None:
         only = self.people.answerers.only
         requests.register("spawn", RegisterArgs, only("spawn", self._request_spawn), "the intent: `id`, `state`, …")
-        requests.register("terminal", Terminal, self._ready_for, READY_MEANS)
+        requests.register("terminal", Terminal, only("spawn", self._ready_for), READY_MEANS)
         requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
         requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")
         requests.register(
@@ -493,8 +493,8 @@ class DurableStream:
                 else f"{intent.id} is still running, so its changes are not saved yet"
             )
             raise RequestError("no-changes", why)
-        do, type_ = (self.copies.undo, "intent.undo") if args.undo else (self.copies.apply, "intent.apply")
-        changed = await do(intent.id)
+        changed = await (self.copies.undo if args.undo else self.copies.apply)(intent.id)
+        type_ = "intent.apply" if await self.copies.is_applied(intent.id) else "intent.undo"
         command = Command(f"{type_}:{intent.id}:{self._identity.ulid()}", type_, {"intent": intent.id})
         await self._runtime.command(NAME, command)
         return {**as_row(self.data.intents[intent.id]), "changed": changed[:MAX_FILES], "count": len(changed)}

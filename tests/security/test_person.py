@@ -105,11 +105,12 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mirror_rebuild": ("rebuild", {}),
     "prune": ("prune", {"request": {"older_than_ms": 1, "max_bytes": None, "streams": []}}),
     "spawn": ("spawn", {"prompt": "do it", "directory": "/"}),
+    "terminal": ("spawn", TERMINAL),
 }
 """The requests that destroy or decide for a person: the deed, and arguments."""
 FREE = {
     *("agents", "checkpoints", "intents", "metrics", "mirror", "mirror_rebuilding", "nats", "ping", "requests"),
-    *("status", "terminal", "dlq_redrive", "import_file", "import_history", "mark", "notify_test", "send", "signal"),
+    *("status", "dlq_redrive", "import_file", "import_history", "mark", "notify_test", "send", "signal"),
     *("stop", "turn_stop"),
 }
 """Those that read, add, or can be taken back."""

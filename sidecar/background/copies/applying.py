@@ -88,6 +88,11 @@ def undo(store: Store, top: str, folder: Path, moment: Callable[[str], None] = l
         return done
 
 
+def is_applied(folder: Path) -> bool:
+    """Whether something was applied and not taken back."""
+    return bool(_applied(folder))
+
+
 def settle(top: str, folder: Path) -> None:
     """Put back or finish what a killed process left half done; nothing, if nothing was.
 
@@ -272,7 +277,8 @@ def _merged(
         return after
     if now == after:
         return now
-    conflict = CopyError("apply-conflict", f"{path} was changed by both; nothing was changed")
+    why = f"{path}: you edited the same lines since; nothing was changed. `--diff` shows its changes"
+    conflict = CopyError("apply-conflict", why)
     if before is None or after is None or now is None or LINK in (before.mode, after.mode, now.mode):
         raise conflict
     mode = after.mode if now.mode == before.mode else now.mode

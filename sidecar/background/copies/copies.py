@@ -205,6 +205,11 @@ class Copies:
         return [plain(each) for each in applying.undo(Store(result / "store"), self._top(result), result, moment)]
 
     @_in_thread
+    def is_applied(self, intent: str) -> bool:
+        """Whether something of a result was applied to the user's files and not taken back."""
+        return applying.is_applied(self.result(intent))
+
+    @_in_thread
     def discard(self, intent: str, name: str = "") -> None:
         """Remove the result of an intent, and the copy that ``name`` began, whatever is in it.
 

@@ -77,6 +77,8 @@ async def intents(
         retry = "it is safe to run the same command again"
         found = await ask(home, "intent_apply", {"intent": intent, "undo": undo}, retry)
         before = "Nothing had to be taken back" if undo else "Its changes had already been applied"
+        if not found["applied"] and not undo:
+            before = "Other edits had already made its changes, so nothing was applied"
         did = f"{'Took back' if undo else 'Changed'} {counted(found['count'], 'file')}" if found["count"] else before
         out.told(found, f"{did} in {found['directory']}.")
         return

@@ -441,6 +441,20 @@ async def test_what_is_discarded_is_gone_and_no_longer_offered(tmp_path: Path) -
         assert raised.value.code == "no-changes" and made.data.intents[intent].discarded
 
 
+async def test_what_other_edits_had_made_already_is_not_called_applied(tmp_path: Path) -> None:
+    project = repository(tmp_path / "project", {"a.txt": "one\n"})
+    async with orchestration(tmp_path, "copy") as (made, _, run):
+        first = await worked(made, run, project, lambda root: write(root / "a.txt", "two\n"))
+        second = await worked(made, run, project, lambda root: write(root / "a.txt", "two\n"))
+        assert (await ask(made, "intent_apply", intent=first))["count"] == 1
+        found = await ask(made, "intent_apply", intent=second)
+        assert (found["count"], found["applied"]) == (0, None)
+        again = await ask(made, "intent_apply", intent=first)
+        assert again["count"] == 0 and again["applied"]
+        assert (await ask(made, "intent_apply", intent=first, undo=True))["applied"] is None
+        assert (await ask(made, "intent_apply", intent=second))["count"] == 1
+
+
 ANY = Rule("*", "*", "allow")
 NAMED: list[tuple[list[Rule], dict[str, str]]] = [
     ([ANY], {"build": "", "other": "", "careful": ""}),
