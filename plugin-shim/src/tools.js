@@ -9,6 +9,8 @@ import path from "node:path";
 
 /** How long a call waits for a link before it fails, ms. */
 const LINK_MS = 5000;
+/** The same if the link was lost, because another sidecar is about to start, which takes long on a busy machine. */
+const RESTART_MS = 30_000;
 /** How long the sidecar may take to answer, ms, unless the tool's description says otherwise. */
 export const ANSWER_MS = 60_000;
 const LOOK_MS = 50;
@@ -45,16 +47,23 @@ function shipped() {
   }
 }
 
-/** Sends calls over the link, and passes the answers to the callers. */
+/**
+ * Sends calls over the link, and passes the answers to the callers. A call whose link is lost goes to the next sidecar,
+ * which knows the call by its ids and does nothing twice.
+ */
 export class Tools {
   #link;
+  #restartMs;
   #count = 0;
-  /** @type {Map<string, {resolve: (text: string) => void, reject: (error: Error) => void}>} */
+  /** When the last link was lost, by `performance.now()`. */
+  #lostMs = -Infinity;
+  /** @type {Map<string, {resolve: (text: string) => void, reject: (error: Error) => void, again: () => void}>} */
   #waiting = new Map();
 
-  /** @param {{live: boolean, send: (text: string) => boolean}} link */
-  constructor(link) {
+  /** @param {{live: boolean, send: (text: string) => boolean}} link @param {number} [restartMs] */
+  constructor(link, restartMs = RESTART_MS) {
     this.#link = link;
+    this.#restartMs = restartMs;
   }
 
   /**
@@ -121,11 +130,10 @@ export class Tools {
     else waiting.resolve(typeof frame.value === "string" ? frame.value : JSON.stringify(frame.value));
   }
 
-  /** The link ended, so calls on this link get no answer. */
+  /** The link ended, so the calls on it are sent again on the next one. */
   lost() {
-    const ended = [...this.#waiting.values()];
-    this.#waiting.clear();
-    for (const { reject } of ended) reject(new Error("Durable Stream restarted during the call; try again"));
+    this.#lostMs = performance.now();
+    for (const { again } of [...this.#waiting.values()]) again();
   }
 
   /**
@@ -138,12 +146,27 @@ export class Tools {
    * @returns {Promise<string>}
    */
   async call(name, args, context, answerMs) {
-    await this.#linked();
+    await this.#linked(answerMs);
     this.#count += 1;
     const id = `t${this.#count}`;
-    const { sessionID, messageID, callID, agent, directory } = context;
+    const { sessionID, messageID, callID, agent, directory, abort } = context;
     const about = { sessionID, messageID, callID, agent, directory };
+    const frame = JSON.stringify({ type: "tool", id, name, args, context: about });
     return await new Promise((resolve, reject) => {
+      let isLinking = false;
+      const again = async () => {
+        if (isLinking) return;
+        isLinking = true;
+        try {
+          await this.#linked(answerMs);
+          if (abort?.aborted) throw new Error("the call was stopped");
+          isLinking = false;
+          if (this.#waiting.has(id)) this.#link.send(frame);
+        } catch (error) {
+          this.#waiting.get(id)?.reject(/** @type {Error} */ (error));
+          this.#waiting.delete(id);
+        }
+      };
       const timer = setTimeout(() => {
         this.#waiting.delete(id);
         reject(new Error("Durable Stream did not answer in time"));
@@ -152,13 +175,16 @@ export class Tools {
       this.#waiting.set(id, {
         resolve: (text) => (clearTimeout(timer), resolve(text)),
         reject: (error) => (clearTimeout(timer), reject(error)),
+        again: () => void again(),
       });
-      this.#link.send(JSON.stringify({ type: "tool", id, name, args, context: about }));
+      this.#link.send(frame);
     });
   }
 
-  async #linked() {
-    const end = performance.now() + LINK_MS;
+  /** @param {number} mostMs */
+  async #linked(mostMs) {
+    const began = performance.now();
+    const end = Math.min(Math.max(began + LINK_MS, this.#lostMs + this.#restartMs), began + mostMs);
     while (!this.#link.live) {
       if (performance.now() > end) throw new Error("Durable Stream is not running; `durable-stream doctor` says why");
       await new Promise((resolve) => setTimeout(resolve, LOOK_MS));

@@ -35,14 +35,42 @@ test("a call goes out with its context, and its answer or error comes back", asy
 test("a tool has the time that its description gives", async (t) => {
   const tools = new Tools(newLink());
   const { tool } = tools.hooks(DEFINITIONS);
-  // The other tool has a minute, so that only this one can end.
-  const quick = tool.quick.execute({}, {});
   // Its timers do not keep a process alive.
   const alive = setInterval(() => {}, 1000);
   t.after(() => clearInterval(alive));
   await assert.rejects(tool.waits.execute({}, {}), /did not answer in time/);
+});
+
+test("a call whose link is lost goes to the next sidecar once, unless it was stopped meanwhile", async () => {
+  const link = newLink();
+  const tools = new Tools(link);
+  const { tool } = tools.hooks(DEFINITIONS);
+  const stopping = new AbortController();
+  const call = tool.quick.execute({ a: "1" }, { sessionID: "ses_1", callID: "c" });
+  const stopped = tool.quick.execute({}, { callID: "d", abort: stopping.signal });
+  await new Promise(setImmediate);
+  const [first] = link.sent.splice(0);
+  link.live = false;
   tools.lost();
-  await assert.rejects(quick, /restarted/);
+  tools.lost();
+  stopping.abort();
+  assert.deepEqual(link.sent, []);
+  link.live = true;
+  await assert.rejects(stopped, /stopped/);
+  assert.deepEqual(link.sent, [first]);
+  tools.answered({ id: first.id, value: "zone-b" });
+  assert.equal(await call, "zone-b");
+});
+
+test("a call fails if no sidecar comes back in time", async () => {
+  const link = newLink();
+  const call = new Tools(link, 0).call("quick", {}, {}, 20);
+  const timer = setInterval(() => {}, 1000);
+  await new Promise(setImmediate);
+  link.live = false;
+  await assert.rejects(call, /did not answer in time/);
+  await assert.rejects(new Tools(link).call("quick", {}, {}, 20), /not running/);
+  clearInterval(timer);
 });
 
 test("only what is required is required, in each request to the model", async () => {

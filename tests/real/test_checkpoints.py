@@ -132,13 +132,18 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode,
     wait_until(lambda: "allowed at last" in json.dumps(client.messages(asking)[1:]), "the end of the command")
 
 
-def test_background_work_waits_for_checkpoint_ask(client: RealOpenCode, durable: DurableStream) -> None:
+def test_an_ask_of_background_work_survives_a_kill_of_the_sidecar(client: RealOpenCode, durable: DurableStream) -> None:
     ask = json.dumps({"question": "Ship it?", "options": ["yes", "no"]})
     client.prompt(client.create_session("parent"), spawn(f"CALL:checkpoint_ask {ask}"))
     asked = only(durable, "ask")
     assert asked["text"] == "Ship it?"
+    killed = durable.wait_running()
+    os.kill(killed, signal.SIGKILL)
+    durable.wait_running([killed])
+    wait_until(lambda: waiting(durable)[0]["waiting"], "the call that joins its ask again")
     durable.cli("checkpoints", asked["id"], "--answer", "yes, on Monday")
     assert "yes, on Monday" in result(durable)
+    assert waiting(durable) == []
 
 
 def test_a_signal_is_kept_for_a_later_wait_and_a_later_signal_wakes_the_session_that_waited(
