@@ -186,10 +186,11 @@ def over(state: State, event: StreamEvent, *, whole: bool = False) -> list[Outpu
 
 
 def work_ended(state: State, event: StreamEvent) -> list[Output]:
-    """Handle the end of background work: if the work was stopped, withdraw its asks."""
+    """Handle the end of background work: withdraw its asks, unless a session above gets the answers."""
     mine = [c for c in state.questions() if c.intent == event.payload.get("intent")]
-    stopped = event.type != "intent.completed"
-    return withdrawn([c for c in mine if stopped or c.kind != "ask"], "the background work ended", event.ts)
+    is_over = event.type != "intent.completed"
+    gone = [c for c in mine if is_over or c.kind != "ask" or c.to in (None, c.session)]
+    return withdrawn(gone, "the background work ended", event.ts)
 
 
 def overtaken(state: State, event: StreamEvent) -> list[Output]:
