@@ -20,6 +20,7 @@ from sidecar.record.backlog import backlog
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent, is_stream_id
 from streams.identity import seeded_identity
+from tests.sidecar.bad_stores import is_empty_beside
 from tests.sidecar.cli.helpers import RECORDINGS, append, run
 from tests.sidecar.cli.test_terminal import on_terminal
 from tests.streams.builders import event
@@ -93,18 +94,23 @@ def test_no_id_ever_names_a_file(tmp_path: Path) -> None:
     assert len(run(home, "streams", "--json").objects()) == len({each.stream_id for each in made})
 
 
+def files(place: Path) -> dict[Path, int]:
+    found = (path for path in place.rglob("*") if path.is_file() and not is_empty_beside(path))
+    return {path: path.lstat().st_mtime_ns for path in found}
+
+
 @pytest.mark.parametrize("kind", ["parent", "absolute", "escape", "direction", "quote", "dots"])
 def test_a_hostile_id_on_the_command_line_is_only_not_found(tmp_path: Path, kind: str) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     asyncio.run(append(home / "store", [[event("a")]]))
-    before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    before = files(tmp_path)
     for verb in ("log", "show", "export", "why"):
         if verb == "export" or HOSTILE[kind].strip():
             done = run(home, verb, "--", HOSTILE[kind])
             assert HOSTILE[kind] in ("", "..") or done.code == 1, (verb, done)
             drives_no_terminal(done.out + done.err)
-    assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert files(tmp_path) == before
 
 
 def test_a_foreign_name_in_the_spool_is_no_spool(tmp_path: Path) -> None:

@@ -202,11 +202,15 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command, then let abandoned readers close their files, which happens in other tasks."""
+    """Run a command, then close what it read, which abandoned readers do in other tasks."""
     import asyncio
 
     asyncio.get_running_loop().call_later(UNCOLLECTED_SECONDS, gc.enable)
-    result = await command
+    try:
+        result = await command
+    finally:
+        if (story := sys.modules.get("sidecar.read.story.reading")) is not None:
+            story.let_go()
     for _ in range(3):  # closing takes several rounds, because a reader closes its scan, and the scan closes its file
         await asyncio.sleep(0)
         left = asyncio.all_tasks() - {asyncio.current_task()}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import orjson
 
@@ -134,7 +134,7 @@ class _Nothing:
 
 
 class Held(Snapshot):
-    """A snapshot that stays open, for a command: it closes when nobody has it any more.
+    """A snapshot that stays open, for a command, at whose end it closes: see ``let_go``.
 
     While it is open, a prune or forget does not end, so no process that waits for something may hold one.
 
@@ -145,10 +145,24 @@ class Held(Snapshot):
     def __init__(self, found: _Tables, *about: Any, **more: Any) -> None:
         super().__init__(found.db, *about, **more)
         self._tables = found
+        _HELD.add(self)
 
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         with self._tables.checked():
             return super().sql(text, **given)
+
+    def close(self) -> None:
+        self._tables.close()
+
+
+_HELD: WeakSet[Held] = WeakSet()
+
+
+def let_go() -> None:
+    """Close the snapshots that are held, at the end of a command."""
+    for held in list(_HELD):
+        held.close()
+    _HELD.clear()
 
 
 async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:

@@ -28,6 +28,7 @@ from tests.sidecar.agents.agents import Counter, Other, Watcher
 from tests.sidecar.agents.kinds import Policy, Work
 from tests.sidecar.agents.support import agents, command, records, running, settled, state, steps
 from tests.sidecar.agents.test_effects_in_doubt import Looper
+from tests.streams.logs import files
 
 
 class Mended(Watcher):
@@ -84,12 +85,12 @@ async def test_it_works_on_a_stopped_home_and_changes_nothing(tmp_path: Path) ->
     store = await Log.open(tmp_path / "store", seeded_identity(1))
     await a_life(store)
     await store.close()
-    before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    before = files(tmp_path / "store")
     reader = LogReader(tmp_path / "store")
     for agent in agents(Counter, Other, Mended):
         assert (await replay(reader, agent)).difference is None
     await reader.close()
-    assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before
+    assert files(tmp_path / "store") == before
 
 
 class WrongOutput(Counter):

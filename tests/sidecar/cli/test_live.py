@@ -203,7 +203,7 @@ def test_work_without_a_prompt_is_a_wrong_call(tmp_path: Path, prompt: str) -> N
 
 
 def test_where_background_work_can_edit_is_told(tmp_path: Path) -> None:
-    done = run_and_stop(tmp_path / "home", "spawn", "x", "--isolation", "foo")
+    done = run_and_stop(tmp_path / "home", "spawn", "x", "--isolation", "foo", "--parent", "ses_1")
     assert done.err.endswith("[bad-arguments]\n")
     shown = run(tmp_path / "home", "spawn", "--help", COLUMNS="200").out
     for place in ("auto", "copy", "shared"):
