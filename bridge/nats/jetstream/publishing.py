@@ -9,9 +9,8 @@ window without storing a message twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Final
 
 from bridge.nats.jetstream.connection import NO_RESPONDERS, JetStream, decoded, waited
@@ -31,9 +30,6 @@ BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
 BATCH_COMMIT: Final = "Nats-Batch-Commit"
 EXPECTED_REVISION: Final = "Nats-Expected-Last-Subject-Sequence"
 """The header of a message that is stored only after the message with this sequence on its subject; 0: as the first."""
-
-EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
-"""The header with the pattern whose last message is meant, instead of that of the message's own subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +114,18 @@ class StagedBatch:
     begun: asyncio.Future[Received] | None
     """The answer to the first message; ``None`` if the batch has only one message."""
 
-    async def commit(self, guard: Mapping[str, str] = MappingProxyType({})) -> Stored:
+    async def commit(self) -> Stored:
         """Send the last message, which stores all consecutively or none; return where the last is stored.
 
-        ``guard`` are more headers of the last message.
-
         Raises:
-            WrongExpectation: the stream is not as ``guard`` expects it; nothing was stored.
             BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
                 duplicates.
             NatsUnavailable: no answer came; either all messages are stored or none is.
         """
         last = len(self.messages)
         what = f"a batch to {self.messages[0].subject}"
-        headers = {**_in_batch(self.messages[-1], self.batch_id, last), **guard, BATCH_COMMIT: "1"}
+        headers = _in_batch(self.messages[-1], self.batch_id, last)
+        headers[BATCH_COMMIT] = "1"
         committed = await self.session.begin(self.messages[-1].subject, self.messages[-1].body, headers)
         if self.begun is not None:
             first = await waited(self.begun, PUBLISH_SECONDS)
