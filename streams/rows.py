@@ -35,20 +35,10 @@ class Rows(Protocol):
     def between(self, first: str, end: str) -> list[str]:
         """The keys of all rows with a mark from ``first`` on and below ``end``."""
 
-    def descending(self, first: str, end: str) -> Iterator[tuple[str, bytes]]:
-        """Keys and bodies of the rows with a mark from ``first`` on and below ``end``, the highest mark first. No row
-        has two such marks."""
+    def bodies(self) -> dict[str, bytes]:
+        """Every body, in the order in which the keys were first put."""
 
-    def marks(self, first: str, end: str) -> list[str]:
-        """All marks from ``first`` on and below ``end`` that a row has."""
-
-    def number(self, key: str) -> int | None:
-        """The place of a row among all rows, which are ordered by when each was first put; ``None`` without a row."""
-
-    def bodies(self, prefix: str) -> dict[str, bytes]:
-        """Every body whose key begins with ``prefix``, in the order in which the keys were first put."""
-
-    def keys(self, prefix: str = "") -> list[str]: ...
+    def keys(self) -> list[str]: ...
 
 
 class MemoryRows:
@@ -69,21 +59,11 @@ class MemoryRows:
     def between(self, first: str, end: str) -> list[str]:
         return [key for key, row in self.rows.items() if _has(row.marks, first, end)]
 
-    def descending(self, first: str, end: str) -> Iterator[tuple[str, bytes]]:
-        for mark in sorted(self.marks(first, end), reverse=True):
-            yield from ((key, self.rows[key].body) for key in self._marked[mark])
+    def bodies(self) -> dict[str, bytes]:
+        return {key: row.body for key, row in self.rows.items()}
 
-    def marks(self, first: str, end: str) -> list[str]:
-        return [mark for mark, keys in self._marked.items() if keys and first <= mark < end]
-
-    def number(self, key: str) -> int | None:
-        return next((number for number, each in enumerate(self.rows) if each == key), None)
-
-    def bodies(self, prefix: str) -> dict[str, bytes]:
-        return {key: row.body for key, row in self.rows.items() if key.startswith(prefix)}
-
-    def keys(self, prefix: str = "") -> list[str]:
-        return list(self.bodies(prefix))
+    def keys(self) -> list[str]:
+        return list(self.rows)
 
     def put(self, changes: Mapping[str, Row | None]) -> None:
         for key, row in changes.items():
@@ -101,7 +81,6 @@ class LazyMap(MutableMapping[str, V]):
     """Values by their keys, each read from its row when it is first asked for.
 
     ``dump`` makes the body of a value's row, ``load`` the value of a body, and ``marks`` gives a value's marks.
-    ``prefix`` is what the keys of the rows begin with, so that several mappings can share rows.
 
     Raises the errors of ``load``, and of the rows.
     """
@@ -112,9 +91,8 @@ class LazyMap(MutableMapping[str, V]):
         load: Callable[[bytes], V],
         marks: Callable[[V], Iterable[str]],
         rows: Rows | None = None,
-        prefix: str = "",
     ) -> None:
-        self._dump, self._load, self._marks, self._prefix = dump, load, marks, prefix
+        self._dump, self._load, self._marks = dump, load, marks
         self.rows: Rows = rows if rows is not None else MemoryRows()
         """Where the values rest. Other rows may take their place if they have the same."""
         self._here: dict[str, V] = {}
@@ -151,7 +129,7 @@ class LazyMap(MutableMapping[str, V]):
         return found
 
     def _resting(self, key: str) -> bytes | None:
-        return self.rows.get(self._prefix + key) if key and key not in self._gone else None
+        return self.rows.get(key) if key and key not in self._gone else None
 
     def __setitem__(self, key: str, value: V) -> None:
         self._here[key] = value
@@ -179,9 +157,9 @@ class LazyMap(MutableMapping[str, V]):
         was_enabled = gc.isenabled()
         gc.disable()  # nothing here is garbage, and to look for some would take as long as to read
         try:
-            start, here = len(self._prefix), self._here
-            resting = {key[start:]: body for key, body in self.rows.bodies(self._prefix).items()}
-            stored = {key: here.get(key) or self._load(body) for key, body in resting.items() if key not in self._gone}
+            here = self._here
+            resting = {key: body for key, body in self.rows.bodies().items() if key not in self._gone}
+            stored = {key: here.get(key) or self._load(body) for key, body in resting.items()}
             self._here = stored | here
         finally:
             if was_enabled:
@@ -190,7 +168,7 @@ class LazyMap(MutableMapping[str, V]):
 
     def __iter__(self) -> Iterator[str]:
         """All keys. Takes long if there are many rows."""
-        stored = [key.removeprefix(self._prefix) for key in self.rows.keys(self._prefix)]
+        stored = self.rows.keys()
         yield from (key for key in stored if key not in self._gone)
         known = set(stored)
         yield from [key for key in self._here if key not in known]
@@ -209,38 +187,8 @@ class LazyMap(MutableMapping[str, V]):
         here = [key for key, value in self._here.items() if _has(self._marks(value), first, end)]
         return here + self._absent(self.rows.between(first, end))
 
-    def descending(self, first: str, end: str) -> Iterator[V]:
-        """The values with a mark from ``first`` on and below ``end``, the highest mark first. No value has two such
-        marks. Values that rest go on resting."""
-        marked = ((mark, key) for key, value in self._here.items() for mark in self._marks(value))
-        here = sorted(((mark, key) for mark, key in marked if first <= mark < end), reverse=True)
-        for row, body in self.rows.descending(first, end):
-            key = row.removeprefix(self._prefix)
-            if key in self._here or key in self._gone:
-                continue
-            value = self._load(body)
-            mark = next(mark for mark in self._marks(value) if first <= mark < end)
-            while here and here[0][0] > mark:
-                yield self._here[here.pop(0)[1]]
-            yield value
-        yield from [self._here[key] for _, key in here]
-
-    def marks(self, first: str, end: str) -> set[str]:
-        """All marks from ``first`` on and below ``end`` that a value has; also marks that values in memory had before
-        they were changed."""
-        here = {mark for value in self._here.values() for mark in self._marks(value) if first <= mark < end}
-        return here.union(self.rows.marks(first, end))
-
-    def in_order(self, keys: Iterable[str]) -> list[str]:
-        """The keys that exist, in the order in which they were first set."""
-        numbers = {key: self.rows.number(self._prefix + key) for key in keys if key in self}
-        stored = sorted((number, key) for key, number in numbers.items() if number is not None)
-        new = [key for key in self._here if key in numbers and numbers[key] is None]
-        return [key for _, key in stored] + new
-
     def _absent(self, stored: Iterable[str]) -> list[str]:
-        found = dict.fromkeys(key.removeprefix(self._prefix) for key in stored)
-        return [key for key in found if key not in self._here and key not in self._gone]
+        return [key for key in dict.fromkeys(stored) if key not in self._here and key not in self._gone]
 
     def changes(self) -> Changes:
         """The rows of what may have changed since the last save. Call ``saved`` once these rows are stored."""
@@ -249,7 +197,7 @@ class LazyMap(MutableMapping[str, V]):
                 self._here[key] = self._here.pop(key)
         self._saving |= self._touched
         self._touched = {}
-        return {self._prefix + key: self._row(key) for key in self._saving}
+        return {key: self._row(key) for key in self._saving}
 
     def _row(self, key: str) -> Row | None:
         value = self._here.get(key)

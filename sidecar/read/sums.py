@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be, total_of
+from bridge.opencode.capture.tokens import MOST_COST, can_be, total_of
 
-__all__ = ["Used", "add_cost", "add_step", "total_of"]
+__all__ = ["add_cost", "total_of"]
 
 
 def add_cost(total: float, payload: dict[str, Any]) -> float:
@@ -14,17 +14,3 @@ def add_cost(total: float, payload: dict[str, Any]) -> float:
     cost = payload.get("cost")
     # Round the sum, so that it does not depend on the order in which the costs are added.
     return round(total + cost, 9) if can_be(cost, MOST_COST) else total
-
-
-class Used(Protocol):
-    """Whatever counts steps, with their cost in US dollars and their tokens."""
-
-    steps: int
-    cost: float
-    tokens: dict[str, int | float]
-
-
-def add_step(to: Used, payload: dict[str, Any]) -> None:
-    to.steps += 1
-    to.cost = add_cost(to.cost, payload)
-    add_tokens(to.tokens, payload.get("tokens"))

@@ -44,8 +44,8 @@ async def survey(home: Home, now_ms: int, *, quick: bool = False) -> Survey:
                 last_ts = max(last_ts or 0, record.event.ts)
         pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
         known = await ask_catalog(reader, _known)
-        agents = await ask_catalog(reader, lambda catalog: catalog.agents)
-        told = await _of_agents(reader, now_ms, quick=quick) if agents else {}
+        has_agents = known.pop("has_agents")
+        told = await _of_agents(reader, now_ms, quick=quick) if has_agents else {}
         fault, torn = (None, None) if quick else await _quick_findings(home)
         journal, cut_off = await asyncio.to_thread(reader.waiting), await reader.cut_off()
     except CorruptLog as error:
@@ -55,12 +55,14 @@ async def survey(home: Home, now_ms: int, *, quick: bool = False) -> Survey:
     except OSError as error:
         return Survey(fault=f"cannot be read: {error.strerror} ({error.filename or home.store_path})")
     found = Survey(head, newest, last_ts, fault=fault, hint=EVERY_FAULT, torn=torn, journal=journal, pruned=pruned)
-    return found._replace(cut_off=cut_off, has_work=WORK in agents, **known, **told)
+    return found._replace(cut_off=cut_off, **known, **told)
 
 
 def _known(catalog: Catalog) -> dict[str, Any]:
-    """What the log tells of its sessions."""
+    """The survey's part about sessions, and whether the log has streams of agents."""
     return {
+        "has_agents": bool(catalog.agents),
+        "has_work": WORK in catalog.agents,
         "directories": tuple(catalog.directories()),
         "losses": tuple(catalog.loss_texts()),
         "sums": catalog.sums,

@@ -76,7 +76,7 @@ async def _believed(reader: LogReader, now: int) -> dict[str, int]:
     Nothing was recorded before OpenCode existed, or later than now. Only a clock that was set wrongly says so.
     """
     found: dict[str, int] = {}
-    # Whoever reads the wanted records reports damage.
+    # Reading the wanted records reports damage.
     wrong, _ = await ask_to_damage(reader, lambda story: Catalog(story).with_times_outside(_EARLIEST_MS, now))
     for stream in wrong:
         before = await first(reader.read_all(after=stream.first_position - 2))

@@ -41,7 +41,7 @@ class Moment(msgspec.Struct):
     """Each record. ``number`` and ``count`` say how many records its place and its session have up to it; ``first`` and
     ``last`` are the earliest and the latest time of the session's records until then, and ``since`` and ``until`` those
     of its place. Of the place's records until then, ``forgotten`` are forgotten, ``cut`` have a text that was too long
-    to keep whole, and ``news`` is the last that tells of its session. ``next`` is the place's next record."""
+    to keep whole, and ``news`` is the last one about its session. ``next`` is the place's next record."""
 
     n: int = 0
     place: int = 0

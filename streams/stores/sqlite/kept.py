@@ -7,14 +7,13 @@ after any crash. The file is derived from the log: if it is missing, damaged or 
 from __future__ import annotations
 
 import sqlite3
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-from streams.errors import ForeignStore, StreamError
+from streams.errors import ForeignStore
 from streams.rows import Changes, Row
 from streams.store import Snapshot
 from streams.stores.sqlite.files import connect_to_read, connect_to_write, translated
@@ -36,76 +35,12 @@ STEPS: Final[tuple[str, ...]] = (
 
 _FILES: Final = ("", "-wal", "-shm")
 _CHECKPOINT_PAGES: Final = 1000
-_FIRST_ROWS: Final = 64
-"""How many rows a reader that wants only the newest takes at first."""
 _DAMAGED: Final = (
     "it is damaged. It was derived from the log: stop the sidecar, delete this file, and start the sidecar again"
 )
 
 
-class _StoredRows:
-    """``Rows`` in a file, of which a subclass fetches what a query finds."""
-
-    _path: Path
-
-    def _fetch(self, query: str, *values: object) -> list[Any]:
-        raise NotImplementedError
-
-    def get(self, key: str) -> bytes | None:
-        found = self._checked(self._fetch("SELECT key, crc, body FROM rows WHERE key = ?", _raw(key)))
-        return found[0][1] if found else None
-
-    def having(self, mark: str) -> list[str]:
-        return self.between(mark, f"{mark}\0")
-
-    def between(self, first: str, end: str) -> list[str]:
-        query = "SELECT DISTINCT key FROM marks JOIN rows ON id = row WHERE mark >= ? AND mark < ?"
-        return [_text(key) for (key,) in self._fetch(query, _raw(first), _raw(end))]
-
-    def descending(self, first: str, end: str) -> Iterator[tuple[str, bytes]]:
-        query = "SELECT key, crc, body FROM marks JOIN rows ON id = row WHERE mark >= ? AND mark < ?"
-        seen: set[str] = set()
-        for most in (_FIRST_ROWS, -1):  # rows may move between the queries, so the second begins at the start
-            found = self._fetch(f"{query} ORDER BY mark DESC LIMIT ?", _raw(first), _raw(end), most)
-            for key, body in self._checked(found):
-                if key not in seen:
-                    yield key, body
-                    seen.add(key)
-            if len(found) < _FIRST_ROWS:
-                return
-
-    def marks(self, first: str, end: str) -> list[str]:
-        # Each step goes to the next mark, however many rows have the last one.
-        query = """WITH RECURSIVE found (mark) AS (
-            SELECT min(mark) FROM marks WHERE mark >= ?
-            UNION ALL SELECT (SELECT min(mark) FROM marks WHERE mark > found.mark) FROM found WHERE found.mark < ?
-        ) SELECT mark FROM found WHERE mark < ?"""
-        return [_text(mark) for (mark,) in self._fetch(query, _raw(first), _raw(end), _raw(end))]
-
-    def number(self, key: str) -> int | None:
-        found = self._fetch("SELECT id FROM rows WHERE key = ?", _raw(key))
-        return found[0][0] if found else None
-
-    def bodies(self, prefix: str) -> dict[str, bytes]:
-        start = _raw(prefix)
-        query = "SELECT key, crc, body FROM rows WHERE substr(key, 1, ?) = ? ORDER BY id"
-        return dict(self._checked(self._fetch(query, len(start), start)))
-
-    def keys(self, prefix: str = "") -> list[str]:
-        start = _raw(prefix)
-        query = "SELECT key FROM rows WHERE substr(key, 1, ?) = ? ORDER BY id"
-        return [_text(key) for (key,) in self._fetch(query, len(start), start)]
-
-    def _checked(self, rows: Iterable[tuple[bytes, int, bytes]]) -> list[tuple[str, bytes]]:
-        found = []
-        for key, crc, body in rows:
-            if crc != crc32(key + b" " + body):
-                raise ForeignStore(str(self._path), _DAMAGED)
-            found.append((_text(key), body))
-        return found
-
-
-class KeptRows(_StoredRows):
+class KeptRows:
     """``Rows`` in a file, and the snapshot that they belong to; ``snapshot`` is ``None`` before the first ``put``.
 
     The process that writes the log is the only one to open it. The methods block; ``put`` may run in another thread.
@@ -149,16 +84,38 @@ class KeptRows(_StoredRows):
         with self._sound():
             return self._reading.execute(query, values).fetchall()
 
+    def get(self, key: str) -> bytes | None:
+        found = self._checked(self._fetch("SELECT key, crc, body FROM rows WHERE key = ?", _raw(key)))
+        return found[0][1] if found else None
+
+    def having(self, mark: str) -> list[str]:
+        return self.between(mark, f"{mark}\0")
+
+    def between(self, first: str, end: str) -> list[str]:
+        query = "SELECT DISTINCT key FROM marks JOIN rows ON id = row WHERE mark >= ? AND mark < ?"
+        return [_text(key) for (key,) in self._fetch(query, _raw(first), _raw(end))]
+
+    def bodies(self) -> dict[str, bytes]:
+        return dict(self._checked(self._fetch("SELECT key, crc, body FROM rows ORDER BY id")))
+
+    def keys(self) -> list[str]:
+        return [_text(key) for (key,) in self._fetch("SELECT key FROM rows ORDER BY id")]
+
     def _checked(self, rows: Iterable[tuple[bytes, int, bytes]]) -> list[tuple[str, bytes]]:
+        found = []
         with self._sound():
-            return super()._checked(rows)
+            for key, crc, body in rows:
+                if crc != crc32(key + b" " + body):
+                    raise ForeignStore(str(self._path), _DAMAGED)
+                found.append((_text(key), body))
+        return found
 
     def all(self) -> dict[str, Row]:
         """Every row, with its marks."""
         marks: dict[str, list[str]] = {}
         for key, mark in self._fetch("SELECT key, mark FROM marks JOIN rows ON id = row"):
             marks.setdefault(_text(key), []).append(_text(mark))
-        return {key: Row(body, tuple(marks.get(key, ()))) for key, body in self.bodies("").items()}
+        return {key: Row(body, tuple(marks.get(key, ()))) for key, body in self.bodies().items()}
 
     def put(self, position: int, state: bytes, changes: Changes) -> None:
         """Save: ``changes``, and the rest of the projection's state at ``position``."""
@@ -208,50 +165,6 @@ class KeptRows(_StoredRows):
         for name in ("_reading", "_writing"):  # the last connection to close tidies the files up
             with suppress(AttributeError):
                 getattr(self, name).close()
-
-
-class ReadRows(_StoredRows):
-    """``Rows`` that any process may read, and the snapshot that they belong to; see ``read_rows``.
-
-    All reads see one save, until ``settle``. Later reads may see rows of newer saves.
-
-    Raises:
-        ForeignStore: a row is damaged.
-        StreamError: the file cannot be read any more.
-    """
-
-    def __init__(self, path: Path, connection: sqlite3.Connection, snapshot: Snapshot) -> None:
-        self._path, self.snapshot = path, snapshot
-        self._connection = connection
-        weakref.finalize(self, connection.close)
-
-    def _fetch(self, query: str, *values: object) -> list[Any]:
-        with translated(self._path, "reading"):
-            return self._connection.execute(query, values).fetchall()
-
-    def settle(self) -> bool:
-        """Let the writer go on. False if what was read so far may be wrong, so the caller must open the rows anew."""
-        with translated(self._path, "reading"):
-            self._connection.execute("COMMIT")
-        return True
-
-
-def read_rows(store: Path, name: str, version: int) -> ReadRows | None:
-    """Open a snapshot in rows, from any process; ``None`` if there is none of this version, or it is damaged."""
-    path = _path(store, name)
-    try:
-        connection = connect_to_read(path, len(STEPS))
-        if connection is None:
-            return None
-        with translated(path, "reading"):
-            connection.execute("BEGIN")
-        snapshot = _snapshot(connection, path)
-    except StreamError:
-        return None
-    if snapshot is None or snapshot.version != version:
-        connection.close()
-        return None
-    return ReadRows(path, connection, snapshot)
 
 
 def remove_rows(path: Path) -> None:
