@@ -249,8 +249,8 @@ def test_what_cannot_run_is_refused_or_fails_with_its_reason(
     assert_stop_ends_only(durable, idle, working, client.pid)
     durable.wait_running()  # that with work has started another
     model.release("meanwhile")
-    ended(durable, asking, "")
-    wait_until(lambda: "late" in json.dumps(client.messages(asking)), "the result")
+    one(durable, "completed", asking)
+    wait_until(lambda: "background-agent" in json.dumps(client.messages(asking)), "the result")
     durable.wait_linked()
     assert_stop_ends_only(durable, working, client.pid)
     durable.terminal = client.environment()
