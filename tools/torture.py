@@ -176,6 +176,13 @@ PLAN = (
         1,
         {"MIRROR_CYCLES": 11, "MIRROR_CYCLE_RECORDS": 10_000},
     ),
+    Part(
+        "copies",
+        "each kind of repository with each git",
+        ("tests/sidecar/background/copies/test_kinds.py",),
+        1,
+        {"GITS": 2},
+    ),
     Part("marked", "tests that run here only", ("tests", "-m", "torture")),
 )
 

@@ -16,9 +16,8 @@ import pytest
 
 from tests.sidecar.background.copies.copying import Found, Private, snapshot
 from tests.sidecar.background.projects import git, repository, write
+from tests.streams.sizes import size
 from tools.install_git import is_new
-
-pytestmark = pytest.mark.usefixtures("each_git")
 
 FILES = {"a.txt": "1\n2\n3\n4\n5\n6\n7\n", "sub/b": "b\n"}
 
@@ -437,8 +436,17 @@ def files_that_become_something_else(place: Path) -> Kind:
     return Kind(top, agent, check)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_copy_is_as_the_users_files_are(name: str, tmp_path: Path) -> None:
+GITS = size("GITS", 1)
+"""With how many gits each kind is copied: with one, every other kind with the system's."""
+CELLS = [
+    pytest.param(name, which, id=f"{name}-{which}")
+    for number, name in enumerate(KINDS)
+    for which in (("newest", "system") if number % 2 or name == "reftable" else ("system", "newest"))[:GITS]
+]
+
+
+@pytest.mark.parametrize(("name", "each_git"), CELLS, indirect=["each_git"])
+def test_a_copy_is_as_the_users_files_are(name: str, each_git: str, tmp_path: Path) -> None:
     made = KINDS[name](tmp_path / "project")
     copy = Private(made.at, tmp_path / "place", *made.listed)
     top, root = copy.top, copy.root
