@@ -128,6 +128,11 @@ def database_of_another_program(store: Path) -> None:
     database(store, "PRAGMA application_id = 7")
 
 
+def database_that_was_never_ours(store: Path) -> None:
+    (store / "log.db").unlink()
+    database(store, "CREATE TABLE mine (x)")
+
+
 def database_newer(store: Path) -> None:
     database(store, "PRAGMA user_version = 99")
 
@@ -230,6 +235,7 @@ REFUSED: dict[State, str] = {
     database_gone: r"log\.db is missing.*restore",
     database_empty: r"log\.db is missing.*restore",
     database_of_another_program: r"log\.db.* another program.*restore",
+    database_that_was_never_ours: r"log\.db.* another program.*restore",
     database_newer: "schema 99.*upgrade durable-stream",
     no_database: r"log\.db.* damaged.*restore",
     database_cut: r"log\.db.* damaged.*restore",

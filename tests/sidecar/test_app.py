@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import MAX_FRAME_BYTES
 from sidecar.failure import Failure
 from sidecar.home import Home
 from sidecar.record.playing.play import play
-from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log.reader import LogReader
-from tests.sidecar.cli.helpers import ROOT, append, events_of, run, run_process
+from tests.sidecar.cli.helpers import ROOT, run, run_process
 from tests.sidecar.support import RECORDINGS, serving, wait_for
-from tests.streams.unmoved import nothing_moves
 
 NONCE = system_identity().nonce
-
-
-def recorded(name: str) -> list[StreamEvent]:
-    return events_of(name, Translator(seeded_identity(1)))
-
-
-def test_a_damaged_log_is_refused_with_file_and_line(home: Home) -> None:
-    with nothing_moves():
-        asyncio.run(append(home.store_path, [recorded("chat")]))
-    segment = next((home.store_path / "journal").iterdir())
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
-    refused = run(home.path, "serve")
-    assert refused.code == 1 and f"{segment}:" in refused.err
-    played = run(home.path, "play", str(RECORDINGS / "chat.jsonl"))
-    assert played.code == 1 and "ended right after it started" in played.err
-    reason = refused.err.removeprefix("durable-stream: ").removesuffix(" [log-damaged]\n")
-    assert played.err.endswith(f"{reason} [sidecar-unavailable]\n"), "the sidecar's own reason"
-    assert segment.read_bytes() == data, "nothing was changed"
 
 
 def test_serve_in_the_foreground_says_where_it_listens(home: Home, tmp_path: Path) -> None:

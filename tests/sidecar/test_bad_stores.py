@@ -27,6 +27,7 @@ from streams.errors import StoreLocked
 from streams.stores.sqlite import files as sqlite_files
 from tests.sidecar import life
 from tests.sidecar.bad_stores import (
+    LOST,
     NOT_OURS,
     REFUSED,
     STREAM,
@@ -180,6 +181,8 @@ def test_every_state_is_refused_in_one_sentence(portless_home: Home, sound: Soun
     assert done.code == 1 and snapshot(store) == before
     is_finding = state not in NOT_OURS and re.search("^(missing|corrupt|torn): ", done.out, re.M) is not None
     assert is_finding or is_sentence(done, wanted), done
+    if state in LOST and (missing := re.match(r"records \d+ to \d+", wanted)):
+        assert missing[0] in done.out, "the same numbers everywhere"
 
 
 def test_what_is_refused_does_not_even_get_a_lock(tmp_path: Path, sound: Sound) -> None:

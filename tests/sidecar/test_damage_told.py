@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,17 +13,13 @@ from sidecar.home import Home
 from streams.stores.head import Head, format_head
 from tests.sidecar.bad_stores import (
     HEAD,
-    all_segments_gone,
-    database_older,
-    first_segment_gone,
-    last_segment_gone,
     line_damaged,
     make_store,
-    middle_segment_gone,
     segments,
     snapshot,
 )
 from tests.sidecar.cli.helpers import run
+from tests.sidecar.support import RECORDINGS
 
 
 @pytest.fixture(scope="module")
@@ -80,30 +74,6 @@ def test_what_is_not_ours_is_no_damage(damaged_home: Path, sound: Path, foreign:
     assert run(damaged_home, "status").code == run(damaged_home, "doctor").code == 1
 
 
-@pytest.mark.parametrize("how", ["another program's", "its owner flipped"])
-def test_a_file_that_is_not_ours_in_the_logs_place_is_to_be_restored(damaged_home: Path, sound: Path, how: str) -> None:
-    """``store.json`` next to it is ours, so the advice is not another home."""
-    store = put(damaged_home, sound)
-    path = store / "log.db"
-    if how == "its owner flipped":
-        change(store, 68, 0, 0x45)
-    else:
-        path.unlink()
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("CREATE TABLE mine (x)")
-    before = files(damaged_home)
-    reason = "another program"
-    done = run(damaged_home, "verify")
-    assert done.code == 1 and re.search(f"^corrupt: {path}: .*{reason}.*backup", done.out), done
-    assert "durable-stream verify" not in done.out
-    for name in ("streams", "query", "status", "doctor", "serve"):
-        done = run(damaged_home, *name.split())
-        told = done.out + done.err
-        assert done.code == 1 and reason in told and "backup" in told and "another home" not in told, (name, done)
-    after = files(damaged_home)
-    assert {name: after[name] for name in before} == before
-
-
 def change(store: Path, at: bytes | int, by: int, value: int) -> None:
     """Change one byte of the database, ``by`` bytes after ``at``."""
     path = store / "log.db"
@@ -124,20 +94,6 @@ def test_a_damaged_schema_is_a_fault_in_plain_letters(damaged_home: Path, sound:
         assert "\x1b" not in done.out + done.err, (name, done)
 
 
-@pytest.mark.parametrize(
-    "cut", [first_segment_gone, middle_segment_gone, last_segment_gone, all_segments_gone, database_older]
-)
-def test_gaps_have_the_same_numbers_everywhere(damaged_home: Path, sound: Path, cut: Callable[[Path], None]) -> None:
-    store = put(damaged_home, sound)
-    cut(store)
-    told = {}
-    for name in ("verify", "status", "streams", "query", "forget ses_b --yes"):
-        done = run(damaged_home, *name.split())
-        [told[name], *_] = re.findall(r"(?:\d+ of the )?records? \d+(?: to \d+)?", done.out + done.err)
-        assert done.code == 1 and "log:1" not in done.out + done.err, (name, done)
-    assert len(set(told.values())) == 1, told
-
-
 def test_a_damaged_line_is_told_with_the_same_place_everywhere(damaged_home: Path, sound: Path) -> None:
     store = put(damaged_home, sound)
     line_damaged(store)
@@ -145,6 +101,10 @@ def test_a_damaged_line_is_told_with_the_same_place_everywhere(damaged_home: Pat
     for name in ("verify", "status", "doctor", "streams", "query", "log", "serve"):
         done = run(damaged_home, *name.split())
         assert done.code == 1 and place in done.out + done.err, (name, done)
+    played = run(damaged_home, "play", str(RECORDINGS / "chat.jsonl"))
+    reason = done.err.removeprefix("durable-stream: ").removesuffix(" [log-damaged]\n")
+    assert played.code == 1 and "ended right after it started" in played.err
+    assert played.err.endswith(f"{reason} [sidecar-unavailable]\n"), "the sidecar's own reason"
 
 
 class TestWhatKeepsASidecarFromStarting:
