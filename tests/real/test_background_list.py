@@ -47,8 +47,7 @@ def test_long_turns_ring_the_list_cancels_and_answers_the_card_shows_what_runs_a
         durable.in_project(client, "install")
         with window(client, columns=170) as screen:
             screen.wait_for(READY)
-            rings.assert_rings(screen, durable, model, phone)
-            screen.press(rings.FRONT)
+            rings.assert_rings(screen, durable, model, phone, kill=True)
             say(screen, spawn("HOLD:native SAY:never"), "HOLD:native")
             running = one(durable, "running")
             screen.wait_for("count things in project started")  # a toast
@@ -117,26 +116,19 @@ def assert_the_phone_hears_what_no_window_shows(
     rings.wait_focus(durable, "away")
     model.release("hidden")
     wait_until(lambda: len(phone.taken) == before + 1, "the phone, although the screen shows the session")
-    away, closed = spawned("left"), spawned("closed")
+    closed = spawned("closed")
     screen.close()
-    with window(client, columns=80) as screen:
-        screen.wait_for(READY)
-        model.release("left")
-        wait_until(lambda: len(phone.taken) == before + 2, "the phone")
+    model.release("closed")
+    wait_until(lambda: len(phone.taken) == before + 2, "the phone")
     hears = [each["message"] for each in phone.taken[before:]]
     assert hidden["id"] in hears[0]
-    assert hears[1] == f"left in {client.project.name} finished: forty two ({away['id']})"
-    model.release("closed")
-    works = [looked["id"], hidden["id"], away["id"], closed["id"]]
-
-    def states() -> list[str]:
-        return [each["state"] for each in intents(durable) if each["id"] in works]
-
-    wait_until(lambda: states() == ["completed"] * 4, "its end without a terminal")
+    assert hears[1] == f"closed in {client.project.name} finished: forty two ({closed['id']})"
+    works = [looked["id"], hidden["id"], closed["id"]]
+    assert [each["state"] for each in intents(durable) if each["id"] in works] == ["completed"] * 3
     with window(client, "--session", closed["parent"]) as screen:
         screen.wait_for("background-agent")
     woken = [m for m in of_session(durable, closed["parent"]) if m["event"]["type"] == "agent.input"]
-    assert [json.dumps(woken).count(work) for work in works] == [1] * 4, "the parent is woken once"
+    assert [json.dumps(woken).count(work) for work in works] == [1] * 3, "the parent is woken once"
 
 
 def say(screen: Terminal, text: str, part: str) -> None:

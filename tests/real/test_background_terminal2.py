@@ -39,8 +39,7 @@ def test_long_turns_ring_and_work_is_shown_cancelled_answered_and_ends_with_a_to
         client.api("GET", f"/api/model?location[directory]={client.project}")
         with window(client, columns=80) as screen:
             is_ready(screen)
-            rings.assert_rings(screen, durable, model, phone)
-            screen.press(rings.FRONT)
+            rings.assert_rings(screen, durable, model, phone, kill=False)
             asks_in_the_list(screen, client, durable, model)
         with window(client, columns=WIDE) as screen:
             is_ready(screen)

@@ -126,15 +126,19 @@ async def test_an_answer_that_fits_no_option_is_refused_where_no_other_words_are
         assert (await made.answer(AnswerArgs(checkpoint="per_2", answer=["reject"])))["state"] == "answered"
 
 
-@pytest.mark.parametrize("focus", ["front", "away", "unknown", None])
-async def test_only_a_terminal_in_front_has_shown_what_its_session_got(tmp_path: Path, focus: str | None) -> None:
+@pytest.mark.parametrize(
+    ("session", "focus"), [(f"ses_{n}", focus) for focus in ("front", "away", "unknown", None) for n in (1, 2)]
+)
+async def test_only_a_terminal_in_front_has_shown_what_its_session_got(
+    tmp_path: Path, session: str, focus: str | None
+) -> None:
     async with people(tmp_path) as (made, _, _run):
         if focus is not None:
             folder = tmp_path / "home" / FOLDER
             folder.mkdir()
-            (folder / f"{os.getpid()}.json").write_text(json.dumps({"session": "ses_1", "focus": focus}))
+            (folder / f"{os.getpid()}.json").write_text(json.dumps({"session": session, "focus": focus}))
         found = await made.kinds[LOOK].run(SimpleNamespace(args={"session": "ses_1"}), "key")  # type: ignore[arg-type]
-        assert found == {"looks": focus == "front"}
+        assert found == {"looks": (session, focus) == ("ses_1", "front")}
 
 
 async def test_an_answer_that_cannot_be_delivered_leaves_it_open(tmp_path: Path) -> None:
