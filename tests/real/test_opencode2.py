@@ -75,12 +75,23 @@ def checkpoints(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(payload["kind"], payload["state"]) for payload in found]
 
 
-def test_old_sessions_are_imported_once(client: RealOpenCode2, tmp_path: Path) -> None:
-    """Into a log that begins now. First of all tests, while there are few sessions to import."""
+def test_a_log_that_begins_now_has_what_came_while_no_sidecar_could_start_and_imports_what_came_before(
+    client: RealOpenCode2, tmp_path: Path
+) -> None:
+    """First of all tests, while there are few sessions to import."""
+    starter = tmp_path / "starter"
+    starter.write_text(f'#!/bin/sh\n[ -e {tmp_path}/go ] && exec {EXECUTABLE} "$@"\n')
+    starter.chmod(0o755)
     old = turn(client, f"REASON:hm {call('shell', command='echo old')} THEN: SAY:long ago")
-    with DurableStream(tmp_path / "home") as later, plugged(client, later.plugin()):
-        new = turn(client, "SAY:today")
-        assert_recorded(later, client, new)
+    with DurableStream(tmp_path / "home") as later, plugged(client, later.plugin(command=starter)):
+        session = turn(client, call("write", path="absent.txt", content="one\n"))
+        turn(client, "REASON:hm SAY:second", session)
+        turn(client, f"{call('shell', command='echo x; exit 3')} THEN: SAY:third", session)
+        assert later.running() is None
+        (tmp_path / "go").touch()
+        records = assert_recorded(later, client, session)
+        assert outcomes(records, session) == ["completed"] * 3
+        assert not [record for record in records[1:] if record["event"]["metadata"].get("history")], "all of it was fed"
         assert later.log(old) == []
         first, again = (import_old(later, client) for _ in range(2))
         assert first["opencode_2"]["sessions"] > 0
@@ -92,27 +103,11 @@ def test_old_sessions_are_imported_once(client: RealOpenCode2, tmp_path: Path) -
         later.cli("verify")
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_a_scenario_is_recorded_as_the_service_tells_it(
-    client: RealOpenCode2, durable: DurableStream, model: ModelServer, feed: Feed, scenario: Scenario
-) -> None:
-    feed = feed.from_now()
-    scenario(client, model, feed)
-    compared = 0
-    for root, *children in feed.families():
-        if client.exists(root):
-            compared += len(assert_recorded(durable, client, root, *children, gaps=("text_cut",)))
-        else:
-            wait_until(lambda root=root: "lifecycle.session.ended" in str(durable.log(root)), "the end of the session")
-    note(f"opencode2-{scenario.__name__}", records=compared, lost=0, doubled=0)
-
-
 def test_the_first_session_of_a_new_repository_is_whole(client: RealOpenCode2, durable: DurableStream) -> None:
+    assert client.api("GET", "/api/debug/location") == [], "the service has just started"
     place = client.project / "new"
     place.mkdir()
     subprocess.run(["git", "init", "-q"], cwd=place, check=True)
-    client.stop_in()
-    client.start()
     session = turn(client, "SAY:the very first", client.new_session(place))
     records = assert_recorded(durable, client, session)
     # On a busy machine, OpenCode may name the session before it begins the turn.
@@ -136,21 +131,19 @@ def test_the_first_session_of_a_new_repository_is_whole(client: RealOpenCode2, d
     assert "opencode.worktree.resolved" in {event["type"] for event in worktree}, "of no session, so it is kept whole"
 
 
-def test_turns_without_a_sidecar_are_recorded_when_it_is_back(
-    client: RealOpenCode2, durable: DurableStream, tmp_path: Path
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_a_scenario_is_recorded_as_the_service_tells_it(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer, feed: Feed, scenario: Scenario
 ) -> None:
-    starter = tmp_path / "starter"
-    starter.write_text(f'#!/bin/sh\n[ -e {tmp_path}/go ] && exec {EXECUTABLE} "$@"\n')
-    starter.chmod(0o755)
-    with DurableStream(tmp_path / "home") as later, plugged(client, later.plugin(command=starter)):
-        session = turn(client, call("write", path="absent.txt", content="one\n"))
-        turn(client, "REASON:hm SAY:second", session)
-        turn(client, f"{call('shell', command='echo x; exit 3')} THEN: SAY:third", session)
-        assert later.running() is None
-        (tmp_path / "go").touch()
-        records = assert_recorded(later, client, session)
-        assert outcomes(records, session) == ["completed"] * 3
-        assert not [record for record in records[1:] if record["event"]["metadata"].get("history")], "all of it was fed"
+    feed = feed.from_now()
+    scenario(client, model, feed)
+    compared = 0
+    for root, *children in feed.families():
+        if client.exists(root):
+            compared += len(assert_recorded(durable, client, root, *children, gaps=("text_cut",)))
+        else:
+            wait_until(lambda root=root: "lifecycle.session.ended" in str(durable.log(root)), "the end of the session")
+    note(f"opencode2-{scenario.__name__}", records=compared, lost=0, doubled=0)
 
 
 def test_a_sidecar_killed_again_and_again_records_each_event_once(
@@ -294,6 +287,42 @@ def test_the_command_line_of_opencode_2_is_recorded(client: RealOpenCode2, durab
     client.run("SAY:from run")
     (session,) = {info["id"] for info in client.api("GET", "/api/session")["data"]} - known
     assert outcomes(assert_recorded(durable, client, session), session) == ["completed"]
+
+
+class Unregistered(RealOpenCode2):
+    registers = False
+
+
+def test_everything_of_two_servers_on_one_database_is_recorded_once(
+    client: RealOpenCode2, durable: DurableStream, model: ModelServer
+) -> None:
+    """No file names the later one, so the sidecar learns of it from its plugin alone."""
+    tools = " THEN: ".join(call("shell", command=f"echo {number}; sleep 0.1") for number in range(4))
+    gaps = durable.lines("query", "--type", "capture.gap")
+    with Unregistered(client.binary, model.port, root=client.root) as other:
+        first, second = client.new_session(), other.new_session()
+        for _ in range(2):
+            client.prompt(first, tools)
+            other.prompt(second, tools)
+            client.wait(first)
+            other.wait(second)
+        for server in (other, client, other):  # one session, in turns
+            server.prompt(first, "SAY:by turns")
+            server.wait(first)
+        other.prompt(second, f"{tools} THEN: HOLD:{second} SAY:long after")
+        model.wait_held(second)
+        os.kill(killed := durable.wait_linked(), signal.SIGKILL)
+        durable.wait_running({killed})
+        client.prompt(first, "SAY:again")  # while the other server runs a turn that the service does not know as active
+        client.wait(first)
+        assert_recorded(durable, client, first)
+        model.release(second)
+        other.wait(second)
+        for session, turns in ((first, 6), (second, 3)):
+            records = assert_recorded(durable, client, session)
+            assert outcomes(records, session) == ["completed"] * turns
+        durable.cli("verify")
+    assert durable.lines("query", "--type", "capture.gap") == gaps
 
 
 def test_a_copy_in_one_project_records_only_that_project(
