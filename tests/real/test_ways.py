@@ -1,4 +1,5 @@
-"""An IDE and its clients are recorded. A window alone is in ``test_reading.py``, the commands in ``test_several.py``.
+"""An IDE, its window and its clients are recorded, and read as a person does: my conversation, what waits for me. A
+window alone is in ``test_background_list.py``, the commands in ``test_several.py``.
 
 All work in one project on one home. Afterwards a server of the same user, with the plugin switched off,
 reports what OpenCode itself knows of their sessions.
@@ -6,6 +7,7 @@ reports what OpenCode itself knows of their sessions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +18,15 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode, free_port
 from tests.real.recorded import Json, expected, family
-from tests.real.terminal import READY, Terminal
+from tests.real.terminal import ENTER, READY, Terminal
+from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 
 pytestmark = pytest.mark.real_opencode
 
 # Without an agent for titles a session keeps the one it was made with, which is the one that is recorded.
-CONFIG = {"agent": {"title": {"disable": True}}}
+CONFIG = {"permission": {"bash": "ask"}, "agent": {"title": {"disable": True}}}
+ASKS = 'CALL:bash {"command": "echo x; ls", "description": "d"} THEN: SAY:done'
+WIDTH = 80
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +58,55 @@ def links(durable: DurableStream) -> list[Json]:
     return list(durable.status()["links"])
 
 
+def shown(durable: DurableStream, cwd: Path, *arguments: str, code: int = 0) -> str:
+    """What a command prints on a terminal, without colours, its lines joined."""
+    # No plugin of this user's own OpenCode is looked at.
+    own = {"XDG_CONFIG_HOME": str(durable.home)}
+    text = on_terminal(durable.home, *arguments, width=WIDTH, cwd=cwd, code=code, **own)
+    return " ".join(ANSI.sub("", text).split())
+
+
+def reads_on(terminal: Terminal, shop: Path, durable: DurableStream) -> None:
+    terminal.wait_for(READY)
+    terminal.press(ASKS.encode())
+    terminal.wait_for("SAY:done")
+    terminal.press(ENTER)
+    terminal.wait_for("Permission required")
+    wait_until(lambda: "waiting" in durable.cli("streams"), "the ask")
+    for command in (["streams"], ["log"]):
+        assert " asks for permission: bash echo x; ls" in shown(durable, shop, *command)
+    # no plugin is installed for this user
+    assert " asks for permission: bash echo x; ls" in shown(durable, shop, "status", code=1)
+
+    terminal.press(ENTER)
+    terminal.wait_until(lambda lines: any("Mock 1 · " in line for line in lines), "the end of the turn")
+    terminal.press(b"!")
+    terminal.wait_for("Shell")
+    terminal.press(b"ls")
+    terminal.press(ENTER)
+    terminal.wait_for("$ ls")
+    terminal.prompt("SAY:second", "second")
+    terminal.press(b"/undo")
+    terminal.wait_for("Undo previous message")
+    terminal.press(ENTER)
+    terminal.wait_for("1 message reverted")
+    wait_until(lambda: "session.reverted" in durable.cli("log"), "what was undone, at once")
+    assert "undone later" in durable.cli("read")
+    terminal.press(b"\x15")  # the undone prompt is there again
+    terminal.prompt("SAY:third", "third")
+    wait_until(lambda: "says: third" in durable.cli("log"), "the last answer")
+    screen = shown(durable, shop, "log")
+    assert "waiting for you" not in screen
+    assert re.search(r"user +answer +once", screen) and re.search(r"user +input +!ls", screen)
+    assert "undone SAY:second" in screen and "aborted" not in screen and "unknown" not in screen
+
+
 def test_an_ide_and_an_attached_terminal(opencode: RealOpenCode, durable: DurableStream) -> None:
     ide = OpenCodeApi(opencode.project)
     ide.port = free_port()
     with window(opencode, "--port", str(ide.port), "--hostname", "127.0.0.1") as editor:
-        editor.wait_for(READY)
+        reads_on(editor, opencode.project, durable)
+        undone = odd(durable)
         session = ide.create_session()
         ide.prompt(session, "SAY:for the editor")
         # OpenCode makes two instances of the plugin here, and gives hooks to the second alone.
@@ -76,7 +125,13 @@ def test_an_ide_and_an_attached_terminal(opencode: RealOpenCode, durable: Durabl
         wait_until(lambda: not {first["instance"], second["instance"]} & instances(durable), "the end of both links")
         durable.assert_recorded(expected(family(ide, session)))
         assert editor.quit() == 0
-    durable.assert_whole()
+    durable.cli("verify")
+    assert odd(durable) == undone and "capture.gap" not in undone, "nothing was lost or unknown"
+
+
+def odd(durable: DurableStream) -> list[str]:
+    """The types of the records of what was lost, and of what OpenCode alone knows, such as an undone prompt."""
+    return [each["event"]["type"] for each in durable.lines("query", "--type", "capture.gap", "--type", "opencode.*")]
 
 
 def instances(durable: DurableStream) -> set[str]:
