@@ -115,13 +115,8 @@ def test_a_model_with_a_shell_cannot_answer_for_the_person(client: RealOpenCode,
     said = durable.home.parent / "said"
     command = f"{EXECUTABLE} --home {durable.home} checkpoints {asked['id']} --answer once > {said} 2>&1"
     fork = f"{EXECUTABLE} --home {durable.home} fork {asking} --at any --yes > {said} 2>&1"
-    shapes = (
-        command,
-        f"setsid nohup {command} &",
-        f"setsid --fork env -i {command}",
-        f"script -qc '{command}' /dev/null",
-    )
-    for given in (*shapes, fork, fork.replace(f"fork {asking} --at any --yes", "spawn SAY:free --directory .")):
+    spawned = fork.replace(f"fork {asking} --at any --yes", "spawn SAY:free --directory .")
+    for given in (command, f"script -qc '{command}' /dev/null", fork, spawned):
         said.unlink(missing_ok=True)
         client.prompt(answering, f"CALL:bash {json.dumps({'command': given, 'description': 'x'})}")
         wait_until(lambda: said.exists() and said.read_text().endswith("]\n"), "a refusal")

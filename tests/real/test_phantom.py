@@ -227,7 +227,7 @@ def test_a_summary_names_the_work_that_still_runs(
     one(durable, "completed", parent)
 
 
-JOBS = size("JOBS", 3)
+JOBS = size("JOBS", 2)
 MORE = 40
 """How many more files and threads a process may have after any number of jobs: connections stay open for a while."""
 
