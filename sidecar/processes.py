@@ -144,6 +144,13 @@ def _is_of_tools(pid: int) -> bool:
         return False  # it has ended, or is another user's, or the system does not say
 
 
+def _is_opencodes_own(pid: int) -> bool:
+    """True if OpenCode runs a process for itself, such as the git of its snapshots: it is in the group of a process that
+    no tool started. A shell of a tool is in a group of its own, also when its leader has ended."""
+    place = place_of(pid)
+    return place is None or (seen(place.group) != "" and not _is_of_tools(place.group))
+
+
 def kill(pid: int, mark: str) -> None:
     """Kill the process with this pid and mark (``kill -9``), suspended or not. Any other process is left alone."""
     if mark and mark_of(pid) == mark:
@@ -190,7 +197,7 @@ def _left(root: Path) -> dict[int, str]:
             has_terminal = (process / "stat").read_text().rpartition(")")[2].split()[4] != "0"
             if has_terminal or not (process / "cwd").readlink().is_relative_to(root):
                 continue
-            if _is_of_tools(int(process.name)):
+            if _is_of_tools(int(process.name)) and not _is_opencodes_own(int(process.name)):
                 words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
                 found[int(process.name)] = " ".join(words).strip()
     return found

@@ -318,19 +318,20 @@ async def test_what_a_tool_left_running_in_a_copy_is_ended_and_named_and_nothing
     ours = os.environ | {name: value}
     runs = [sys.executable, "-c", "print(flush=True); input()"]
 
-    def start(directory: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def start(directory: Path, environment: dict[str, str], detached: bool = True) -> subprocess.Popen[bytes]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen(runs, cwd=directory, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
+        process = subprocess.Popen(runs, cwd=directory, env=environment, start_new_session=detached, **pipes)  # type: ignore[call-overload]
         assert process.stdout is not None and process.stdout.readline()
         return cast("subprocess.Popen[bytes]", process)
 
-    others = [start(elsewhere, ours), start(root, {**os.environ, name: "0"})]
+    git = start(root, ours, detached=False)  # as OpenCode starts the git of its snapshots: in its own group
+    others = [start(elsewhere, ours), start(root, {**os.environ, name: "0"}), git]
     left = start(root / "sub", ours)
     try:
         acts = acts_of(FakeCopies(root), FakeHost("idle"))
         found = await acts.collect(dict(ARGS), "key")
         assert found["ended"] == [" ".join(runs)] and left.wait(10) == -signal.SIGKILL
-        assert [each.poll() for each in others] == [None, None]
+        assert [each.poll() for each in others] == [None] * 3
         intent = intent_of({"intent": "int_1", "prompt": "p", "title": "t", "directory": "/p", "ts": 1})
         assert "input()" in told(intent, "completed", {"result": "done", "changes": found})
     finally:
