@@ -108,6 +108,7 @@ async function start(home, variables, { id, directory }, spawnChild) {
   const [port, password] = [await freePort(), randomBytes(24).toString("hex")];
   /** @type {NodeJS.ProcessEnv} */
   const env = { ...variables, OPENCODE_SERVER_PASSWORD: password, DURABLE_STREAM_HOME: home, DURABLE_STREAM_HEADLESS: id };
+  delete env.OPENCODE; // it sets the variable for what it starts, which distinguishes that from OpenCode itself
   delete env.OPENCODE_PID;
   delete env.OPENCODE_SERVER_USERNAME;
   if (process.argv.includes("acp")) delete env.OPENCODE_CLIENT; // it set the variable for itself
