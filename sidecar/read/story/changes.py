@@ -22,27 +22,37 @@ from sidecar.read.telling.describe import LONGEST
 from streams.query import EVERYTHING, Filter
 from streams.store import NOTHING
 
-_CHANGED: Final = f"""
-    WITH these AS (SELECT value AS key FROM json_each(:sessions)), changed AS (
+_CHANGED: Final = """
+    WITH these AS (SELECT key, value AS place FROM json_each(:places)), changed AS (
         SELECT session, turn, n, id, file, added, removed, how, NULL AS reply, NULL AS wait FROM edit
-            WHERE session IN these AND n > :after AND n <= :n
+            WHERE session IN (SELECT key FROM these) AND n > :after AND n <= :n
         UNION ALL
-        SELECT session, turn, told, 0, NULL, NULL, NULL, '', reply, key FROM span
-            WHERE session IN these AND kind = 'wait' AND told > :after AND told <= :n AND reply <> '' AND {ALIVE}
-            AND NOT EXISTS (
-                SELECT 1 FROM allowed JOIN edit ON edit.n = allowed.n AND edit.session = span.session
-                    AND edit.turn = span.turn WHERE allowed.ask = span.key AND allowed.n <= :n
-            )
-    )
-    SELECT * FROM changed ORDER BY n, id"""  # noqa: S608
-"""Each edit, and each answer to a permission, apart from those for a step that changed a file: they are shown there."""
+        SELECT session, of, told, 0, NULL, NULL, NULL, '', reply, key FROM span
+            WHERE session IN (SELECT key FROM these) AND kind = 'wait' AND reply <> '' AND told > :after AND told <= :n
+            AND (shown IS NULL OR shown > :n)
+    )"""
+"""Each edit, and each answer to a permission, apart from those for a step that changed a file: they are shown there.
+The span of an ask has one version only."""
+
+_LAST: Final = f"""{_CHANGED}
+    SELECT * FROM changed WHERE turn IN (SELECT DISTINCT turn FROM changed ORDER BY turn DESC LIMIT :most)
+        ORDER BY n, id"""
+
+_UNDONE: Final = "(SELECT value FROM json_each(:undone))"
+
+_SUMS: Final = f"""{_CHANGED}
+    SELECT count(DISTINCT file), total(added), total(removed), count(DISTINCT iif(added IS NULL, file, NULL)),
+        total(reply NOT IN ('reject', 'withdrawn')), total(reply = 'reject'), count(DISTINCT turn),
+        count(DISTINCT session)
+    FROM changed JOIN these ON these.key = session WHERE turn NOT IN {_UNDONE} GROUP BY place"""
+_NAMES: Final = ("files", "added", "removed", "rewritten", "approved", "rejected", "turns", "sessions")
 
 
 class _Row(NamedTuple):
     """A row of ``_CHANGED``: an edit has a ``file``, an answer a ``reply`` and the key of the span of its ``wait``."""
 
     session: int
-    turn: str
+    turn: int
     n: int
     id: int
     file: str | None
@@ -52,11 +62,6 @@ class _Row(NamedTuple):
     reply: str | None
     wait: int | None
 
-    @property
-    def of(self) -> tuple[int, str]:
-        """Its session and turn."""
-        return self.session, self.turn
-
 
 class Changes:
     """What changed by the records of a moment above position ``after``, in the time that ``wanted`` names."""
@@ -64,62 +69,59 @@ class Changes:
     def __init__(self, moment: Moment, after: int = NOTHING, wanted: Filter = EVERYTHING) -> None:
         self._moment, self._after, self._wanted = moment, after, wanted
 
-    @cached_property
-    def _rows(self) -> list[_Row]:
-        """In the order of positions."""
-        sessions = orjson.dumps([*self._moment.all]).decode()
-        rows = self._moment.story.sql(_CHANGED, n=self._moment.n, after=self._after, sessions=sessions)
-        found = map(_Row._make, rows)
-        if self._wanted.since_ms is None and self._wanted.until_ms is None:
-            return [*found]
-        return [row for row in found if self._wanted.in_time(self._moment.record(row.n).event)]
+    def _sql(self, query: str, **given: Any) -> list[tuple[Any, ...]]:
+        places = orjson.dumps({str(key): session.place for key, session in self._moment.all.items()}).decode()
+        undone = orjson.dumps([*self._moment.undone]).decode()
+        about = {"n": self._moment.n, "after": self._after, "places": places, "undone": undone}
+        return self._moment.story.sql(query, **about, **given)
+
+    def _by_turn(self, most: int) -> list[list[_Row]]:
+        """What changed in each of the last turns, in the order of positions; ``most`` -1: in every turn."""
+        found: dict[int, list[_Row]] = {}
+        is_any_time = self._wanted.since_ms is None and self._wanted.until_ms is None
+        for row in map(_Row._make, self._sql(_LAST, most=most if is_any_time else -1)):
+            if is_any_time or self._wanted.in_time(self._moment.record(row.n).event):
+                found.setdefault(row.turn, []).append(row)
+        return [*found.values()][-most if most > 0 else 0 :]
 
     def files(self) -> list[dict[str, Any]]:
         """Each file that agents changed, without undone turns, in the order of the first edits: ``file, edits, added,
         removed``. Lines are ``None`` if they are not known."""
         found: dict[str, list[_Row]] = {}
-        for row in self._rows:
-            if row.file is not None and row.of not in self._moment.undone:
+        rows = [row for rows in self._by_turn(-1) for row in rows if row.turn not in self._moment.undone]
+        for row in sorted(rows, key=attrgetter("n", "id")):
+            if row.file is not None:
                 found.setdefault(row.file, []).append(row)
         return [{"file": file, "edits": len(rows), **sums(rows)} for file, rows in found.items()]
 
+    @cached_property
+    def _sums(self) -> dict[str, int]:
+        found = dict.fromkeys(_NAMES, 0)
+        for row in self._sql(_SUMS):
+            found = {name: found[name] + int(value) for name, value in zip(_NAMES, row, strict=True)}
+        undone = f"{_CHANGED} SELECT count(DISTINCT turn) FROM changed WHERE turn IN {_UNDONE}"
+        return found | {"undone": self._sql(undone)[0][0] if self._moment.undone else 0}
+
     def totals(self) -> dict[str, int]:
         """As ``changes.totals`` of all turns."""
-        shown = [row for row in self._rows if row.of not in self._moment.undone]
-        edits = [row for row in shown if row.file is not None]
-        places = {key: session.place for key, session in self._moment.all.items()}
-        replies = [row.reply for row in shown if row.reply is not None]
-        return {
-            "files": len({(places[row.session], row.file) for row in edits}),
-            "added": sum(row.added or 0 for row in edits),
-            "removed": sum(row.removed or 0 for row in edits),
-            "rewritten": len({(places[row.session], row.file) for row in edits if row.added is None}),
-            "approved": sum(reply not in ("reject", "withdrawn") for reply in replies),
-            "rejected": sum(reply == "reject" for reply in replies),
-            "turns": len({row.of for row in shown}),
-            "undone": len({row.of for row in self._rows} & self._moment.undone),
-            "sessions": len({row.session for row in shown}),
-        }
+        return self._sums
 
     def count(self) -> int:
         """How many turns there are."""
-        return len({row.of for row in self._rows})
+        return self._sums["turns"] + self._sums["undone"]
 
     def turns(self, most: int | None = None, *, with_diffs: bool = False) -> list[TurnChanges]:
         """The turns in which something changed, in the order of the times of the first changes; with ``most``, at most
-        those whose first changes were recorded last."""
-        found: dict[tuple[int, str], list[_Row]] = {}
-        for row in self._rows:
-            found.setdefault(row.of, []).append(row)
-        turns = [self._turn(rows, with_diffs=with_diffs) for rows in [*found.values()][-most if most else 0 :]]
+        the last ones."""
+        turns = [self._turn(rows, with_diffs=with_diffs) for rows in self._by_turn(most or -1)]
         return sorted(turns, key=lambda turn: turn.first_ts)
 
     def _turn(self, rows: list[_Row], *, with_diffs: bool) -> TurnChanges:
         first, moment = rows[0], self._moment
         stream = moment.record(first.n).event.stream_id
-        turn = moment.one("turn", f"session = :s AND message = :m AND +{ALIVE}", s=first.session, m=first.turn)
-        prompt = turn.asked[:LONGEST] if turn is not None else ""
-        told = TurnChanges(stream, moment.all[first.session].name, first.turn, prompt, first.of in moment.undone)
+        turn = moment.one("turn", f"key = :key AND {ALIVE}", key=first.turn)
+        undone = turn.key in moment.undone
+        told = TurnChanges(stream, moment.all[first.session].name, turn.message, turn.asked[:LONGEST], undone)
         for _, of_step in groupby(rows, key=attrgetter("n")):
             row, *more = of_step
             if row.wait is None:

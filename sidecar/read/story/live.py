@@ -36,6 +36,8 @@ class State(msgspec.Struct, array_like=True):
     """How many turns began."""
     ran: int = 0
     """How long the turns that ended took."""
+    waited: int = 0
+    """How long the asks that ended took."""
     current: int = 0
     """The key of the turn that records without a turn belong to."""
     model_at: int = 0
@@ -320,20 +322,22 @@ class Story:
         row = tables.Span(session=s.key, kind=kind, at=n, start=start, up=up, number=s.state.number, born=n, **about)
         return self.spans.add(row)
 
-    def end(self, span: tables.Span, n: int, end: int, state: str, told: int | None = None) -> None:
+    def end(self, s: Live, span: tables.Span, n: int, end: int, state: str, told: int | None = None) -> None:
         self.spans.set(span, till=n, end=max(end, span.start), state=state, told=told or span.told)
+        if span.kind == "wait":
+            s.state.waited += max(end - span.start, 0)
 
     def go_on(self, s: Live, n: int, now: int) -> None:
         """End the pause: the model was called again, or the turn is over."""
         if s.pause is not None:
-            self.end(s.pause, n, min(s.state.free, now), "completed")
+            self.end(s, s.pause, n, min(s.state.free, now), "completed")
             s.pause = None
 
     def over(self, s: Live, n: int, ts: int, turn: str | None = None) -> None:
         """End the asks and the calls without an answer; with ``turn``, only the asks that name it."""
         gone = [each for each in s.open.values() if turn is None or (each.kind == "wait" and each.turn == turn)]
         for span in gone:
-            self.end(span, n, ts, "over")
+            self.end(s, span, n, ts, "over")
             del s.open[span.key]
         message = s.run.turn if s.run is not None else ""
         lost = {span.call: (span.key, message) for span in gone if span.kind == "tool"}
@@ -344,7 +348,7 @@ class Story:
         self.go_on(s, n, ts)
         self.over(s, n, ts)
         if s.run is not None:
-            self.end(s.run, n, ts, state, told)
+            self.end(s, s.run, n, ts, state, told)
             s.state.ran += (s.run.end or 0) - s.run.start
             s.run = None
 

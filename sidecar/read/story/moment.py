@@ -82,10 +82,11 @@ class Moment:
         return {row.key: row for row in sorted(named, key=lambda row: row.first or 0)}
 
     @cached_property
-    def undone(self) -> set[tuple[int, str]]:
-        """The session and the message of each turn that is undone."""
-        where = f"SELECT session, message FROM undone WHERE session = :s AND {ALIVE}"  # noqa: S608
-        return {each for key in self.all for each in self.story.sql(where, n=self.n, s=key)}
+    def undone(self) -> set[int]:
+        """The keys of the turns that are undone."""
+        messages = f"SELECT message FROM undone WHERE session = :s AND {ALIVE}"  # noqa: S608
+        where = f"SELECT key FROM turn WHERE session = :s AND message IN ({messages})"  # noqa: S608
+        return {key for session in self.all for (key,) in self.story.sql(where, n=self.n, s=session)}
 
     @cached_property
     def _log(self) -> Catalog:
@@ -138,10 +139,13 @@ class Moment:
 
     def waited_ms(self, now: int) -> int:
         """How long a person was waited for until ``now``, in all asks together."""
-        where = f"session = :s AND kind = 'wait' AND {ALIVE}"
-        sum_ = "SELECT sum(max(CASE WHEN till <= :n THEN end ELSE :now END - start, 0)) FROM span WHERE"
-        found = [self.story.sql(f"{sum_} {where}", n=self.n, now=now, s=key)[0][0] for key in self.sessions]
-        return sum(each or 0 for each in found)
+        open_ = sum(max(now - span.start, 0) for spans in self.open.values() for span in spans if span.kind == "wait")
+        return open_ + sum(self.last(key).waited for key in self.sessions)
+
+    def last(self, session: int) -> tables.Moment:
+        """The last record of a session so far."""
+        found: tables.Moment = self.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=session)
+        return found
 
     def counts(self) -> dict[str, int]:
         """How many records so far a person may want to jump to, by what they are; only kinds of which there are any."""

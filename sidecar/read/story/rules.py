@@ -93,6 +93,8 @@ class Rules(Belonging):
             rule(self, s, record, payload, n)
         else:
             self.item(self.turn(s, "", n), n, "background" if event.type.startswith(_BESIDE) else "other")
+        moment.waited = s.state.waited
+        self.moments.put(n, moment)
 
     # --- turns ---
 
@@ -218,7 +220,9 @@ class Rules(Belonging):
             self.allowed.add(tables.Allowed(n=n, ask=ask.key, below=item.key if tail is not None else None))
             if tail is not None:
                 self.items.set(tail, died=n)
-        self._edited(s, p, n, next((each.diff for each, _ in asks if each.diff), ""))
+        if self._edited(s, p, n, turn, next((each.diff for each, _ in asks if each.diff), "")):
+            for _, ask in asks:
+                self.spans.set(ask, shown=ask.shown or n)
         name, about = as_text(p.get("child")), as_mapping(p.get("metadata"))
         if name or as_text(p.get("tool")) in _STARTING:
             goes_on = about.get("background") is True or about.get("status") == "running"
@@ -256,19 +260,22 @@ class Rules(Belonging):
             return []
         since = s.run.at if s.run is not None and is_now else 0
         where = "kind = 'wait' AND session = ? AND call = ? AND turn = ? AND at >= ? AND died IS NULL ORDER BY key"
-        spans = self.spans.all(where, s.key, call, message, since)
+        spans = [s.open.get(each.key, each) for each in self.spans.all(where, s.key, call, message, since)]
         found = [(Approval(ask_of(record), record), span) for span in spans for record in (self.source(span.at),)]
         return [(approval, span) for approval, span in found if approval.is_about(p)]
 
-    def _edited(self, s: Live, p: dict[str, Any], n: int, asked_diff: str) -> None:
-        changes, about = file_changes(p, asked_diff), (as_text(p.get("turn")), as_text(p.get("tool")))
-        for each in (each for each in changes if each.file):
-            edit = tables.Edit(0, n, s.key, about[0], each.file, about[1], how=each.how)
+    def _edited(self, s: Live, p: dict[str, Any], n: int, turn: tables.Turn, asked_diff: str) -> bool:
+        """Whether a step changed a file that it names."""
+        changes = file_changes(p, asked_diff)
+        named = [each for each in changes if each.file]
+        for each in named:
+            edit = tables.Edit(0, n, s.key, turn.key, each.file, as_text(p.get("tool")), how=each.how)
             if each.how != "replace":
                 edit.added, edit.removed = each.additions, each.deletions
             self.edits.add(edit)
         if changes and not has_failed(p):
             self.mark(s, n, "edit")
+        return bool(named)
 
     def _finished(self, s: Live, child: Live, turn: tables.Turn, n: int, *, is_background: bool) -> None:
         """Put the child of a call below the call, even if no event announced the child."""
@@ -288,13 +295,20 @@ class Rules(Belonging):
             if known is not None:
                 self._answered(s, known, n, ts, "over")
             ask, is_past = ask_of(record), record.event.metadata.get("history")
-            about = {"turn": ask.turn, "call": ask.call, "request": request, "marked": n if is_past else None}
+            turn = self.turn(s, ask.turn, n)
+            about = {
+                "turn": ask.turn,
+                "of": turn.key,
+                "call": ask.call,
+                "request": request,
+                "marked": n if is_past else None,
+            }
             span = self.begin(s, n, "wait", ts, state="waiting", **about)
             s.open[span.key] = span
             if s.asked is not None:
                 s.asked.add(ask.call)
             s.state.busy = min(s.state.busy or ts, ts)
-            self.item(self.turn(s, ask.turn, n), n, "ask", ref=span.key)
+            self.item(turn, n, "ask", ref=span.key)
             self.mark(s, n, "ask")
             return
         if known is not None:
@@ -312,7 +326,7 @@ class Rules(Belonging):
 
     def _answered(self, s: Live, span: tables.Span, n: int, ts: int, state: str) -> None:
         del s.open[span.key]
-        self.end(span, n, ts, state)
+        self.end(s, span, n, ts, state)
 
     def _error(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
         self._failed(s, record.event.ts, n)

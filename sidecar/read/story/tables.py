@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 from msgspec.structs import astuple, fields, replace
 
-STORY_VERSION: Final = 2
+STORY_VERSION: Final = 3
 """Version of the tables and of the rules. Tables of another version are made again."""
 
 ALIVE: Final = "born <= :n AND (died IS NULL OR died > :n)"
@@ -40,8 +40,9 @@ class Version(Row):
 class Moment(msgspec.Struct):
     """Each record. ``number`` and ``count`` say how many records its place and its session have up to it; ``first`` and
     ``last`` are the earliest and the latest time of the session's records until then, and ``since`` and ``until`` those
-    of its place. Of the place's records until then, ``forgotten`` are forgotten, ``cut`` have a text that was too long
-    to keep whole, and ``news`` is the last one about its session. ``next`` is the place's next record."""
+    of its place; ``waited`` is how long the session's asks took that had ended, in ms. Of the place's records until
+    then, ``forgotten`` are forgotten, ``cut`` have a text that was too long to keep whole, and ``news`` is the last
+    that tells of its session. ``next`` is the place's next record."""
 
     n: int = 0
     place: int = 0
@@ -53,6 +54,7 @@ class Moment(msgspec.Struct):
     last: int = 0
     since: int = 0
     until: int = 0
+    waited: int = 0
     forgotten: int = 0
     cut: int = 0
     news: int = 0
@@ -152,9 +154,10 @@ class Span(Version):
     it: only then ``end`` and ``state`` count. ``told`` is the record that says how (a result, an answer, the end of a
     turn), and ``about`` the one that announced it: the start of a turn that names a model, the spawning of an agent.
     ``marked``: the record of a turn's first failure; for a wait, that its ask was imported and nobody waits.
-    ``total``: how long the turns before took. ``turn`` is the message of a turn, or the one that a wait names.
-    ``reply``, from record ``told`` on, is the outcome of a turn, or the answer to a permission: ``once``, ``always``,
-    ``reject``, ``withdrawn`` or ``answered``.
+    ``total``: how long the turns before took. ``turn`` is the message of a turn, or the one that a wait names, and
+    ``of`` the key of the turn that a wait is about. ``reply``, from record ``told`` on, is the outcome of a turn, or
+    the answer to a permission: ``once``, ``always``, ``reject``, ``withdrawn`` or ``answered``; ``shown`` is the first
+    record of a step that needed the permission and changed a file.
     """
 
     session: int = 0
@@ -163,6 +166,7 @@ class Span(Version):
     start: int = 0
     up: int | None = None
     turn: str = ""
+    of: int = 0
     call: str = ""
     request: str = ""
     number: int = 0
@@ -172,6 +176,7 @@ class Span(Version):
     state: str = ""
     told: int | None = None
     reply: str = ""
+    shown: int | None = None
     about: int | None = None
     marked: int | None = None
 
@@ -203,12 +208,12 @@ class Step(msgspec.Struct):
 
 
 class Edit(Row):
-    """A file that the step of record ``n`` changed. ``turn`` is the message that the step names. The counts of lines
-    are ``NULL`` if the old content is not known."""
+    """A file that the step of record ``n`` changed in a ``turn``. The counts of lines are ``NULL`` if the old content
+    is not known."""
 
     n: int = 0
     session: int = 0
-    turn: str = ""
+    turn: int = 0
     file: str = ""
     tool: str = ""
     added: int | None = None
@@ -331,6 +336,7 @@ _INDEXES: Final = (
         "span(session) WHERE till IS NULL AND died IS NULL",
     ),
     *("span(session, request) WHERE kind = 'wait'", "span(session, call) WHERE kind = 'wait'"),
+    "span(session, told, shown, reply, of) WHERE kind = 'wait' AND reply <> ''",
     *("step(session)", "step(turn)", "step(run)"),
     *("edit(session, turn, n)", "allowed(n)", "allowed(ask)", "allowed(below)"),
     *("branch(session)", "branch(above)", "branch(call)"),

@@ -50,7 +50,7 @@ class Telling:
         moment, found = self._moment, []
         for key, row in moment.all.items():
             if not self._branches(key):
-                seen = moment.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=key)
+                seen = moment.last(key)
                 about = row.title, row.role, row.directory, seen.first, seen.last, row.ended or "", row.label
                 found.append(Session(row.name, moment.stream(row), *about))
         return found
@@ -131,7 +131,7 @@ class Telling:
         record = self._moment.record(row.at)
         match row.kind:
             case "prompt":
-                is_undone = (turn.session, turn.message) in self._moment.undone
+                is_undone = turn.key in self._moment.undone
                 return replace(prompt(record), command=row.text, undone=is_undone)
             case "said" | "summary":
                 return said(record) if row.kind == "said" else replace(said(record), kind="summary")

@@ -65,7 +65,7 @@ class Timeline:
 
     def session(self, row: tables.Session) -> Span:
         at = self._at
-        seen = at.one("moment", "session = :s AND n <= :n ORDER BY n DESC", s=row.key)
+        seen = at.last(row.key)
         first = at.record(row.first or 0).event
         call = at.one("span", f"key = :key AND {ALIVE}", key=row.up) if row.up else None
         parent = (
