@@ -19,7 +19,7 @@ from sidecar.background.messages.answers import as_row as checkpoint_row
 from sidecar.background.people import teller
 from sidecar.background.reading import background_of, costs_of, diff_of, read_intents, read_notices, waiting
 from sidecar.inspector.around import relatives, roots_of, shown_status
-from sidecar.inspector.drawn import MOST_SPANS, drawn
+from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
 from sidecar.read.host_agents import host_agents
 from sidecar.read.kinds import is_agents, repeats
 from sidecar.read.past.compare import compared
@@ -53,6 +53,9 @@ MOST_TURNS: Final = 40
 
 MOST_ITEMS: Final = 120
 """The last turns are shown that have no more items together; the last one always, but no more items of it."""
+
+OFFERED: Final = 100
+"""How many turns of a timeline can be chosen."""
 
 MOST_CHANGED: Final = 20
 """How many turns with changed files are shown."""
@@ -203,7 +206,8 @@ class Data:
         end: int | None,
         marks: int | None = None,
     ) -> dict[str, Any]:
-        """A session's timeline as ``drawn``, with its child sessions and background work."""
+        """A session's timeline as ``drawn``, with its child sessions and background work; with the last ``turns``,
+        which can be chosen, and whether there are ``earlier`` steps than all that are drawn without a stretch."""
         work = await self._intents()
         own, below = await named(self.reader, given), []
         for intent in background_of(work, own.session, self._now_ms()):
@@ -215,19 +219,19 @@ class Data:
         def told(past: Past, *beside: Past) -> dict[str, Any]:
             def spans_of(timeline: Timeline) -> list[Span]:
                 # Without a stretch only the newest steps are drawn.
-                return timeline.spans(MOST_SPANS) if is_whole else timeline.between(*stretch)
+                return timeline.spans(MOST_SPANS) if is_whole else timeline.between(*stretch, MOST_CHOSEN + 1)
 
             moment = past.at(at)
             status = moment.catalog.status(past.stream) if past.stream in moment.catalog.streams else ""
             now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
-            left_out = max(Timeline(moment).count() - MOST_SPANS, 0)
-            spans = spans_of(Timeline(moment))
+            timeline = Timeline(moment)
+            spans = spans_of(timeline)
             started = {each.session for each in background_of(work, past.session, now)}
             for each in beside:
                 if each.session in started:
                     spans += as_background(until(spans_of(Timeline(each.at())), now), past.session)
-            found = drawn(spans, now, width, begin, end, left_out)
-            return found if is_whole else found | {"earlier": left_out}
+            offered = {"turns": timeline.turns(past.session, now, OFFERED), "earlier": timeline.is_longer(MOST_SPANS)}
+            return drawn(spans, now, width, begin, end) | offered
 
         return await self._shown(own, told, at, marks, *below)
 

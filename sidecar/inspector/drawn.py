@@ -13,35 +13,35 @@ from sidecar.read.past.spans import Span
 MOST_SPANS: Final = 200
 """How many steps a timeline has before anybody chose a stretch of it."""
 
+MOST_CHOSEN: Final = 2000
+"""How many steps a stretch has."""
+
 LEAST_WIDTH: Final = 280
 MOST_WIDTH: Final = 4000
 
 
-def drawn(
-    spans: Sequence[Span], now: int, width: int, begin: int | None, end: int | None, before: int = 0
-) -> dict[str, Any]:
-    """The timeline of the first session of ``spans`` and of those beside it, between two moments; without them, its
-    newest steps. ``before`` earlier spans are left out of ``spans``.
+def drawn(spans: Sequence[Span], now: int, width: int, begin: int | None, end: int | None) -> dict[str, Any]:
+    """The timeline of the first session of ``spans`` and of those beside it, between two moments; without them, and of
+    a long stretch, its newest steps.
 
     ``svg`` is empty if nothing ran. ``pieces`` say which time each place has, ``facts`` and ``chain`` are the ``sums``
-    in words, ``turns`` are those that can be chosen, ``earlier`` is how many steps are left out before the newest.
+    in words.
     """
     steps = [span for span in spans if span.kind != "session"]
     if not steps:
-        return {"svg": "", "pieces": [], "facts": [], "chain": "", "turns": [], "sums": None, "earlier": 0}
-    newest = min(span.start for span in steps[-MOST_SPANS:])
+        return {"svg": "", "pieces": [], "facts": [], "chain": "", "sums": None}
+    most = MOST_SPANS if begin is None and end is None else MOST_CHOSEN
+    newest = min(span.start for span in steps[-most:])
     last = max(now if span.end is None else span.end for span in steps)
-    lanes = Lanes(spans, now, newest if begin is None else begin, last if end is None else end)
+    lanes = Lanes(spans, now, newest if begin is None or len(steps) > most else begin, last if end is None else end)
     picture, pieces = svg(lanes, max(min(width, MOST_WIDTH), LEAST_WIDTH), _to_event)
-    sums, own = lanes.sums(), next(span.session for span in spans if span.kind == "session")
+    sums = lanes.sums()
     return {
         "svg": picture,
         "pieces": [asdict(each) for each in pieces],
         "facts": facts_of(sums),
         "chain": chain_of(sums),
-        "turns": [[*lanes.stretch(each), each.state] for each in steps if each.kind == "turn" and each.session == own],
         "sums": sums,
-        "earlier": before + sum(span.start < newest for span in steps),
     }
 
 

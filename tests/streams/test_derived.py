@@ -68,8 +68,8 @@ async def test_a_reader_sees_one_moment_and_may_lay_tables_over_it(tmp_path: Pat
         await moved(log)
         assert (tables.position, tables.head) == (4, 4)
         assert [record.position async for record in reader.read_all(after=tables.position)] == [5, 6, 7, 8, 9]
-        record = tables.record(3)
-        assert record is not None and record.position == 3 and tables.record(5) is None
+        found = tables.records([3, 5])
+        assert [record.position for record in found.values()] == [*found] == [3]
         tables.db.execute("CREATE TEMP TABLE new_texts AS SELECT * FROM texts WHERE position = 2")
         tables.db.execute("UPDATE new_texts SET body = 'over'")
         tables.db.execute(

@@ -64,7 +64,7 @@ def proof_of(past: Past) -> str:
     own = [end.n for end in ends if end is not None and end.place == moment.places.get(past.stream)]
     if not own:
         return ""
-    last = past.story.record(max(own))
+    last = moment.record(max(own))
     return f"{past.stream} up to position {last.position} of its log, with the hash {last.hash}"
 
 

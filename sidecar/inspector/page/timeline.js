@@ -40,8 +40,8 @@ function view(ask, select) {
     chain.hidden = !found.chain;
     chain.textContent = `Where the time went: ${found.chain}`;
     const chosen = JSON.stringify(range);
-    const turns = found.turns.map(([start, end, state], index) => [JSON.stringify([start, end]), `turn ${index + 1} · ${lasted(end - start)}${state === "error" ? " · failed" : ""}`]);
-    const options = [["null", found.earlier ? "The newest turns" : "All turns"], ...turns.slice(-500)];
+    const turns = found.turns.map(([start, end, state, number]) => [JSON.stringify([start, end]), `turn ${number} · ${lasted(end - start)}${state === "error" ? " · failed" : ""}`]);
+    const options = [["null", found.earlier ? "The newest turns" : "All turns"], ...turns];
     if (!options.some(([value]) => value === chosen)) options.push([chosen, "the chosen stretch"]);
     if (JSON.stringify([options, chosen]) !== offered) pick.replaceChildren(...options.map(([value, label]) => h("option", { value, selected: value === chosen }, label)));
     offered = JSON.stringify([options, chosen]);

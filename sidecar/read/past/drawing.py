@@ -85,7 +85,7 @@ def svg(lanes: Lanes, width: int, link: Link) -> tuple[str, list[Piece]]:
     begin, end = lanes.begin, lanes.end
     critical = lanes.critical()
     parts: list[str] = []
-    numbers = {turn.id: number for number, turn in enumerate(lanes.turns(), lanes.earlier + 1)}
+    numbers = {turn.id: turn.facts["number"] for turn in lanes.turns()}
     y = HEAD
     for lane in lanes.lanes:
         if not lanes.is_in(lane.session, begin, end):

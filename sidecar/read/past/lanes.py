@@ -108,11 +108,11 @@ class Lane(NamedTuple):
 class Lanes:
     """The lanes of a timeline, each below the one that started it, with what happened between ``begin`` and ``end``.
 
-    ``now`` ends what has not ended. ``earlier`` is how many turns of the first session are before ``begin``.
+    ``now`` ends what has not ended.
     """
 
     def __init__(self, spans: Iterable[Span], now: int, begin: int = 0, end: int | None = None) -> None:
-        self.now, self.begin, self.end, self.earlier = now, begin, now if end is None else end, 0
+        self.now, self.begin, self.end = now, begin, now if end is None else end
         self._sessions: dict[str, Span] = {}
         self._turns: dict[str, list[Span]] = {}
         self._inside: dict[str, list[Span]] = {}
@@ -135,10 +135,7 @@ class Lanes:
         for span in spans:
             if span.kind == "session":
                 self._sessions[span.session] = span
-            elif not self.is_in(span, self.begin, self.end):
-                is_first = next(iter(self._sessions), "") == span.session
-                self.earlier += is_first and span.kind == "turn" and span.start < self.begin
-            else:
+            elif self.is_in(span, self.begin, self.end):
                 own.setdefault(span.session, []).append(span)
                 about, key = (self._turns, span.session) if span.kind == "turn" else (self._inside, span.parent)
                 about.setdefault(key, []).append(span)

@@ -36,7 +36,7 @@ The span of an ask has one version only."""
 
 _LAST: Final = f"""{_CHANGED}
     SELECT * FROM changed WHERE turn IN (SELECT DISTINCT turn FROM changed ORDER BY turn DESC LIMIT :most)
-        ORDER BY n, id"""
+        ORDER BY n, id"""  # noqa: S608
 
 _UNDONE: Final = "(SELECT value FROM json_each(:undone))"
 
@@ -44,7 +44,7 @@ _SUMS: Final = f"""{_CHANGED}
     SELECT count(DISTINCT file), total(added), total(removed), count(DISTINCT iif(added IS NULL, file, NULL)),
         total(reply NOT IN ('reject', 'withdrawn')), total(reply = 'reject'), count(DISTINCT turn),
         count(DISTINCT session)
-    FROM changed JOIN these ON these.key = session WHERE turn NOT IN {_UNDONE} GROUP BY place"""
+    FROM changed JOIN these ON these.key = session WHERE turn NOT IN {_UNDONE} GROUP BY place"""  # noqa: S608
 _NAMES: Final = ("files", "added", "removed", "rewritten", "approved", "rejected", "turns", "sessions")
 
 
@@ -99,7 +99,7 @@ class Changes:
         found = dict.fromkeys(_NAMES, 0)
         for row in self._sql(_SUMS):
             found = {name: found[name] + int(value) for name, value in zip(_NAMES, row, strict=True)}
-        undone = f"{_CHANGED} SELECT count(DISTINCT turn) FROM changed WHERE turn IN {_UNDONE}"
+        undone = f"{_CHANGED} SELECT count(DISTINCT turn) FROM changed WHERE turn IN {_UNDONE}"  # noqa: S608
         return found | {"undone": self._sql(undone)[0][0] if self._moment.undone else 0}
 
     def totals(self) -> dict[str, int]:

@@ -55,7 +55,7 @@ class _Then:
         [(stream,)] = story.sql("SELECT stream FROM place WHERE key = :place LIMIT 1", place=place)
         self._moment = Moment(story, [stream], n)
         self._timeline = Timeline(self._moment)
-        self._ts = story.record(n).event.ts
+        self._ts = self._moment.record(n).event.ts
 
     def span(self, row: Any) -> dict[str, Any]:
         session = self._timeline.session(self._moment.all[_session_of(row)])

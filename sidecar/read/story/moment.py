@@ -34,7 +34,15 @@ class Moment:
     def __init__(self, story: Snapshot, streams: Iterable[str], n: int, only: str | None = None) -> None:
         self.story, self.n, self.only = story, n, only
         self.streams = sorted(streams)
-        self.record: Callable[[int], Record] = lru_cache(maxsize=KEPT)(story.record)
+        self._one: Callable[[int], Record] = lru_cache(maxsize=KEPT)(story.record)
+        self._some: dict[int, Record] = {}
+
+    def read(self, positions: Iterable[int]) -> None:
+        """Read the records at these positions at once, for ``record``, in place of those that were read so before."""
+        self._some = self.story.records(positions)
+
+    def record(self, position: int) -> Record:
+        return self._some.get(position) or self._one(position)
 
     def rows(self, table: str, where: str, **given: Any) -> list[Any]:
         """The rows of a table that fit, in which ``:n`` is the moment's record."""

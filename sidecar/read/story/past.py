@@ -124,7 +124,7 @@ class Past:
     def last(self, at: int | None = None) -> Record | None:
         """The last of the first ``at`` records."""
         position = self.position(at)
-        return self.story.record(position) if position > NOTHING else None
+        return self.story.records([position])[position] if position > NOTHING else None
 
     def records(self, begin: int = 0, end: int | None = None) -> Iterator[Record]:
         """The records from number ``begin`` up to ``end``, which does not count; by default, all.
@@ -139,7 +139,7 @@ class Past:
             found = sorted(n for key in keys for (n,) in self.story.sql(query, key=key, **given))[: given["most"]]
             for after in found:
                 try:
-                    yield self.story.record(after)
+                    yield self.story.records([after])[after]
                 except CorruptLog as error:
                     self.fault = self.fault or error
                     return

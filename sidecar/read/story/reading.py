@@ -42,24 +42,28 @@ class Snapshot:
     def __init__(
         self,
         db: sqlite3.Connection,
-        record: Callable[[int], Record],
+        records: Callable[[Iterable[int]], dict[int, Record]],
         head: int,
         behind: int = 0,
         *,
         top: int | None = None,
         is_over: bool = False,
     ) -> None:
-        """``is_over``: tables of the reader's own lie over those of the log."""
-        self._db, self.record, self.head, self.behind, self._is_over = db, record, head, behind, is_over
+        """``records`` returns the records at some positions, by these. ``is_over``: tables of the reader's own lie over
+        those of the log."""
+        self._db, self.records, self.head, self.behind, self._is_over = db, records, head, behind, is_over
         self.top = head if top is None else top
         self._value: Callable[[Any], Any] | None = None
 
     def changed(self, value: Callable[[Any], Any], record: Callable[[Record], Record]) -> Snapshot:
         """The same tables and records, with each value and each record changed by a function."""
         found = copy(self)
-        found.record = lambda position: record(self.record(position))
+        found.records = lambda positions: {n: record(each) for n, each in self.records(positions).items()}
         found._value = value
         return found
+
+    def record(self, position: int) -> Record:
+        return self.records([position])[position]
 
     def rows(self, table: str, where: str, **given: Any) -> list[Any]:
         """The rows of a table that fit, as objects of its row class in ``tables``."""
@@ -103,7 +107,7 @@ class _Tables(Protocol):
     position: int
     head: int
 
-    def record(self, position: int) -> Record | None: ...
+    def records(self, positions: Iterable[int]) -> dict[int, Record]: ...
     def checked(self) -> AbstractContextManager[None]: ...
     def close(self) -> None: ...
     def __enter__(self) -> object: ...
@@ -117,8 +121,9 @@ class _Nothing:
         self.db, self.position, self.head = sqlite3.connect(":memory:", check_same_thread=False), NOTHING, head
         tables.create(self.db)
 
-    def record(self, position: int) -> None:
+    def records(self, _: Iterable[int]) -> dict[int, Record]:
         """None of the records is in the database."""
+        return {}
 
     def checked(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -213,7 +218,7 @@ async def hold(reader: LogReader) -> tuple[Held, CorruptLog | None]:
         raise
     _BEHIND[reader] = opened.head, opened.behind
     is_over = bool(opened.above)
-    return Held(opened.tables, opened.record, opened.head, opened.behind, is_over=is_over), opened.fault
+    return Held(opened.tables, opened.records, opened.head, opened.behind, is_over=is_over), opened.fault
 
 
 def behind_text(reader: LogReader) -> str | None:
@@ -252,14 +257,18 @@ class _Opened(NamedTuple):
     def behind(self) -> int:
         return self.tables.head - self.head
 
-    def record(self, position: int) -> Record:
-        if (found := self.above.get(position) or self.tables.record(position)) is None:
-            raise LookupError(f"the record at position {position} is gone")
+    def records(self, positions: Iterable[int]) -> dict[int, Record]:
+        wanted = {*positions}
+        found = {n: self.above[n] for n in wanted & self.above.keys()}
+        if wanted != found.keys():
+            found |= self.tables.records(wanted - found.keys())
+        if wanted != found.keys():
+            raise LookupError(f"the records at the positions {sorted(wanted - found.keys())} are gone")
         return found
 
     def lay_over(self) -> None:
         if self.above:
-            lay_over(self.tables.db, [*self.above.values()], self.record)
+            lay_over(self.tables.db, [*self.above.values()], lambda n: self.records([n])[n])
 
 
 async def _opened(reader: LogReader, *, without: bool = False) -> _Opened:
@@ -289,7 +298,7 @@ def _answer(opened: _Opened, question: Callable[[Snapshot], T], upto: int | None
         opened.lay_over()
         head = opened.head if upto is None else min(opened.head, upto)
         is_over = bool(opened.above)
-        story = Snapshot(opened.tables.db, opened.record, head, opened.behind, top=opened.head, is_over=is_over)
+        story = Snapshot(opened.tables.db, opened.records, head, opened.behind, top=opened.head, is_over=is_over)
         return question(story)
 
 
@@ -302,7 +311,7 @@ def told(records: Iterable[Record]) -> Snapshot:
     for record in known.values():
         rules.apply(record)
     rules.write()
-    return Snapshot(db, known.__getitem__, max(known, default=NOTHING))
+    return Snapshot(db, lambda positions: {n: known[n] for n in positions}, max(known, default=NOTHING))
 
 
 def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -16,7 +16,15 @@ from sidecar.read.story.tables import ALIVE
 from sidecar.read.sums import add_cost
 
 _KINDS = {"model": "step", "agent.spawned": "call", "execution.step.started": "call", "execution.step": "step"}
-_INSIDE = "start <= :end AND (till IS NULL OR till > :n OR end >= :begin)"
+_INSIDE: Final = "start <= :end AND (till IS NULL OR till > :n OR end >= :begin)"
+_AROUND: Final = """
+    SELECT min(ifnull(min(at) FILTER (WHERE till IS NULL OR till > :n OR end >= :begin), :n),
+        max(at) FILTER (WHERE start <= :begin)), max(at) FILTER (WHERE start <= :end)
+    FROM span WHERE session = :s AND kind = 'turn' AND at <= :n"""
+"""The records that began the first and the last turn which has something of a stretch of time, also after its end."""
+
+_READ: Final = 200
+"""How many spans are made at once."""
 
 
 class Timeline:
@@ -26,12 +34,20 @@ class Timeline:
         self._at = at
         self._names: dict[int, str] = {}
 
-    def count(self) -> int:
-        """How many spans there are besides those of sessions."""
-        count, until = self._at.story.count, "session = :s AND at <= :n"
-        rows = [count("span", until, n=self._at.n, s=key) for key in self._at.sessions]
-        later = [count("span", f"{until} AND id <> key", n=self._at.n, s=key) for key in self._at.sessions]
-        return sum(rows) - sum(later)  # a span is one, whatever its versions
+    def is_longer(self, than: int) -> bool:
+        """Whether there are more spans than so many besides those of sessions."""
+        some = f"SELECT 1 FROM span WHERE session = :s AND at <= :n AND {ALIVE} LIMIT :most"  # noqa: S608
+        given = {"n": self._at.n, "most": than + 1}
+        return sum(len(self._at.story.sql(some, s=key, **given)) for key in self._at.sessions) > than
+
+    def turns(self, session: str, now: int, last: int) -> list[tuple[int, int, str, int]]:
+        """The last turns of a session, oldest first: ``start, end, state, number``, which counts from 1. ``now`` ends
+        one that is open."""
+        where = f"session = :s AND kind = 'turn' AND at <= :n AND {ALIVE} ORDER BY at DESC LIMIT :last"
+        own = next((key for key, row in self._at.sessions.items() if row.name == session), None)
+        rows = self._at.rows("span", where, s=own, last=last)
+        ends = [(now, "running") if self._at.is_open(row) else (row.end, row.state) for row in rows]
+        return [(row.start, *end, row.number) for row, end in zip(rows, ends, strict=True)][::-1]
 
     def spans(self, last: int | None = None) -> list[Span]:
         """Every span; with ``last``, only so many of the newest steps, after the sessions."""
@@ -39,29 +55,37 @@ class Timeline:
         most = -1 if last is None else last
         rows = [row for key in self._at.sessions for row in self._at.rows("span", where, s=key, last=most)]
         rows.sort(key=lambda row: (row.at, row.key))
-        steps = [(row.at, row.key, self.span(row)) for row in (rows if last is None else rows[-last:])]
+        steps = self._made(rows if last is None else rows[-last:])
         found = [(row.first or 0, 0, self.session(row)) for row in self._at.sessions.values()] + steps
         return [span for *_, span in (found if last is not None else sorted(found, key=lambda each: each[:2]))]
 
-    def between(self, begin: int, end: int) -> list[Span]:
-        """The spans that take some of the time between two moments, and the calls that started a session; of all other
-        turns only when they were."""
-        at, calls = self._at, orjson.dumps([row.up for row in self._at.sessions.values()]).decode()
-        wanted = f"kind = 'turn' OR key IN (SELECT value FROM json_each(:calls)) OR ({_INSIDE})"  # noqa: S608
-        where = f"session = :s AND at <= :n AND {ALIVE} AND ({wanted})"
-        given = {"begin": begin, "end": end, "calls": calls}
-        rows = [row for key in at.sessions for row in at.rows("span", where, s=key, **given)]
-        found = [(row.first or 0, 0, self.session(row)) for row in at.sessions.values()]
-        for row in rows:
-            is_inside = row.start <= end and (at.is_open(row) or (row.end or 0) >= begin)
-            span = self.span(row) if is_inside or row.kind != "turn" else self._when(row)
-            found.append((row.at, row.key, span))
-        return [span for *_, span in sorted(found, key=lambda each: each[:2])]
+    def between(self, begin: int, end: int, last: int) -> list[Span]:
+        """The spans that take some of the time between two moments, at most so many of the newest; before them the
+        sessions, and the calls that started one."""
+        at, rows = self._at, list[Any]()
+        inside = f"""session = :s AND at >= :first AND at < ifnull(:after, :n + 1) AND {ALIVE} AND {_INSIDE}
+            ORDER BY at DESC, key DESC LIMIT :last"""
+        following = "SELECT min(at) FROM span WHERE session = :s AND kind = 'turn' AND at > :at AND at <= :n"
+        for key in at.sessions:
+            given = {"n": at.n, "s": key, "begin": begin, "end": end}
+            [(first, latest)] = at.story.sql(_AROUND, **given)
+            [(after,)] = at.story.sql(following, n=at.n, s=key, at=latest or 0)
+            rows += at.story.rows("span", inside, first=first or 0, after=after, last=last, **given)
+        rows = sorted(rows, key=lambda row: (row.at, row.key))[-last:]
+        known = {row.key for row in rows}
+        calls = orjson.dumps([row.up for row in at.sessions.values() if row.up not in known]).decode()
+        starting = f"key IN (SELECT value FROM json_each(:calls)) AND {ALIVE}"  # noqa: S608
+        rows = [row for row in at.rows("span", starting, calls=calls) if row.session in at.sessions] + rows
+        return [self.session(row) for row in at.sessions.values()] + [span for *_, span in self._made(rows)]
 
-    def _when(self, row: tables.Span) -> Span:
-        """A turn of which only the time matters."""
-        session = self._at.all[row.session].name
-        return Span(f"turn:{row.key}", "turn", "", row.start, session, f"session:{session}", row.end, row.state)
+    def _made(self, rows: list[Any]) -> list[tuple[int, int, Span]]:
+        """The spans of rows, each after its record and its key."""
+        found: list[tuple[int, int, Span]] = []
+        for begin in range(0, len(rows), _READ):
+            some = rows[begin : begin + _READ]
+            self._at.read([n for row in some for n in (row.at, row.told, row.about) if self._at.has(n)])
+            found += [(row.at, row.key, self.span(row)) for row in some]
+        return found
 
     def session(self, row: tables.Session) -> Span:
         at = self._at
@@ -108,6 +132,7 @@ class Timeline:
         span.trace, span.name = event.traceparent or "", model_name(p.get("model"))
         span.facts = {"agent": as_text(p.get("agent")) or event.actor, "model": as_mapping(p.get("model"))}
         span.facts |= {"cost": used.r_cost, "steps": used.r_steps} if used is not None else {"cost": 0.0, "steps": 0}
+        span.facts["number"] = row.number
         if told is not None:
             outcome, error = as_text(told.payload.get("outcome")) or "ended", as_text(told.payload.get("error"))
             span.facts |= {"outcome": outcome, "tokens": as_mapping(told.payload.get("tokens"))}

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+import orjson
+
 from streams.store import Record
 from streams.stores.sqlite.files import SCHEMA, STEPS, connect_to_read, translate, translated
 from streams.stores.sqlite.removed import NO_DERIVED, DamagedRow, head_of
-from streams.stores.sqlite.rows import SELECT, record_of
+from streams.stores.sqlite.rows import SELECT_EACH, record_of
 
 OF_THE_LOG: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", SCHEMA))
 
@@ -100,10 +102,11 @@ class DerivedTables:
         self.head = head_of(connection)
         """The last record of the log when the moment began. Those above ``position`` are to be read from the log."""
 
-    def record(self, position: int) -> Record | None:
-        """A record of the database, as of the moment; ``None`` if it is not there. Raises ``CorruptLog``."""
-        row = self.db.execute(f"{SELECT} WHERE position = ?", [position]).fetchone()
-        return None if row is None else record_of(row, str(self._path))
+    def records(self, positions: Iterable[int]) -> dict[int, Record]:
+        """The records of the database at some positions, as of the moment, by these; without those that are not there.
+        Raises ``CorruptLog``."""
+        rows = self.db.execute(SELECT_EACH, [orjson.dumps([*positions]).decode()])
+        return {row[0]: record_of(row, str(self._path)) for row in rows}
 
     @contextmanager
     def checked(self) -> Iterator[None]:

@@ -31,6 +31,7 @@ _INSERT_MANY: Final = f"INSERT INTO records VALUES {', '.join([_VALUES] * ROWS_A
 
 COLUMNS: Final = "records.position, records.offset, records.hash, records.crc, records.event"
 SELECT: Final = f"SELECT {COLUMNS} FROM records"  # noqa: S608 - a constant
+SELECT_EACH: Final = f"{SELECT} WHERE position IN (SELECT value FROM json_each(?))"  # noqa: S608 - a constant
 
 _LOOKED_UP: Final = 500
 """How many keys one query looks up."""

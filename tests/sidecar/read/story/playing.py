@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
@@ -65,8 +65,13 @@ def tables_of(records: list[Record], most_live: int | None = None) -> sqlite3.Co
 
 def snapshot(records: list[Record]) -> Snapshot:
     """The tables of a log, as a reader sees them."""
+    return Snapshot(tables_of(records), records_at(records), max((each.position for each in records), default=-1))
+
+
+def records_at(records: list[Record]) -> Callable[[Iterable[int]], dict[int, Record]]:
+    """What returns those of the records that are at some positions."""
     kept = {record.position: record for record in records}
-    return Snapshot(tables_of(records), kept.__getitem__, max(kept, default=-1))
+    return lambda positions: {position: kept[position] for position in positions}
 
 
 def catalog_of(events: Iterable[StreamEvent]) -> Catalog:

@@ -14,7 +14,7 @@ from sidecar.read.story.moment import Moment
 from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.rules import Rules
 from sidecar.read.story.telling import Telling
-from tests.sidecar.read.story.playing import RECORDINGS, recorded, snapshot
+from tests.sidecar.read.story.playing import RECORDINGS, recorded, records_at, snapshot
 from tests.streams.sizes import size
 
 NAMES = RECORDINGS[:: size("STORY", 9) or 1]
@@ -33,8 +33,8 @@ def test_the_past_is_what_it_was(name: str) -> None:
     for record in records:
         rules.apply(record)
         rules.write()
-        answers.append(told(Moment(Snapshot(db, records.__getitem__, record.position), streams, record.position)))
-    whole = Snapshot(db, records.__getitem__, len(records) - 1)
+        answers.append(told(Moment(Snapshot(db, records_at(records), record.position), streams, record.position)))
+    whole = Snapshot(db, records_at(records), len(records) - 1)
     for position, answer in enumerate(answers):
         assert told(Moment(whole, streams, position)) == answer, position
 
