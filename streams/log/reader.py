@@ -16,7 +16,7 @@ from streams.stores.directory import is_being_written
 from streams.stores.journal.files import FileJournal
 from streams.stores.journal.reading import TwoPlaces
 from streams.stores.journal.segments import JOURNAL, sizes_of
-from streams.stores.sqlite.derived import DerivedTables, open_derived
+from streams.stores.sqlite.derived import DerivedReader, DerivedTables
 from streams.stores.sqlite.files import LOG_FILE
 from streams.stores.sqlite.hints import CURSOR, SNAPSHOT
 from streams.stores.sqlite.reader import SqliteReader
@@ -42,6 +42,7 @@ class LogReader(TwoPlaces):
         self._damage: CorruptLog | None = None
         self._database = SqliteReader(store, to_damage=to_damage)
         self._files = self._journal = FileJournal(store)
+        self._derived = DerivedReader(store / LOG_FILE)
         self._is_located = False
 
     @property
@@ -143,7 +144,7 @@ class LogReader(TwoPlaces):
             StoreLocked, StoreUnavailable, OSError: the database is held by another program or cannot be read.
         """
         self.head  # noqa: B018 - refuses a store that lost a part
-        found = open_derived(self.store / LOG_FILE, version)
+        found = self._derived.open(version)
         if found is not None:
             try:
                 found.head = self.head
@@ -151,6 +152,10 @@ class LogReader(TwoPlaces):
                 found.close()
                 raise
         return found
+
+    async def close(self) -> None:
+        self._derived.close()
+        await super().close()
 
     async def is_removing(self) -> bool:
         """True if a prune or forget is running or was cut off, so some of the records it removes may still exist."""

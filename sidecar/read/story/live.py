@@ -111,9 +111,10 @@ class Live:
 class Story:
     """The tables of what was recorded so far, and the steps of the rules that change them."""
 
-    def __init__(self, db: sqlite3.Connection, source: Callable[[int], Record], into: str = "") -> None:
-        """``source`` reads the record at a position again. ``into`` goes before the name of each table that rows are
-        written to, if queries read it by another name."""
+    def __init__(
+        self, db: sqlite3.Connection, source: Callable[[int], Record], into: Callable[[str], str] = str
+    ) -> None:
+        """``source`` reads the record at a position again; ``into``: see ``Table``."""
         self.source = source
         self.moments = Table(db, tables.Moment, into)
         self.places = Table(db, tables.Place, into)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -47,11 +47,11 @@ class Snapshot:
         behind: int = 0,
         *,
         top: int | None = None,
-        is_over: bool = False,
+        over: Collection[str] = (),
     ) -> None:
-        """``records`` returns the records at some positions, by these. ``is_over``: tables of the reader's own lie over
-        those of the log."""
-        self._db, self.records, self.head, self.behind, self._is_over = db, records, head, behind, is_over
+        """``records`` returns the records at some positions, by these. ``over``: the tables over which the reader's own
+        lie."""
+        self._db, self.records, self.head, self.behind, self._over = db, records, head, behind, over
         self.top = head if top is None else top
         self._value: Callable[[Any], Any] | None = None
 
@@ -77,7 +77,7 @@ class Snapshot:
     def count(self, table: str, where: str, **given: Any) -> int:
         """How many rows fit. Much quicker than to count the rows of two tables as one."""
         counts = [f"SELECT count(*) FROM main.{table} WHERE {where}"]  # noqa: S608
-        if self._is_over:
+        if table in self._over:
             key = tables.columns(table)[0].split()[0]
             is_new = f"{key} IN (SELECT {key} FROM new_{table})"  # noqa: S608
             counts.append(f"SELECT -count(*) FROM main.{table} WHERE {where} AND {is_new}")  # noqa: S608
@@ -89,7 +89,7 @@ class Snapshot:
         row, given = tables.ROWS[table], {"keys": orjson.dumps([*keys]).decode(), "n": n}
         last = f"SELECT (SELECT max(n) FROM main.{table} WHERE {by} = value AND n <= :n) FROM json_each(:keys)"  # noqa: S608
         found = [row(*each) for each in self.sql(f"SELECT * FROM main.{table} WHERE n IN ({last})", **given)]  # noqa: S608
-        if self._is_over:
+        if table in self._over:
             of = f"SELECT * FROM new_{table} WHERE {by} IN (SELECT value FROM json_each(:keys)) AND n <= :n ORDER BY n"  # noqa: S608
             found += [row(*each) for each in self.sql(of, **given)]
         return {getattr(each, by): each for each in found}
@@ -212,13 +212,12 @@ async def hold(reader: LogReader) -> tuple[Held, CorruptLog | None]:
     """The story as it is now, and the damage at which reading it ended."""
     opened = await _opened(reader)
     try:
-        await asyncio.to_thread(opened.lay_over)
+        over = await asyncio.to_thread(opened.lay_over)
     except BaseException:
         opened.tables.close()
         raise
     _BEHIND[reader] = opened.head, opened.behind
-    is_over = bool(opened.above)
-    return Held(opened.tables, opened.records, opened.head, opened.behind, is_over=is_over), opened.fault
+    return Held(opened.tables, opened.records, opened.head, opened.behind, over=over), opened.fault
 
 
 def behind_text(reader: LogReader) -> str | None:
@@ -266,15 +265,15 @@ class _Opened(NamedTuple):
             raise LookupError(f"the records at the positions {sorted(wanted - found.keys())} are gone")
         return found
 
-    def lay_over(self) -> None:
-        if self.above:
-            lay_over(self.tables.db, [*self.above.values()], lambda n: self.records([n])[n])
+    def lay_over(self) -> Collection[str]:
+        return lay_over(self.tables.db, [*self.above.values()], lambda n: self.records([n])[n])
 
 
 async def _opened(reader: LogReader, *, without: bool = False) -> _Opened:
     found = await asyncio.to_thread(_open, reader, without=without)
     above: dict[int, Record] = {}
-    if found.head - found.position > (MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE):
+    count = found.head - found.position
+    if not count or count > (MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE):
         return _Opened(found, above, found.position, None)
     fault = None
     try:
@@ -295,10 +294,9 @@ async def _opened(reader: LogReader, *, without: bool = False) -> _Opened:
 def _answer(opened: _Opened, question: Callable[[Snapshot], T], upto: int | None) -> T:
     """The answer. Closes the tables."""
     with opened.tables:
-        opened.lay_over()
+        over = opened.lay_over()
         head = opened.head if upto is None else min(opened.head, upto)
-        is_over = bool(opened.above)
-        story = Snapshot(opened.tables.db, opened.records, head, opened.behind, top=opened.head, is_over=is_over)
+        story = Snapshot(opened.tables.db, opened.records, head, opened.behind, top=opened.head, over=over)
         return question(story)
 
 
@@ -314,9 +312,12 @@ def told(records: Iterable[Record]) -> Snapshot:
     return Snapshot(db, lambda positions: {n: known[n] for n in positions}, max(known, default=NOTHING))
 
 
-def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> None:
-    """Fold the records above the tables into tables of this connection, which lie over those of the log."""
-    for name in tables.ROWS:
+def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> Collection[str]:
+    """Fold the records above the tables into tables of this connection, which lie over those of the log. Returns the
+    names of those that have such rows."""
+    over: list[str] = []
+
+    def into(name: str) -> str:
         first, *rest = tables.columns(name)
         key = first.split()[0]
         db.execute(f"CREATE TEMP TABLE new_{name} ({', '.join([first, *rest])})")
@@ -324,7 +325,11 @@ def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int]
             f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {key} NOT IN (SELECT {key} FROM new_{name})"  # noqa: S608
             f" UNION ALL SELECT * FROM new_{name}"
         )
-    rules = Rules(db, source, "temp.new_")
+        over.append(name)
+        return f"temp.new_{name}"
+
+    rules = Rules(db, source, into)
     for record in above:
         rules.apply(record)
     rules.write()
+    return over

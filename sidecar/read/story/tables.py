@@ -10,7 +10,8 @@ and positions that are not known yet are ``NULL``. Long texts stay in the record
 from __future__ import annotations
 
 import sqlite3
-from functools import cache
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
@@ -369,14 +370,21 @@ def create(db: sqlite3.Connection) -> None:
 class Table(Generic[R]):
     """Rows that a transaction writes once, however often they changed in it. Queries see them, too."""
 
-    def __init__(self, db: sqlite3.Connection, row: type[R], into: str = "") -> None:
-        """``into`` goes before the name of the table that rows are written to, if queries read it by another name."""
-        self._db, self._row, self._name = db, row, row.__name__.lower()
-        names = row.__struct_fields__
-        self._sql = f"INSERT OR REPLACE INTO {into}{self._name} VALUES ({','.join('?' * len(names))})"  # noqa: S608
+    def __init__(self, db: sqlite3.Connection, row: type[R], into: Callable[[str], str]) -> None:
+        """``into`` is asked once, before the first row is written: to which table, by the name that queries read."""
+        self._db, self._row, self._name, self._into = db, row, row.__name__.lower(), into
         self._has_key = issubclass(row, Version)
         self._changed: dict[int, Any] = {}
-        self._last: int = db.execute(f"SELECT max({names[0]}) FROM main.{self._name}").fetchone()[0] or 0  # noqa: S608
+
+    @cached_property
+    def _sql(self) -> str:
+        marks = ",".join("?" * len(self._row.__struct_fields__))
+        return f"INSERT OR REPLACE INTO {self._into(self._name)} VALUES ({marks})"  # noqa: S608
+
+    @cached_property
+    def _last(self) -> int:
+        newest = f"SELECT max({self._row.__struct_fields__[0]}) FROM main.{self._name}"  # noqa: S608
+        return self._db.execute(newest).fetchone()[0] or 0
 
     def add(self, row: R) -> R:
         """Take a new row, and give it the next id, which is also the key of a first version."""

@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 
 from streams.store import Record
-from streams.stores.sqlite.files import SCHEMA, STEPS, connect_to_read, translate, translated
+from streams.stores.sqlite.files import SCHEMA, STEPS, connect_to_read, place_of, translate, translated
 from streams.stores.sqlite.removed import NO_DERIVED, DamagedRow, head_of
 from streams.stores.sqlite.rows import SELECT_EACH, record_of
 
@@ -86,17 +86,20 @@ def write_anew(connection: sqlite3.Connection) -> bool:
     return found is not None
 
 
+Free = list[sqlite3.Connection]
+
+
 class DerivedTables:
     """The derived tables as they are at one moment, with the log's records of that moment: a connection in one read
     transaction. Any thread may use it, one at a time.
 
-    It cannot write to the log, but may have tables of its own (``TEMP``), which are in memory. Close it soon: a prune
-    or forget does not end while somebody reads what it removes. As a context manager it closes itself, and translates
-    the errors of ``sqlite3``.
+    It cannot write to the log, but may have tables of its own (``TEMP``), which are in memory until it is closed. Close
+    it soon: a prune or forget does not end while somebody reads what it removes. As a context manager it closes itself,
+    and translates the errors of ``sqlite3``.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, position: int) -> None:
-        self.db, self._path = connection, path
+    def __init__(self, connection: sqlite3.Connection, path: Path, position: int, free: Free) -> None:
+        self.db, self._path, self._free = connection, path, free
         self.position = position
         """The last record that the tables have."""
         self.head = head_of(connection)
@@ -115,37 +118,65 @@ class DerivedTables:
             yield
 
     def close(self) -> None:
-        self.db.close()
+        """End the transaction; the connection is kept for the next one."""
+        if self.db.in_transaction:  # damage ends one, too
+            self.db.execute("ROLLBACK")
+        self._free.append(self.db)
 
     def __enter__(self) -> DerivedTables:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        self.db.close()
         if isinstance(error, sqlite3.Error):
             raise translate(error, self._path, "reading") from error
 
 
-def open_derived(path: Path, version: int) -> DerivedTables | None:
-    """Blocks. ``None`` if there are no tables of this version.
+class DerivedReader:
+    """Opens the derived tables of a file. A connection costs more than a question, so those that nobody uses are kept;
+    none of them is in a transaction."""
 
-    Raises:
-        ForeignStore: the file is damaged, or another program or a newer version wrote it.
-        StoreLocked, StoreUnavailable, OSError: the file cannot be read.
-    """
-    connection = connect_to_read(path, len(STEPS))
-    if connection is None:
-        return None
-    found = None
-    try:
-        with translated(path, "reading"):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place: tuple[int, int] | None = None
+        self._free: Free = []
+
+    def open(self, version: int) -> DerivedTables | None:
+        """Blocks. ``None`` if there are no tables of this version.
+
+        Raises:
+            ForeignStore: the file is damaged, or another program or a newer version wrote it.
+            StoreLocked, StoreUnavailable, OSError: the file cannot be read.
+        """
+        if (place := place_of(self._path)) != self._place:
+            self.close()  # somebody replaced the file, as with a backup
+            self._place, self._free = place, []
+        free = self._free
+        connection = free.pop() if free else self._connected()
+        if connection is None:
+            return None
+        found = None
+        try:
+            with translated(self._path, "reading"):
+                connection.execute("BEGIN")
+                row = row_of(connection)
+                if row is not None and row[0] == version:
+                    found = DerivedTables(connection, self._path, row[1], free)
+            return found
+        finally:
+            if found is None:
+                connection.close()
+
+    def _connected(self) -> sqlite3.Connection | None:
+        connection = connect_to_read(self._path, len(STEPS))
+        if connection is not None:
             for setting in ("temp_store = MEMORY", "query_only = OFF"):  # the file was opened to be read only
                 connection.execute(f"PRAGMA {setting}")
-            connection.execute("BEGIN")
-            row = row_of(connection)
-            if row is not None and row[0] == version:
-                found = DerivedTables(connection, path, row[1])
-        return found
-    finally:
-        if found is None:
-            connection.close()
+        return connection
+
+    def close(self) -> None:
+        while self._free:
+            self._free.pop().close()

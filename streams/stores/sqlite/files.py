@@ -292,6 +292,14 @@ def _connect_to_read(path: Path, mode: str, damaged: bool) -> sqlite3.Connection
     return connection
 
 
+def place_of(path: Path) -> tuple[int, int] | None:
+    """Device and inode of the file that ``path`` now names; ``None`` if there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None
+
+
 def wal_bytes(path: Path) -> int:
     """The size of a database's write-ahead file; 0 if there is none."""
     wal = path.with_name(f"{path.name}-wal")

@@ -29,6 +29,7 @@ from streams.stores.sqlite.files import (
     SEARCH_STEPS,
     STEPS,
     connect_to_read,
+    place_of,
     shown,
     translate,
     translated,
@@ -412,7 +413,7 @@ class SqliteReader:
             return without if connection is None else ask(connection)
 
     def _connected(self) -> sqlite3.Connection | None:
-        place = _place(self._path)
+        place = place_of(self._path)
         if self._connection is not None and place not in (None, self._place):
             self._connection.close()  # somebody replaced the file, as with a backup
             self._connection = None
@@ -462,14 +463,6 @@ class SqliteReader:
                 found: int = self._search.execute("SELECT position FROM progress").fetchone()[0]
                 return found
         return NOTHING
-
-
-def _place(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file that ``path`` now names; ``None`` if there is none."""
-    with suppress(OSError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
-    return None
 
 
 def _before(connection: sqlite3.Connection, since_ms: int) -> int:
