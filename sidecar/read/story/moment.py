@@ -139,15 +139,19 @@ class Moment:
         """The name of a session's stream."""
         return next(name for name, key in self.places.items() if key == session.place)
 
+    @cached_property
+    def _waiting(self) -> list[tables.Span]:
+        open_ = self._log.open(self.sessions.values(), self.runs)
+        return [span for key in self.sessions for span in open_.get(key, ()) if span.kind == "wait"]
+
     @property
     def waits(self) -> int:
         """How many answers of a person are waited for."""
-        open_ = self._log.open(self.sessions.values(), self.runs)
-        return sum(span.kind == "wait" for key in self.sessions for span in open_.get(key, ()))
+        return len(self._waiting)
 
     def waited_ms(self, now: int) -> int:
         """How long a person was waited for until ``now``, in all asks together."""
-        open_ = sum(max(now - span.start, 0) for spans in self.open.values() for span in spans if span.kind == "wait")
+        open_ = sum(max(now - span.start, 0) for span in self._waiting)
         return open_ + sum(self.last(key).waited for key in self.sessions)
 
     def last(self, session: int) -> tables.Moment:

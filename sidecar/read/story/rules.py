@@ -296,14 +296,8 @@ class Rules(Belonging):
                 self._answered(s, known, n, ts, "over")
             ask, is_past = ask_of(record), record.event.metadata.get("history")
             turn = self.turn(s, ask.turn, n)
-            about = {
-                "turn": ask.turn,
-                "of": turn.key,
-                "call": ask.call,
-                "request": request,
-                "marked": n if is_past else None,
-            }
-            span = self.begin(s, n, "wait", ts, state="waiting", **about)
+            about = {"turn": ask.turn, "of": turn.key, "call": ask.call, "request": request}
+            span = self.begin(s, n, "wait", ts, state="waiting", marked=n if is_past else None, **about)
             s.open[span.key] = span
             if s.asked is not None:
                 s.asked.add(ask.call)
