@@ -13,6 +13,9 @@ from typing import Protocol
 
 from streams.store import Record
 
+Write = Callable[[sqlite3.Connection], None]
+"""Changes the tables in which a caller keeps a state of its own (see ``Log.keep``), in the log's transaction."""
+
 
 class Derived(Protocol):
     """The log calls these methods from one thread at a time, never from the event loop's. After an error in ``create``

@@ -151,7 +151,12 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ulid": ("streams/identity.py",),
     "websockets": ("sidecar/link/server.py", "sidecar/link/connection.py", "sidecar/link/client.py"),
     "nats": ("bridge/nats/jetstream/client*.py",),
-    "sqlite3": ("streams/stores/sqlite/*.py", "streams/derived.py", "sidecar/read/story/*.py"),
+    "sqlite3": (
+        "streams/stores/sqlite/*.py",
+        "streams/derived.py",
+        "sidecar/care/resting.py",
+        "sidecar/read/story/*.py",
+    ),
     "aiosqlite": (),
     "prometheus_client": ("sidecar/care/metrics.py",),
     "uvicorn": ("sidecar/web/serving.py",),

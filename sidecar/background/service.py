@@ -246,7 +246,8 @@ class DurableStream:
 
     def _project(self, directory: str) -> str:
         """The id that OpenCode gives to a directory's project; empty if it is in none, or is not known."""
-        known = (each.project for each in self._state.sessions.values() if each.directory == directory)
+        sessions = self._state.sessions
+        known = (found.project for each in sessions.having("directory", directory) if (found := sessions.look(each)))
         return next((each for each in known if each not in (None, "", "global")), None) or ""
 
     def _is_starting(self, intent: str) -> bool:

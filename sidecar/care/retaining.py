@@ -7,10 +7,11 @@ opened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
 from bridge.opencode.capture.state import CaptureState
+from sidecar.care.snapshots import CaptureSnapshot
 from sidecar.failure import Failure
 from sidecar.processes import still_runs
 from streams.event import StreamEvent
@@ -43,9 +44,6 @@ _ENDS: Final = frozenset({"intent.completed", "intent.failed", "intent.cancelled
 STALE_MS: Final = 7 * 24 * HOUR_MS
 """A turn that began this long ago and has no later record will never end, because its OpenCode is gone."""
 
-
-LetGo: TypeAlias = Callable[[], Awaitable[None]]
-"""Closes what a removal deletes."""
 
 STILL_READING: Final = (
     "the records are still being read into the tables that say where a session's words are, so nothing was forgotten; "
@@ -84,17 +82,15 @@ async def _unmarked(log: Log | LogReader, size: StreamSize) -> StreamSize:
 
 
 async def prune(
-    log: Log, state: CaptureState, plan: PrunePlan, sessions: Collection[str], let_go: LetGo, *, now_ms: int
+    log: Log, capture: CaptureSnapshot, plan: PrunePlan, sessions: Collection[str], *, now_ms: int
 ) -> Removed:
     """Carry out a plan, and forget what the agents' own streams say of its ``sessions``. Records that were written
-    after the plan was made stay. ``let_go`` is called before the first removal.
+    after the plan was made stay.
 
     Raises:
         StreamError: the disk failed; the next start finishes what was begun.
     """
-    await let_go()
-    done = await log.prune(plan.offsets, at_ms=now_ms)
-    state.drop(plan.offsets)
+    done = await log.prune(plan.offsets, at_ms=now_ms, kept=await capture.drop(plan.offsets))
     beside = await words_beside(log, sessions)
     if beside.positions and not beside.unfinished:
         await log.forget((), at_ms=now_ms, positions=beside.positions)
@@ -103,16 +99,15 @@ async def prune(
 
 async def forget(
     log: Log,
-    state: CaptureState,
+    capture: CaptureSnapshot,
     streams: Collection[str],
     sessions: Collection[str],
     elsewhere: Collection[str],
-    let_go: LetGo,
     *,
     now_ms: int,
 ) -> Removed:
     """Replace payloads with their digests: in all records of ``streams``, and in the records of ``sessions`` in the
-    streams ``elsewhere``. ``let_go`` is called before that.
+    streams ``elsewhere``.
 
     Raises:
         Failure: ``agents-memory``: one of the streams is that of an agent, which needs it to restore its state.
@@ -122,7 +117,7 @@ async def forget(
     if agents := streams_of_agents(streams):
         text = f"`forget` cannot erase an agent's own stream, so nothing was erased: {', '.join(agents)}"
         raise Failure("agents-memory", text)
-    busy = await busy_streams(log, open_turns(state), {*streams, *elsewhere}, now_ms=now_ms)
+    busy = await busy_streams(log, open_turns(capture.state), {*streams, *elsewhere}, now_ms=now_ms)
     if busy:
         raise Failure(
             "still-needed",
@@ -137,10 +132,8 @@ async def forget(
         )
     found = records_to_forget(log, (), sessions, elsewhere, beside.ids)
     positions = [*beside.positions, *[record.position async for record in found]]
-    await let_go()
-    done = await log.forget(streams, at_ms=now_ms, positions=positions)
-    state.drop(streams, sessions)
-    return done
+    dropped = await capture.drop(streams, sessions)
+    return await log.forget(streams, at_ms=now_ms, positions=positions, kept=dropped)
 
 
 def streams_of_agents(among: Collection[str]) -> list[str]:

@@ -6,20 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
+from sidecar.care.resting import CAPTURE, RestingRows, delete, write
+from streams.derived import Write
 from streams.errors import ForeignStore, StreamError
-from streams.log.directory import KeptRows
 from streams.log.log import Log
-from streams.rows import MemoryRows
-from streams.store import NOTHING
-from streams.system.threads import in_thread
+from streams.store import NOTHING, Snapshot
 
 log = logging.getLogger("sidecar.care.snapshots")
-
-SNAPSHOT: Final = "capture"
 
 IN_MEMORY: Final = 256
 """About how many sessions stay in memory when all is saved. A busier sidecar has more."""
@@ -36,30 +35,34 @@ TOLD: Final = 1_000_000
 
 
 class CaptureSnapshot:
-    """The capture state, and the rows in which it rests."""
+    """The capture state, and saving it. ``kept`` is the position of its last snapshot; ``NOTHING`` without one."""
 
-    def __init__(self, store: Log, state: CaptureState, rows: KeptRows | None = None) -> None:
-        self._store, self.state, self._rows = store, state, rows
-        self._saving = asyncio.Lock()
-        self.kept = rows.snapshot.position if rows is not None and rows.snapshot is not None else NOTHING
-        """The position of the last snapshot."""
+    def __init__(self, store: Log, state: CaptureState, kept: int = NOTHING) -> None:
+        self._store, self.state, self.kept = store, state, kept
+        self._rows = RestingRows(store)
+        self._is_saving = False
 
-    async def keep(self, is_quiet: Callable[[], bool] = lambda: True) -> None:
-        """Write a snapshot, if the state equals a fold over the whole log, as ``is_quiet`` says."""
-        async with self._saving:
-            if self._rows is None:
-                self._rows = await self._store.rows(SNAPSHOT, STATE_VERSION)
-            if is_quiet():
-                await self._keep(self._rows, self._store.head)
+    def keep(self, is_quiet: Callable[[], bool] = lambda: True) -> None:
+        """Have a snapshot written, if the state equals a fold over the whole log, as ``is_quiet`` says. The log writes
+        it soon; ``write_hints`` of the log waits for that."""
+        if not self._is_saving and is_quiet():
+            self._keep(self._store.head)
 
-    async def _keep(self, rows: KeptRows, position: int) -> None:
+    def _keep(self, position: int) -> None:
         dumped, changes = self.state.changes()
-        resting = self.state.sessions.rows
-        if isinstance(resting, MemoryRows):
-            changes = {**resting.rows, **changes}
-        await in_thread(rows.put, position, dumped, changes)
-        self.state.sessions.saved(rows, IN_MEMORY)
-        self.kept = position
+        is_new, loop = self.kept == NOTHING, asyncio.get_running_loop()
+
+        def written() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._saved, position)
+
+        self._is_saving = True
+        change = partial(write, changes=changes, is_new=is_new)
+        self._store.keep(CAPTURE, Snapshot(STATE_VERSION, position, dumped), change, is_new=is_new, written=written)
+
+    def _saved(self, position: int) -> None:
+        self.state.sessions.saved(self._rows, IN_MEMORY)
+        self.kept, self._is_saving = position, False
 
     async def catch_up(self) -> None:
         """Apply the records after the last snapshot."""
@@ -69,19 +72,25 @@ class CaptureSnapshot:
         async for record in self._store.read_all(after=self.kept):
             self.state.apply(record.event)
             passed = record.position + 1 - first
-            if passed % SAVED_AT_ONCE == 0 and self._rows is not None:
-                await self._keep(self._rows, record.position)
+            if passed % SAVED_AT_ONCE == 0 and not self._is_saving:
+                self._keep(record.position)
+                try:
+                    await self._store.write_hints()
+                except (StreamError, OSError) as error:
+                    log.warning("the capture state is not saved while the log is read: %s", error)
             if passed % TOLD == 0:
                 log.info("read %d of %d records for the capture state", passed, head + 1 - first)
 
-    async def let_go(self) -> None:
-        """Take everything into memory, because a removal deletes the rows."""
-        if self._rows is not None:
-            if self.state.sessions.rows is self._rows:  # not after an earlier removal that nothing was saved since
-                self.state.sessions.rows = MemoryRows(await in_thread(self._rows.all))
-            await in_thread(self._rows.remove)
-            self._rows = None
-        self.kept = NOTHING
+    async def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> Write | None:
+        """Drop sessions from the state before their records are removed; see ``CaptureState.drop``. Return what deletes
+        their rows, for the transaction that notes the removal. No snapshot may be kept until then.
+
+        Raises:
+            StreamError, OSError: the database cannot be written; nothing was dropped.
+        """
+        await self._store.write_hints()
+        gone = self.state.drop(streams, sessions)
+        return partial(delete, sessions=gone) if self.kept != NOTHING else None
 
 
 async def restore(store: Log) -> CaptureSnapshot:
@@ -95,21 +104,14 @@ async def restore(store: Log) -> CaptureSnapshot:
         await found.catch_up()
     except ForeignStore as error:
         log.warning("the snapshot of the capture state is damaged, so the whole log is read: %s", error)
-        found = await _resumed(store)
+        found = CaptureSnapshot(store, CaptureState())
         await found.catch_up()
     return found
 
 
 async def _resumed(store: Log) -> CaptureSnapshot:
-    try:
-        rows = await store.rows(SNAPSHOT, STATE_VERSION)
-    except (StreamError, OSError) as error:
-        log.warning("the snapshot of the capture state cannot be opened, so the whole log is read: %s", error)
-        return CaptureSnapshot(store, CaptureState())
-    if rows.snapshot is None:
-        return CaptureSnapshot(store, CaptureState(), rows)
-    try:
-        return CaptureSnapshot(store, CaptureState.load(rows.snapshot.state, rows), rows)
-    except ValueError:  # a snapshot is only a hint
-        await in_thread(rows.remove)
-        return await _resumed(store)
+    snapshot = await store.kept(CAPTURE, STATE_VERSION)
+    if snapshot is not None:
+        with suppress(ValueError):  # a snapshot is only a hint
+            return CaptureSnapshot(store, CaptureState.load(snapshot.state, RestingRows(store)), snapshot.position)
+    return CaptureSnapshot(store, CaptureState())

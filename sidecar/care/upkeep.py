@@ -123,18 +123,19 @@ class Upkeep:
     async def look(self) -> None:
         # Hold the lock, because a snapshot taken during a removal could bring back what is being forgotten.
         async with self._removing:
-            await self.keep_snapshot(SNAPSHOT_RECORDS)
+            self.keep_snapshot(SNAPSHOT_RECORDS)
         await self._prune_by_itself()
 
-    async def keep_snapshot(self, records: int = 1) -> None:
+    def keep_snapshot(self, records: int = 1) -> None:
         """Write a snapshot of the capture state, if the log has grown by ``records`` and is quiet."""
         if self._store.head - self._capture.kept >= records:
-            await self._capture.keep(self._is_quiet)
+            self._capture.keep(self._is_quiet)
 
     async def keep_last(self) -> None:
         """Write the snapshot before the log is closed, so that the next start is quick."""
         try:
-            await self.keep_snapshot()
+            self.keep_snapshot()
+            await self._store.write_hints()
         except (StreamError, OSError) as error:
             log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)
 
@@ -164,7 +165,7 @@ class Upkeep:
             if not plan.cuts:
                 return plan, None
             sessions = await self.ask(lambda catalog: catalog.sessions_of(plan.offsets))
-            done = await retaining.prune(self._store, self._state, plan, sessions, self._capture.let_go, now_ms=now)
+            done = await retaining.prune(self._store, self._capture, plan, sessions, now_ms=now)
             self.removed()
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
@@ -179,7 +180,7 @@ class Upkeep:
         async with self._exclusively():
             elsewhere = await self.streams_beside(streams, sessions)
             done = await retaining.forget(
-                self._store, self._state, streams, sessions, elsewhere, self._capture.let_go, now_ms=self._now_ms()
+                self._store, self._capture, streams, sessions, elsewhere, now_ms=self._now_ms()
             )
             self.removed()
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)

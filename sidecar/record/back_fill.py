@@ -72,7 +72,7 @@ class BackFill:
             if event.type == RESUMED:
                 self._due[session] = boot
             elif event.type == GAP:
-                self._due.update(dict.fromkeys(self._state.sessions.having(f"boot:{boot}"), boot))
+                self._due.update(dict.fromkeys(self._state.sessions.having("boot", boot), boot))
             elif event.type == ENDED and session in self._due:
                 self._tasks.spawn(self._fill(session))
 

@@ -344,7 +344,7 @@ class Ingest:
     async def _find_missing(self, link: Link) -> None:
         """Record the end of this directory's sessions that were deleted while no link was open."""
         sessions = self._translator.state.sessions
-        open_here = sessions.having(f"directory:{link.directory}")
+        open_here = sessions.having("open in", link.directory)
         if not open_here:
             return
         try:

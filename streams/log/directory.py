@@ -11,12 +11,10 @@ from streams.stores.directory import (
     refuse_links,
 )
 from streams.stores.space import store_bytes
-from streams.stores.sqlite.kept import KeptRows
 from streams.stores.sqlite.search import SearchIndex
 
 __all__ = [
     "LOCK",
-    "KeptRows",
     "SearchIndex",
     "read_manifest",
     "refuse_links",

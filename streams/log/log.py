@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from streams.derived import Derived
+from streams.derived import Derived, Write
 from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
@@ -25,8 +25,8 @@ from streams.stores.journal.store import SEGMENT_BYTES, LogStore
 from streams.stores.live import LiveTail
 from streams.stores.plan import Request, encode_batch
 from streams.stores.space import mib_to_open
-from streams.stores.sqlite.hints import CURSOR, SNAPSHOT, Kind
-from streams.stores.sqlite.kept import KeptRows
+from streams.stores.sqlite.files import LOG_FILE
+from streams.stores.sqlite.hints import CURSOR, ROWS, SNAPSHOT, KeptTables, Kind, Noted
 from streams.system.threads import in_thread
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ class Log(LogStore):
         self.store, self._lock = store, lock
         self.manifest = Manifest("")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._kept_rows: dict[str, KeptRows] = {}
+        self._kept_tables = KeptTables(store / LOG_FILE)
         self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self.recent)
 
     @classmethod
@@ -103,33 +103,46 @@ class Log(LogStore):
         return NOTHING if found is None else found.position
 
     async def advance(self, name: str, position: int) -> None:
-        self._note(CURSOR, name, Snapshot(1, position, b""))
+        self._note(CURSOR, name, Noted(Snapshot(1, position, b"")))
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None:
         found = await self._hint(SNAPSHOT, name)
         return found if found is not None and found.version == version else None
 
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        self._note(SNAPSHOT, name, snapshot)
+        self._note(SNAPSHOT, name, Noted(snapshot))
+
+    async def kept(self, name: str, version: int) -> Snapshot | None:
+        """The last snapshot of this version that ``keep`` wrote, whose tables are there, too; ``None`` without one."""
+        found = await self._hint(ROWS, name)
+        return found if found is not None and found.version == version else None
+
+    def keep(
+        self, name: str, snapshot: Snapshot, write: Write, *, is_new: bool = False, written: Callable[[], None]
+    ) -> None:
+        """Note a snapshot that has tables, which are in the log's database, with names that begin with ``kept_``.
+
+        ``write`` changes them, in the transaction that writes the snapshot. It runs on another thread, and again if the
+        transaction fails. ``is_new``: before that, all such tables are dropped. ``written`` is called after it, on any
+        thread. One snapshot of a name is to be noted at a time. Raises ``ValueError`` for a bad name.
+        """
+        self._note(ROWS, name, Noted(snapshot, write, is_new, written))
+
+    def spoil(self, name: str) -> None:
+        """Note that a snapshot is damaged, so it is not given back again."""
+        self._note(ROWS, name, Noted(Snapshot(0, NOTHING, b"")))
+
+    def fetch_kept(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What is in the tables of ``keep``. Blocks briefly; for one thread. See ``KeptTables.fetch``."""
+        return self._kept_tables.fetch(query, *values)
 
     async def _hint(self, kind: Kind, name: str) -> Snapshot | None:
         found = self._stored.hints.newest(kind, name) or await asyncio.to_thread(self._stored.hint, kind, name)
         return found if found is not None and found.position <= self.head else None
 
-    def _note(self, kind: Kind, name: str, hint: Snapshot) -> None:
-        self._stored.hints.note(kind, name, hint)
+    def _note(self, kind: Kind, name: str, noted: Noted) -> None:
+        self._stored.hints.note(kind, name, noted)
         self.mover.wake()
-
-    async def rows(self, name: str, version: int) -> KeptRows:
-        """Open a projection's snapshot in rows, or begin a new one if there is none of this version that is not beyond
-        head. It is closed with the log. Remove it before a removal, which deletes its files.
-
-        Raises:
-            StreamError, OSError: it cannot be written.
-        """
-        found = await in_thread(KeptRows, self.store, name, version, self.head)
-        self._kept_rows[name] = found
-        return found
 
     async def append(
         self,
@@ -144,19 +157,27 @@ class Log(LogStore):
         finally:
             self._live.notify()
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
-        """See ``RetentionStore.prune``."""
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, kept: Write | None = None) -> Removed:
+        """See ``RetentionStore.prune``. ``kept`` changes the tables of ``keep``, in the transaction that notes what is
+        to be removed."""
         self._refuse_closed()
         if not any(cuts.get(s.stream_id, 0) > s.first_offset for s in await self.sizes()):
             return Removed()
-        return await self._to_its_end(super().prune(cuts, at_ms=at_ms))
+        return await self._to_its_end(super().prune(cuts, at_ms=at_ms, kept=kept))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
-        """See ``RetentionStore.forget``."""
+    async def forget(
+        self,
+        streams: Collection[str],
+        *,
+        at_ms: int,
+        positions: Collection[int] = (),
+        kept: Write | None = None,
+    ) -> Removed:
+        """See ``RetentionStore.forget``; for ``kept``, see ``prune``."""
         self._refuse_closed()
         if not positions and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
             return Removed()
-        return await self._to_its_end(super().forget(streams, at_ms=at_ms, positions=positions))
+        return await self._to_its_end(super().forget(streams, at_ms=at_ms, positions=positions, kept=kept))
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -190,8 +211,7 @@ class Log(LogStore):
         if self._closed:
             return
         await super().close()
-        for rows in self._kept_rows.values():
-            await asyncio.to_thread(rows.close)
+        self._kept_tables.close()
         self._live.close()
         self._lock.release()
 

@@ -12,25 +12,26 @@ from typing import Any, Literal
 
 import pytest
 
-from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, CaptureState
+from bridge.opencode.capture.resting import Changes
+from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, STATE_VERSION, CaptureState
 from sidecar.care import snapshots
 from sidecar.care import upkeep as module
-from sidecar.care.snapshots import SNAPSHOT, CaptureSnapshot, restore
+from sidecar.care.resting import CAPTURE, write
+from sidecar.care.snapshots import CaptureSnapshot, restore
 from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from streams.log.directory import KeptRows
 from streams.log.log import Log
 from streams.log.prune_plan import PruneRequest
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.retention import Removed
-from streams.rows import Changes
 from streams.store import Record
 from tests.bridge.opencode.playing import dumped, names, play
 from tests.sidecar.agents.support import until
 from tests.streams.builders import event
+from tests.streams.databases import change
 from tests.streams.descriptors import deleted_and_open, held_open, needs_descriptors
 from tests.streams.opened import collect, moved
 
@@ -90,6 +91,13 @@ async def life(store: Path, events: list[StreamEvent]) -> tuple[bytes, int]:
     return found, kept
 
 
+async def kept(log: Log, capture: CaptureSnapshot) -> None:
+    """Save the state, and wait until that is done."""
+    capture.keep()
+    await log.write_hints()
+    assert capture.kept == log.head
+
+
 @pytest.mark.parametrize("story", ["recordings", "many sessions"])
 @pytest.mark.parametrize("in_memory", [1, snapshots.IN_MEMORY])
 async def test_lives_that_resume_equal_a_full_replay(
@@ -110,11 +118,18 @@ async def test_lives_that_resume_equal_a_full_replay(
     assert state == dumped(whole)
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage\n{}"])
-async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, damage: bytes) -> None:
+SPOILS = {
+    "no snapshot": "DELETE FROM hints WHERE kind = 'rows'",
+    "garbage": "UPDATE hints SET state = x'00' WHERE kind = 'rows'",
+    "another version": "UPDATE hints SET version = 1 WHERE kind = 'rows'",
+}
+
+
+@pytest.mark.parametrize("damage", SPOILS)
+async def test_a_damaged_snapshot_costs_time_alone(tmp_path: Path, damage: str) -> None:
     events = many_sessions(4)
     await life(tmp_path, events)
-    (tmp_path / "hints" / f"{SNAPSHOT}.db").write_bytes(damage)
+    change(tmp_path, SPOILS[damage])
     state, _ = await life(tmp_path, [])
     whole = CaptureState()
     for each in events:
@@ -146,22 +161,22 @@ async def test_neither_memory_nor_a_snapshot_grows_with_the_sessions_that_ever_w
     log = await Log.open(tmp_path, seeded_identity(1))
     await append(log, many_sessions(4 * BUSY_SESSIONS, 1))
     capture = await restore(log)
-    await capture.keep()
+    await kept(log, capture)
     saved: list[set[str]] = []
-    put = KeptRows.put
 
-    def noted(rows: KeptRows, position: int, state: bytes, changes: Changes) -> None:
+    def noted(db: sqlite3.Connection, changes: Changes, *, is_new: bool) -> None:
         saved.append(set(changes))
-        assert len(state) < 4000
-        put(rows, position, state, changes)
+        write(db, changes, is_new=is_new)
 
-    monkeypatch.setattr(KeptRows, "put", noted)
+    monkeypatch.setattr(snapshots, "write", noted)
     told = {"session": "ses_3", "message": "msg_more"}
     for record in await log.append([event("more", type_="human.input", stream="ses_3", payload=told)]):
         capture.state.apply(record.event)
-    await capture.keep()
+    await kept(log, capture)
     assert saved == [{"ses_3"}]
-    assert len(capture.state.sessions._here) == BUSY_SESSIONS  # type: ignore[attr-defined]
+    assert len(capture.state.sessions._here) == BUSY_SESSIONS
+    state = await log.kept(CAPTURE, STATE_VERSION)
+    assert state is not None and len(state.state) < 4000
     await log.close()
 
 
@@ -174,7 +189,7 @@ async def test_after_a_removal_what_is_left_is_saved_again(tmp_path: Path, monke
     upkeep = upkeep_of(log, capture)
     for session in ("ses_4", "ses_5"):
         assert (await upkeep.forget([session], [session])).records
-        await capture.keep(lambda: False)  # hooks are on their way, so nothing is saved before the next removal
+        capture.keep(lambda: False)  # hooks are on their way, so nothing is saved before the next removal
     await upkeep.keep_last()
     assert sorted(capture.state.sessions) == [f"ses_{number}" for number in (0, 1, 2, 3, 6, 7)]
     left = dumped(capture.state)
@@ -186,8 +201,7 @@ async def test_a_damaged_row_costs_time_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(snapshots, "IN_MEMORY", 0)
     events = many_sessions(4)
     await life(tmp_path, events)
-    with closing(sqlite3.connect(tmp_path / "hints" / f"{SNAPSHOT}.db")) as connection, connection:
-        connection.execute("UPDATE rows SET body = x'00'")
+    change(tmp_path, "UPDATE kept_sessions SET body = x'00'")
     log = await open_log(tmp_path)
     told = {"session": "ses_1", "message": "msg_more"}
     await log.append([event("more", type_="human.input", stream="ses_1", payload=told)])
@@ -245,15 +259,15 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(tmp_path: Path, monkey
     indexing = asyncio.create_task(upkeep._advance_index())
     async with asyncio.timeout(HANG_S):
         await lock.asked(3)
-    assert not list(tmp_path.glob("hints/*.db*")) and not list(tmp_path.glob("search.db*"))
+    assert await log.kept(CAPTURE, STATE_VERSION) is None and not list(tmp_path.glob("search.db*"))
     go_on.set()
     await asyncio.gather(forgetting, looking, indexing)
     await upkeep._advance_index()
     assert (await forgetting).records == 21
     await upkeep.keep_last()
+    assert await log.kept(CAPTURE, STATE_VERSION) is not None
     await upkeep.close()
     await log.close()
-    assert (tmp_path / "hints" / f"{SNAPSHOT}.db").exists()
     assert (tmp_path / "search.db").exists()
     holders = [path.name for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert holders == []

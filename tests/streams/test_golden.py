@@ -16,8 +16,8 @@ import pytest
 from bridge.opencode.capture.state import CaptureState
 from streams import hashing
 from streams.log.log import Log
-from streams.rows import MemoryRows
 from tests.bridge.opencode.playing import RECORDINGS, dumped, names, play
+from tests.bridge.opencode.rows import MemoryRows
 from tests.streams.builders import IDENTITY, event
 from tests.streams.opened import faults
 

@@ -16,7 +16,7 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Snapshot
 from streams.stores.journal import mover
-from streams.stores.sqlite.hints import CURSOR, SNAPSHOT, Hints
+from streams.stores.sqlite.hints import CURSOR, SNAPSHOT, Hints, Noted
 from tests.streams.builders import events
 from tests.streams.databases import ask, garble
 from tests.streams.opened import collect, faults, held, left_by_a_kill, moved
@@ -30,13 +30,13 @@ async def opened(store: Path) -> Log:
 
 
 def positions(hints: Hints, head: int) -> list[int]:
-    return [hint.position for _, hint in hints.due(head)]
+    return [noted.hint.position for _, noted in hints.due(head)]
 
 
 def test_the_oldest_waiting_value_is_written_however_often_a_newer_one_comes() -> None:
     hints = Hints()
     for position in range(5, 500):
-        hints.note(CURSOR, "mirror", Snapshot(1, position, b""))
+        hints.note(CURSOR, "mirror", Noted(Snapshot(1, position, b"")))
     assert positions(hints, 4) == [] and positions(hints, 5) == [5] and positions(hints, 499) == [499]
     hints.written(hints.due(5))
     assert positions(hints, 498) == [] and positions(hints, 499) == [499]
@@ -47,18 +47,18 @@ def test_the_oldest_waiting_value_is_written_however_often_a_newer_one_comes() -
 def test_a_reader_that_went_back_stays_there() -> None:
     hints = Hints()
     for position in (7, 9, 2):
-        hints.note(CURSOR, "mirror", Snapshot(1, position, b""))
+        hints.note(CURSOR, "mirror", Noted(Snapshot(1, position, b"")))
     hints.written(hints.due(3))
     assert positions(hints, 100) == [], "the values before it are not written after it"
 
 
 def test_a_value_noted_while_another_is_written_waits() -> None:
     hints = Hints()
-    hints.note(SNAPSHOT, "x", Snapshot(1, 1, b"old"))
+    hints.note(SNAPSHOT, "x", Noted(Snapshot(1, 1, b"old")))
     due = hints.due(5)
-    hints.note(SNAPSHOT, "x", Snapshot(1, 2, b"new"))
+    hints.note(SNAPSHOT, "x", Noted(Snapshot(1, 2, b"new")))
     hints.written(due)
-    assert [hint.state for _, hint in hints.due(5)] == [b"new"]
+    assert [noted.hint.state for _, noted in hints.due(5)] == [b"new"]
 
 
 async def test_a_hint_is_written_with_its_record_and_seen_by_other_processes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ happened. Updates that are not final cannot be rebuilt; the translator keeps the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -16,12 +16,12 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from pydantic import PlainSerializer, TypeAdapter
 
+from bridge.opencode.capture.resting import Changes, Found, LazyMap, Rows
 from bridge.opencode.capture.shapes import beginning, is_aborted_shell, mapping
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.lineage import CREATED, ENDED, FORKED, LINKED, MOVED, RESUMED, RETRIED, TURN_STARTED, in_turn, traceparent
-from streams.rows import Changes, LazyMap, Rows
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -183,18 +183,19 @@ def remember(known: OrderedDict[K, V], key: K, value: V, most: int = REMEMBERED)
         known.popitem(last=False)
 
 
-def marks_of(session: SessionState) -> Iterator[str]:
+def found_by(session: SessionState) -> Found:
     """What a session can be found by, wherever it rests."""
-    yield f"stream:{session.stream}"
-    yield f"parent:{session.parent or ''}"
-    if not session.known:
-        yield "unknown"
-    if session.turn is not None:
-        yield "turn"
-    if not session.ended:
-        yield f"host:{session.host}" if session.host else f"directory:{session.directory or ''}"
-        yield from (f"boot:{boot}" for boot in session.boots)
-    yield from (f"message:{message}" for message in {session.first_message or "", *session.inputs})
+    return Found(
+        session.stream,
+        session.parent or "",
+        not session.known,
+        session.turn is not None,
+        session.ended,
+        session.directory or "",
+        session.host,
+        tuple(session.boots),
+        tuple({session.first_message or "", *session.inputs}),
+    )
 
 
 class CaptureState:
@@ -204,7 +205,7 @@ class CaptureState:
     """
 
     def __init__(self, rows: Rows | None = None) -> None:
-        self.sessions: LazyMap[SessionState] = LazyMap(_dumped, _loaded, marks_of, rows)
+        self.sessions: LazyMap[SessionState] = LazyMap(_dumped, _loaded, found_by, rows)
         self.told: OrderedDict[str, str] = OrderedDict()
         """Bus events that were recorded as an error or a compaction. Only the id of such an event shows that it was
         sent again."""
@@ -247,17 +248,18 @@ class CaptureState:
         session = self.sessions.get(session_id)
         return (session.spawned if session is not None else self.spawns.get(session_id)) or None
 
-    def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> None:
-        """Drop these sessions and the sessions in these streams. The result equals a fold over a log without the
-        payloads of these sessions.
+    def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> set[str]:
+        """Drop these sessions and the sessions in these streams, and return which they were. The result equals a fold
+        over a log without the payloads of these sessions.
 
         A dropped session that sends another hook appears as resumed.
         """
         gone = {each for each in sessions if each in self.sessions}
-        gone.update(self.sessions.having(*(f"stream:{stream}" for stream in streams)))
+        gone.update(self.sessions.having("stream", *streams) if streams else ())
         for session_id in gone:
             del self.sessions[session_id]
             self.busy.pop(session_id, None)
+        return gone
 
     def apply(self, event: StreamEvent) -> None:
         payload = event.payload

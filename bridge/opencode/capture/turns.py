@@ -176,7 +176,7 @@ class Turns(Shells):
         """Record whose message was copied into a session that has none of its own yet: OpenCode 1 names a fork's origin
         nowhere. A copy keeps the time ``made``, and the id of the original begins with nearly the same time."""
         low, high = (f"msg_{(made + ms) % 2**36:09x}" for ms in (-_ID_BEFORE_MS, 1))
-        named = map(self.state.sessions.look, self.state.sessions.between(f"message:{low}", f"message:{high}"))
+        named = map(self.state.sessions.look, self.state.sessions.with_message(low, high))
         others = (each for each in named if each is not None and each is not session)
         found = [each.id for each in others if each.directory == session.directory]
         if len(found) == 1 and found[0] not in self._origins(session):

@@ -206,7 +206,7 @@ class Services:
             if is_due and not await self._compare(session_id, scope.origin):
                 self._due[session_id] = scope.origin
         listed = {str(info["id"]) for info in infos}
-        for session_id in self.translator.state.sessions.having(f"host:{scope.origin.service}"):
+        for session_id in self.translator.state.sessions.having("host", scope.origin.service):
             if session_id not in listed:
                 await self._compare(session_id, scope.origin)
 

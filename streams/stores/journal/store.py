@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from streams.derived import Derived
+from streams.derived import Derived, Write
 from streams.errors import StoreUnavailable, StreamError
 from streams.query import Filter
 from streams.retention import Removed
@@ -208,17 +208,24 @@ class LogStore(TwoPlaces):
 
     # --- removing ---
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, kept: Write | None = None) -> Removed:
         await in_thread(self._move_everything)
         try:
-            return await self._stored.prune(cuts, at_ms=at_ms)
+            return await self._stored.prune(cuts, at_ms=at_ms, kept=kept)
         finally:
             self.mover.wake()
 
-    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
+    async def forget(
+        self,
+        streams: Collection[str],
+        *,
+        at_ms: int,
+        positions: Collection[int] = (),
+        kept: Write | None = None,
+    ) -> Removed:
         await in_thread(self._move_everything)
         try:
-            return await self._stored.forget(streams, at_ms=at_ms, positions=positions)
+            return await self._stored.forget(streams, at_ms=at_ms, positions=positions, kept=kept)
         finally:
             self.mover.wake()
 

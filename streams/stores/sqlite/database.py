@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, TypeVar
 
-from streams.derived import Derived
+from streams.derived import Derived, Write
 from streams.errors import BadStore, StoreUnavailable, StreamError
 from streams.hashing import GENESIS, chain
 from streams.retention import Entry, Removed
@@ -148,17 +148,19 @@ class Database(SqliteReader):
             if not due:
                 return
             self._begin()
+            changes = self._writing.total_changes
             try:
                 with self._writing:
                     self._writing.execute("BEGIN IMMEDIATE")
                     self.hints.write(self._writing, due)
             except NotKept as refusal:
                 raise refusal.__cause__ or refusal from None
-            self._hints_written(due)
+            self._hints_written(due, changes)
 
-    def _hints_written(self, due: Due) -> None:
+    def _hints_written(self, due: Due, changes: int) -> None:
         self.hints.written(due)
-        self._wal_pages += sum([len(hint.state) // PAGE_BYTES + PAGES_OF_A_ROW for _, hint in due])
+        self._wal_pages += sum([len(noted.hint.state) for _, noted in due]) // PAGE_BYTES
+        self._wal_pages += (self._writing.total_changes - changes) * PAGES_OF_A_ROW
 
     @property
     def derives_in(self) -> float | None:
@@ -200,9 +202,8 @@ class Database(SqliteReader):
             raise
         if deriving is not None:
             deriving.done(last.position)
-        self._hints_written(hints)
-        changed = self._writing.total_changes - changes
-        self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES + changed * PAGES_OF_A_ROW
+        self._hints_written(hints, changes)
+        self._wal_pages += sum([len(row[-1]) for row in rows]) // PAGE_BYTES
         self.last = Head(last.position, last.hash.hex())
 
     def _rows_of(self, records: Sequence[Stored]) -> tuple[list[Row], dict[str, Tail]]:
@@ -242,13 +243,20 @@ class Database(SqliteReader):
 
     # --- removing ---
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int) -> Removed:
-        """See ``RetentionStore.prune``; only what was moved here."""
-        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._exclusively))
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, kept: Write | None = None) -> Removed:
+        """See ``Log.prune``; only what was moved here."""
+        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._exclusively, kept))
 
-    async def forget(self, streams: Collection[str], *, at_ms: int, positions: Collection[int] = ()) -> Removed:
-        """See ``RetentionStore.forget``; only what was moved here."""
-        return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._exclusively))
+    async def forget(
+        self,
+        streams: Collection[str],
+        *,
+        at_ms: int,
+        positions: Collection[int] = (),
+        kept: Write | None = None,
+    ) -> Removed:
+        """See ``Log.forget``; only what was moved here."""
+        return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._exclusively, kept))
 
     def _exclusively(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` while nothing is moved. First the reader closes the search index, which ``work`` may delete."""

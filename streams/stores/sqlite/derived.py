@@ -1,7 +1,8 @@
 """The tables that a caller derives from the records (see ``streams/derived.py``), in the file; and reading them.
 
 The row of the table ``derived`` says of which version they are, and up to which record they are right. Without that row
-there are none: what is left of them is dropped and made again. Every table that is not one of the log's is derived.
+there are none: what is left of them is dropped and made again. Every table that is neither one of the log's nor kept is
+derived.
 """
 
 from __future__ import annotations
@@ -37,9 +38,25 @@ def row_of(connection: sqlite3.Connection) -> tuple[int, int] | None:
     return row[0], row[1]
 
 
-def derived_tables(connection: sqlite3.Connection) -> list[str]:
+KEPT: Final = "kept_"
+"""What the names of tables begin with in which a caller keeps a state of its own (see ``hints.py``)."""
+
+
+def tables_beside(connection: sqlite3.Connection) -> list[str]:
+    """The names of all tables that are not the log's: derived ones, and kept ones."""
     names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     return sorted({name for (name,) in names} - OF_THE_LOG)
+
+
+def derived_tables(connection: sqlite3.Connection) -> list[str]:
+    return [name for name in tables_beside(connection) if not name.startswith(KEPT)]
+
+
+def drop_kept(connection: sqlite3.Connection) -> None:
+    """Drop the tables in which a caller keeps a state, in the caller's transaction."""
+    for name in tables_beside(connection):
+        if name.startswith(KEPT):
+            connection.execute(f"DROP TABLE {quoted(name)}")
 
 
 def quoted(name: str) -> str:
@@ -66,14 +83,15 @@ def is_damage(error: Exception) -> bool:
 
 
 def leave_behind(connection: sqlite3.Connection) -> None:
-    """Take damaged tables out of the schema, in the caller's transaction. Dropping them would free whatever pages they
-    name, even those of records. Their pages are lost until ``write_anew``."""
+    """Take all tables but the log's out of the schema, in the caller's transaction, because one is damaged. Dropping it
+    would free whatever pages it names, even those of records. Their pages are lost until ``write_anew``."""
     connection.execute("PRAGMA writable_schema = ON")
     try:
-        names = [(name,) for name in derived_tables(connection)]
+        names = [(name,) for name in tables_beside(connection)]
         connection.executemany("DELETE FROM sqlite_schema WHERE tbl_name = ?", names)
     finally:
         connection.execute("PRAGMA writable_schema = RESET")
+    connection.execute("DELETE FROM hints WHERE kind = 'rows'")
     connection.execute("INSERT OR REPLACE INTO derived VALUES (1, ?, 0)", [LEFT_BEHIND])
 
 

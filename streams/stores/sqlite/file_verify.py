@@ -15,7 +15,7 @@ from threading import Timer
 from typing import Final
 
 from streams.errors import BadStore, StoreUnavailable
-from streams.stores.sqlite.derived import OF_THE_LOG, derived_tables, quoted
+from streams.stores.sqlite.derived import OF_THE_LOG, quoted, tables_beside
 from streams.stores.sqlite.files import (
     STEPS,
     StoreInterrupted,
@@ -48,7 +48,7 @@ def opening_damage(path: Path) -> list[str]:
 
 
 def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> tuple[list[str], list[str]]:
-    """Faults that SQLite finds in pages and indexes: those of the log, and those of derived tables.
+    """Faults that SQLite finds in pages and indexes: those of the log, and those of the tables beside it.
 
     ``quick``: only what SQLite checks in about a second.
     """
@@ -61,8 +61,8 @@ def content_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -
 
 
 def derived_damage(path: Path, connection: sqlite3.Connection, *, quick: bool) -> list[str]:
-    """Faults in derived tables, also where an index contradicts its table. See ``content_damage``."""
-    return _checked(path, connection, quick, derived_tables(connection), "integrity_check")
+    """Faults in the tables beside the log's, also where an index contradicts its table. See ``content_damage``."""
+    return _checked(path, connection, quick, tables_beside(connection), "integrity_check")
 
 
 def _checked(

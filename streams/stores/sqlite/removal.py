@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from streams.derived import Write
 from streams.errors import StoreUnavailable
 from streams.retention import Removed
 from streams.stores.directory import remove_torn
@@ -26,7 +27,6 @@ from streams.stores.sqlite import removed as tables
 from streams.stores.sqlite.derived import drop_one, write_anew
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
 from streams.stores.sqlite.hints import Hints
-from streams.stores.sqlite.kept import remove_all_rows
 from streams.stores.sqlite.search import remove_search
 from streams.system.threads import InTurn
 
@@ -60,7 +60,7 @@ class SqliteRemover:
         self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
         self._connection, self._hints, self._turns, self._changed = connection, hints, turns, changed
 
-    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive) -> Removed:
+    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive, kept: Write | None) -> Removed:
         with self._told("pruned"):
             self.resume(exclusively)
             with translated(self._path, "reading"):
@@ -69,12 +69,23 @@ class SqliteRemover:
             if not cuts:
                 return Removed()
             self._check({name: (ends[name][0], cut) for name, cut in cuts.items()}, exclusively)
-            exclusively(lambda: self._transact(lambda: tables.begin(self._connection, "prune", cuts, at_ms)))
+
+            def begin() -> None:
+                tables.begin(self._connection, "prune", cuts, at_ms)
+                if kept is not None:
+                    kept(self._connection)
+
+            exclusively(lambda: self._transact(begin))
             records, size, _, _ = self._work(exclusively)
             return Removed(records, size, len(cuts))
 
     def forget(
-        self, streams: Collection[str], positions: Collection[int], at_ms: int, exclusively: Exclusive
+        self,
+        streams: Collection[str],
+        positions: Collection[int],
+        at_ms: int,
+        exclusively: Exclusive,
+        kept: Write | None,
     ) -> Removed:
         with self._told("forgotten"):
             self.resume(exclusively)
@@ -92,6 +103,8 @@ class SqliteRemover:
                     tables.begin(self._connection, "forget", ends, at_ms)
                 if singles:
                     tables.begin_singles(self._connection, singles, at_ms)
+                if kept is not None:
+                    kept(self._connection)
 
             exclusively(lambda: self._transact(begin))
             _, _, records, saved = self._work(exclusively)
@@ -151,7 +164,6 @@ class SqliteRemover:
             remove_torn(self._store, Disk())
         # Delete the search index, because a search must not find removed records.
         remove_search(self._store)
-        remove_all_rows(self._store)
         self._step(exclusively, lambda: self._hints.forget_snapshots(self._connection))
         while exclusively(self._free_pages):
             self._turns.check()

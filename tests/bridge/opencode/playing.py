@@ -15,7 +15,7 @@ from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import Identity, seeded_identity
-from streams.rows import MemoryRows
+from tests.bridge.opencode.rows import MemoryRows
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
 
@@ -45,7 +45,8 @@ def dumped(state: CaptureState) -> bytes:
     for each in state.sessions:
         state.sessions[each]  # what was asked for counts as changed
     rest, changes = state.changes()
-    rows = sorted((key, row.body, sorted(row.marks)) for key, row in changes.items() if row is not None)
+    there = [(key, row) for key, row in changes.items() if row is not None]
+    rows = sorted((key, row.body, *map(sorted, (row.found.boots, row.found.messages))) for key, row in there)
     return rest + repr(rows).encode()
 
 

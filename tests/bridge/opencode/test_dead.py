@@ -10,8 +10,8 @@ import pytest
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.capture.translate import Origin, Token
 from streams.event import StreamEvent
-from streams.rows import MemoryRows
 from tests.bridge.opencode.playing import Item, Player, names, play, recording
+from tests.bridge.opencode.rows import MemoryRows
 
 TURNS = ("turn.started", "turn.ended")
 

@@ -14,8 +14,8 @@ from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem
 from streams.event import StreamEvent
 from streams.lineage import RETRIED, STEP_STARTED, trace_id
-from streams.rows import MemoryRows
 from tests.bridge.opencode.playing import Item, Log, Player, names, play, recording
+from tests.bridge.opencode.rows import MemoryRows
 
 # Every one of these is cut at each of its hooks; the others at every seventh.
 CUT_EVERYWHERE = {

@@ -134,7 +134,7 @@ class HostTranslator(Gates):
         """
         session = self.state.sessions[session_id]
         state = CaptureState()
-        for child in self.state.sessions.having(f"parent:{session_id}"):
+        for child in self.state.sessions.having("parent", session_id):
             state.sessions[child] = self.state.sessions[child]
         state.sessions[session_id] = SessionState(
             id=session_id,
