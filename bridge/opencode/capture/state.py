@@ -226,7 +226,8 @@ class CaptureState:
         found: _Rest = _adapter(_Rest).validate_json(dumped)
         state = cls(rows)
         state.told, state.spawns = OrderedDict(found.told), OrderedDict(found.spawns)
-        state.busy = OrderedDict.fromkeys(found.busy)
+        # A removal deletes the rows of sessions, and leaves the rest as it was.
+        state.busy = OrderedDict.fromkeys(each for each in found.busy if each in state.sessions)
         return state
 
     def unknown(self) -> list[SessionState]:
