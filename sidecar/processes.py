@@ -145,8 +145,8 @@ def _is_of_tools(pid: int) -> bool:
 
 
 def _is_opencodes_own(pid: int) -> bool:
-    """True if OpenCode runs a process for itself, such as the git of its snapshots: it is in the group of a process that
-    no tool started. A shell of a tool is in a group of its own, also when its leader has ended."""
+    """True if OpenCode runs a process for itself, such as the git of its snapshots: it is in the group of a process
+    that no tool started. A shell of a tool is in a group of its own, also when its leader has ended."""
     place = place_of(pid)
     return place is None or (seen(place.group) != "" and not _is_of_tools(place.group))
 
