@@ -235,6 +235,8 @@ async def send(
     text = for_person(args["text"], link=links.get(given[0]) if len(given) == 1 else None)
     if since := args.get("since"):
         text = f"{text}\n\nWaiting {teller.since(since)}."
+    if given and not links:
+        text += "\n" + "\n".join(f"`durable-stream checkpoints {each}` shows how to answer it." for each in given)
     if len(given) > 1 and links:
         text = "\n".join([text, "", *(f"Answer {each}: {url}" for each, url in links.items())])
     await channels.send(args["channel"], args["title"], text)

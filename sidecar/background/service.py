@@ -42,7 +42,7 @@ from sidecar.background.intents.afterwards import (
 )
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
-from sidecar.background.intents.registering import RegisterArgs, ResumeArgs, check_agent, differences
+from sidecar.background.intents.registering import RegisterArgs, ResumeArgs, check_agent, differences, title_of
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.works import Works
@@ -323,7 +323,7 @@ class DurableStream:
         payload = {
             "intent": intent,
             "prompt": prompt,
-            "title": given.title or " ".join(prompt.split())[:60],
+            "title": given.title or title_of(prompt),
             "directory": given.directory,
             "parent": given.parent,
             "agent": given.agent or asking,

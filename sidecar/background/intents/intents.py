@@ -62,6 +62,8 @@ class IntentAgent(OwnAgent[State]):
         "lifecycle.session.created",
         "lifecycle.session.ended",
         "message.queued",
+        "message.waiting",
+        "message.left",
         "message.answered",
         "message.expired",
         "message.withdrawn",
@@ -157,9 +159,9 @@ class IntentAgent(OwnAgent[State]):
                 return self._session_erred(event)
             case "lifecycle.session.ended":
                 return self._session_ended(event)
-            case "message.queued":
+            case "message.queued" | "message.waiting":
                 return watch.asked(self.data, event)
-            case "message.answered" | "message.expired" | "message.withdrawn":
+            case "message.left" | "message.answered" | "message.expired" | "message.withdrawn":
                 return watch.answered(self.data, event)
         return []
 

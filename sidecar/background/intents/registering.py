@@ -13,6 +13,7 @@ from sidecar.background.intents.state import Intent, intent_of
 from sidecar.registry import Args
 
 DEFAULT_MINUTES: Final = 60.0
+MAX_TITLE: Final = 60
 
 
 class RegisterArgs(Args):
@@ -43,6 +44,12 @@ class RegisterArgs(Args):
 class ResumeArgs(Args):
     intent: str = Field(max_length=100, description="its id, or a unique prefix of it")
     terminal: Terminal = Field(description="what the terminal may do that asks, as in `terminal`")
+
+
+def title_of(prompt: str) -> str:
+    """The title of work that was given none: the beginning of its prompt, on one line."""
+    line = " ".join(prompt.split())
+    return line if len(line) <= MAX_TITLE else f"{line[: MAX_TITLE - 2]} …"
 
 
 def check_agent(effect: str, agent: str, *, is_person: bool) -> None:

@@ -62,15 +62,18 @@ def alarm(intent: Intent, found: Mapping[str, Any], silence_ms: int) -> Doom | N
 
 
 def asked(state: State, event: StreamEvent) -> list[Output]:
-    intent = state.intents.get(str(event.payload.get("intent")))
-    if intent is None or intent.state in ENDED or event.payload["kind"] not in QUESTIONS:
+    """Handle what waits for a person from now on: a permission, a question, or the call of an ``ask``."""
+    given = event.payload
+    intent = state.intents.get(str(given.get("intent")))
+    waits = event.type == "message.waiting" or given["kind"] in QUESTIONS - {"ask"}
+    if intent is None or intent.state in ENDED or not waits or given["message"] in intent.asks:
         return []
-    about = {"intent": intent.id, "checkpoint": event.payload["message"], "ts": event.ts}
-    return [Output("intent.paused", about)]
+    return [Output("intent.paused", {"intent": intent.id, "checkpoint": given["message"], "ts": event.ts})]
 
 
 def answered(state: State, event: StreamEvent) -> list[Output]:
-    """Handle a closed checkpoint: the time of the intents that were waiting for its answer counts again."""
+    """Handle a closed checkpoint, or a call that waits no more: the time of the intents that were waiting for the
+    answer counts again."""
     checkpoint = event.payload["message"]
     if not any(checkpoint in intent.asks for intent in state.unfinished()):
         return []

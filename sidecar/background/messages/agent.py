@@ -121,10 +121,17 @@ class MessageAgent(OwnAgent[State]):
             case "budget.warning":
                 return facts.budget_used(self._person, data, event)
             case "intent.completed" | "intent.failed" | "intent.cancelled":
-                outputs = [*answers.work_ended(data, event), *deliver.inherited(data, given), *deliver.ended(given)]
-                is_told = event.type != "intent.cancelled"
-                return [*outputs, *(facts.work_ended(self._person, data, event) if is_told else [])]
+                return self._work_ended(event)
         return []
+
+    def _work_ended(self, event: StreamEvent) -> list[Output]:
+        passed_on = deliver.inherited(self.data, event.payload)
+        outputs = [*answers.work_ended(self.data, event), *passed_on, *deliver.ended(event.payload)]
+        if event.type == "intent.cancelled":
+            return outputs
+        lost = [self.data.messages[each.payload["message"]] for each in passed_on if each.type == "message.withdrawn"]
+        told = [output for each in lost for output in facts.unread(self._person, self.data, event, each)]
+        return [*outputs, *facts.work_ended(self._person, self.data, event), *told]
 
     def _acted(self, event: StreamEvent) -> list[Output]:
         if event.actor != NAME:

@@ -30,6 +30,8 @@ from streams.event import StreamEvent
 
 ANSWER: Final = "opencode.answer"
 
+WORK_ENDED: Final = "the background work ended"
+
 _TITLES: Final = {"ask": "OpenCode asks", "effect": "An agent asks"}
 
 
@@ -55,14 +57,15 @@ class Questions:
     def ask(self, state: State, given: dict[str, Any], ts: int) -> list[Output]:
         """Handle a call that waits for an answer. If the session's question is known, the call joins it. A call of
         another session is no reason to keep the answer from the session that asked."""
-        known = state.messages.get(given["message"])
-        waiting = Output("message.waiting", {"message": given["message"], "turn": given.get("turn") or "", "ts": ts})
+        known, asks = state.messages.get(given["message"]), self._asks(given["session"])
+        call = {"message": given["message"], "turn": given.get("turn") or "", "intent": asks["intent"], "ts": ts}
+        waiting = Output("message.waiting", call)
         if known is not None:
             return [waiting] if known.session == given["session"] else []
         if "text" not in given:  # the call waits for a question that has been forgotten since
             return []
         about = {name: value for name, value in given.items() if name != "turn"}
-        return [*self._opened(state, {**about, "kind": "ask", **self._asks(given["session"])}, ts), waiting]
+        return [*self._opened(state, {**about, "kind": "ask", **asks}, ts), waiting]
 
     def typed(self, state: State, event: StreamEvent) -> list[Output]:
         """Handle a message that a person typed into a session whose call waits for an answer: the message is the
@@ -85,9 +88,11 @@ class Questions:
             # The user's own session asks, so only the log has it. The person answering found it there.
             about = {"message": given["message"], **given["ask"]}
             outputs, known = [Output("message.queued", about)], queued(about, ts)
+        late = {"message": known.id, "by": given["by"], "via": given.get("via") or {}}
         if not _takes_answers(known):
-            who = {"by": given["by"], "via": given.get("via") or {}}
-            return [Output("message.late", {"message": known.id, **who, "state": known.state})]
+            return [Output("message.late", {**late, "state": known.state})]
+        if known.kind == "ask" and self._reader(known) is None:
+            return [*withdrawn([known], WORK_ENDED, ts), Output("message.late", {**late, "state": "withdrawn"})]
         about = {name: given[name] for name in ("answer", "by", "via", "key", "said") if given.get(name) is not None}
         if known.kind == "ask":
             return [*outputs, *self._ended(known, "message.answered", ts, about)]
@@ -97,14 +102,18 @@ class Questions:
         act = Output("effect.requested", args, effect=doubts.RESOLVE if known.effect else ANSWER, node=known.id)
         return [*outputs, Output("message.answering", {"message": known.id, **about}), act]
 
-    def _ended(self, known: Message, type_: str, ts: int, about: dict[str, Any]) -> list[Output]:
-        """The end of an ``ask``, and the answer as a message for the session that asked.
+    def _reader(self, known: Message) -> str | None:
+        """The session that gets the answer to an ``ask``; ``None`` if none is left.
 
         Background work that still runs asks again with ``wait_for``, and no message wakes it. If it ended before the
         answer came, the session above gets the answer.
         """
         is_at_work = known.intent is None or self._asker(known.session).intent is not None
-        to = known.session if is_at_work else known.to
+        return known.session if is_at_work else known.to
+
+    def _ended(self, known: Message, type_: str, ts: int, about: dict[str, Any]) -> list[Output]:
+        """The end of an ``ask``, and the answer as a message for the session that gets it."""
+        to = self._reader(known)
         ended = Output(type_, {"message": known.id, **about, "ts": ts})
         if to is None:
             return [ended]
@@ -190,7 +199,7 @@ def work_ended(state: State, event: StreamEvent) -> list[Output]:
     mine = [c for c in state.questions() if c.intent == event.payload.get("intent")]
     is_over = event.type != "intent.completed"
     gone = [c for c in mine if is_over or c.kind != "ask" or c.to in (None, c.session)]
-    return withdrawn(gone, "the background work ended", event.ts)
+    return withdrawn(gone, WORK_ENDED, event.ts)
 
 
 def overtaken(state: State, event: StreamEvent) -> list[Output]:

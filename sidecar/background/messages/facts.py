@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from sidecar.agents.agent import Output
-from sidecar.background.messages.message import State
+from sidecar.background.messages.message import Message, State
 from sidecar.background.messages.person import MAX_TEXT, SHOW, Person, glance, seen
 from sidecar.background.people import teller
 from sidecar.background.people.rings import cost_text, turn_text, why_not_raised
@@ -39,6 +39,14 @@ def work_ended(person: Person, state: State, event: StreamEvent) -> list[Output]
     text, alert = f"{cut_middle(told, MAX_TEXT - 50)[0]} ({identifier})", f"alr_{identifier[4:]}"
     wait = parent is not None
     return [*shown, *person.told(state, alert, parent, WORK, text, event.ts, about=identifier, wait=wait)]
+
+
+def unread(person: Person, state: State, event: StreamEvent, answer: Message) -> list[Output]:
+    """Queue an alert: work ended before it read a person's answer, and no session above gets it."""
+    given, asked = event.payload, state.messages.get(answer.about)
+    worker = teller.who(given.get("title") or "", given.get("directory") or "")
+    text = teller.unread(worker, given["intent"], asked.text if asked is not None else answer.about)
+    return person.told(state, f"alr_{answer.about[4:]}", None, WORK, text, event.ts, about=given["intent"])
 
 
 def budget_used(person: Person, state: State, event: StreamEvent) -> list[Output]:

@@ -86,10 +86,13 @@ def joined(texts: Iterable[str]) -> str:
 
 def sentence(known: Message) -> str:
     """What is asked, since when, and what answers it, on one line."""
+    return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.queued)} · {how_to_answer(known)}")
+
+
+def how_to_answer(known: Message) -> str:
+    """The command that answers."""
     fixed = {"permission": PERMISSION, "effect": map(repr, DECISIONS)}
-    given = "|".join(fixed.get(known.kind, ("TEXT",)))
-    answers = f"`durable-stream checkpoints {known.id} --answer {given}` answers it"
-    return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.queued)} · {answers}")
+    return f"`durable-stream checkpoints {known.id} --answer {'|'.join(fixed.get(known.kind, ('TEXT',)))}` answers it"
 
 
 def how_it_stands(known: Message) -> str:
@@ -116,6 +119,12 @@ def ended(worker: str, reason: str, gist: str) -> str:
     line = on_one_line(gist)
     said = f": {line if len(line) <= MAX_RESULT else f'{line[:MAX_RESULT]} …'}" if line and not reason else ""
     return on_one_line(f"{worker} {how}{said}")
+
+
+def unread(worker: str, intent: str, question: str) -> str:
+    """An answer that background work did not read, on one line; ``worker`` comes from ``who``."""
+    how = f"`durable-stream spawn --continue {intent} 'ANSWER'` goes on with it"
+    return f"{worker} ended before it read your answer to: {cut_middle(on_one_line(question), MAX_RESULT)[0]}. {how}"
 
 
 def state_of(intent: Intent) -> str:

@@ -109,8 +109,9 @@ def check_sidecar(scene: Scene) -> list[Check]:
             return [Check("sidecar", "problem", text, "stop it with `durable-stream stop`")]
         return [Check("sidecar", "ok", "not running; OpenCode starts it when needed")]
     if scene.answer is None and not scene.silence:
-        text = f"running as pid {info.pid}; the sidecar was not queried, because this command cannot use the home"
-        return [Check("sidecar", "note", text, "fix the problems above, then run `durable-stream doctor` again")]
+        text = f"running as pid {info.pid}; this command did not ask it"
+        hint = "run `durable-stream doctor` again in a moment; if it shows a problem with the home, fix that first"
+        return [Check("sidecar", "note", text, hint)]
     if scene.answer is None:
         hint = "run `durable-stream stop`; OpenCode then starts a new sidecar"
         return [Check("sidecar", "problem", f"pid {info.pid} does not answer: {scene.silence}", hint)]

@@ -34,7 +34,9 @@ async def spawn(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="The prompt; include everything the background agent needs to know.")
     ],
-    title: Annotated[str, typer.Option("--title", help="A short title; default: the first words of the prompt.")] = "",
+    title: Annotated[
+        str, typer.Option("--title", metavar="TEXT", help="A short title; default: the prompt's first words.")
+    ] = "",
     directory: Annotated[
         Path | None,
         typer.Option("--directory", metavar="DIR", help="The project's directory; default: the current directory."),
@@ -43,7 +45,10 @@ async def spawn(
         str | None, typer.Option("--parent", metavar="SESSION", help="The session that gets the result.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option("--agent", help="The OpenCode agent to run; default: OpenCode's own, usually build.")
+        str | None,
+        typer.Option(
+            "--agent", metavar="AGENT", help="The OpenCode agent to run; default: OpenCode's own, usually build."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -53,16 +58,17 @@ async def spawn(
         float,
         typer.Option(
             "--minutes",
+            metavar="N",
             min=0.1,
             max=1440,
             help="Stop the work after it has run for this many minutes. Waiting for your answer does not count.",
         ),
     ] = 60,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=0, help="Stop the work once it has used this many tokens.")
+        int, typer.Option("--tokens", metavar="N", min=0, help="Stop the work once it has used this many tokens.")
     ] = 0,
     cost: Annotated[
-        float, typer.Option("--cost", min=0, help="Stop the work once it has cost this many dollars.")
+        float, typer.Option("--cost", metavar="N", min=0, help="Stop the work once it has cost this many dollars.")
     ] = 0.0,
     isolation: Annotated[
         str | None,

@@ -78,7 +78,7 @@ async def checkpoints(
     elif shown:
         _table(out, shown)
         if out.terminal and not all_:
-            out.prose("", "`durable-stream checkpoints ID --answer once|always|reject|TEXT` answers one.", "dim")
+            out.prose("", "`durable-stream checkpoints ID` shows one whole, and how to answer it.", "dim")
     else:
         empty = reader.head == NOTHING
         run.nothing(
@@ -137,6 +137,8 @@ def _show(out: Output, each: Message) -> None:
     if each.left_out:
         out.text(f"  {each.left_out} characters are left out: their record was pruned")
     out.text(f"\n{visible(each.text)}")
+    if each.is_open:
+        out.text(f"\n{teller.how_to_answer(each)}.")
 
 
 def _via(via: dict[str, Any]) -> str:

@@ -228,9 +228,9 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         out.text(f"\nsetup: {visible(run['command'])} ({ended}, {rough_span(round(run['seconds'] * 1000))})")
         if run["output"].strip():
             out.text(visible(run["output"].rstrip()))
-    out.text(f"\n{intent.prompt}")
+    out.text(f"\nprompt:\n{intent.prompt}")
     if intent.result:
-        out.text(f"\n{intent.result}")
+        out.text(f"\nresult:\n{intent.result}")
     for line in overlap_text(intent):
         out.text(line)
     if intent.changes.get("saved"):

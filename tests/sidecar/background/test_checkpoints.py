@@ -302,6 +302,32 @@ async def test_the_answer_for_background_work_that_ended_goes_to_the_session_abo
         assert woken(wake) == [PARENT]
 
 
+async def test_an_answer_that_ended_work_did_not_read_is_told_to_a_person() -> None:
+    async with asking() as (run, agent, wake):
+        agent.at_work[PHANTOM] = Asker("int_1", None, "zones", "/p")
+        await ask(run, PHANTOM)
+        await run.command(NAME, "message.later", messages=["chk_1"])
+        assert await answer(run, "chk_1", "zone-b") == ["message.answered", "message.queued"]
+        agent.at_work.clear()
+        await run.happened("intent.completed", intent="int_1", ends=PHANTOM, title="zones", directory="/p")
+        assert agent.data.messages["ntc_1"].state == "withdrawn"
+        told = agent.data.messages["alr_1"]
+        assert (told.kind, told.about, told.is_open, woken(wake)) == ("alert", "int_1", True, [])
+
+
+@pytest.mark.parametrize("is_handled", [False, True])
+async def test_an_answer_that_comes_after_the_end_of_work_without_a_session_above_is_late(is_handled: bool) -> None:
+    async with asking() as (run, agent, _):
+        agent.at_work[PHANTOM] = Asker("int_1", None, "zones", "/p")
+        await ask(run, PHANTOM)
+        agent.at_work.clear()
+        if is_handled:
+            await run.happened("intent.completed", intent="int_1", ends=PHANTOM)
+        late = ["message.late"] if is_handled else ["message.withdrawn", "message.late"]
+        assert await answer(run, "chk_1", "zone-b") == late
+        assert agent.data.messages["chk_1"].state == "withdrawn"
+
+
 async def test_what_a_person_lets_ended_work_ask_names_the_work_and_its_project() -> None:
     """OpenCode only knows the copy, whose name is an id."""
     ended = Asker(None, PHANTOM, "count things", "/home/ada/shop")

@@ -318,14 +318,18 @@ async def test_what_a_tool_left_running_in_a_copy_is_ended_and_named_and_nothing
     ours = os.environ | {name: value}
     runs = [sys.executable, "-c", "print(flush=True); input()"]
 
-    def start(directory: Path, environment: dict[str, str], detached: bool = True) -> subprocess.Popen[bytes]:
+    def start(directory: Path, environment: dict[str, str], runs: list[str] = runs) -> subprocess.Popen[bytes]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen(runs, cwd=directory, env=environment, start_new_session=detached, **pipes)  # type: ignore[call-overload]
+        process = subprocess.Popen(runs, cwd=directory, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
         assert process.stdout is not None and process.stdout.readline()
         return cast("subprocess.Popen[bytes]", process)
 
-    git = start(root, ours, detached=False)  # as OpenCode starts the git of its snapshots: in its own group
-    others = [start(elsewhere, ours), start(root, {**os.environ, name: "0"}), git]
+    # OpenCode starts the git of its snapshots in its own group, and ends here when its git does.
+    git = (
+        f"import os, subprocess; subprocess.run({runs!r}, cwd={str(root)!r}, env={{**os.environ, {name!r}: {value!r}}})"
+    )
+    opencode = start(elsewhere, dict(os.environ), [sys.executable, "-c", git])
+    others = [start(elsewhere, ours), start(root, {**os.environ, name: "0"}), opencode]
     left = start(root / "sub", ours)
     try:
         acts = acts_of(FakeCopies(root), FakeHost("idle"))

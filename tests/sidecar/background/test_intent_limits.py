@@ -60,6 +60,22 @@ def test_the_time_of_work_that_waits_for_a_person_stands_still() -> None:
     assert world.intent("top").code == "timeout" and world.intent("low").state in ENDED
 
 
+def test_the_time_of_work_counts_while_no_call_waits_for_its_ask() -> None:
+    world = World()
+    world.register("a", wall_ms=600_000)
+    world.settle()
+    world.happens("message.queued", message="chk_1", intent="int_a", kind="ask")
+    for _ in range(2):  # the call was sent again, to the next sidecar
+        world.happens("message.waiting", message="chk_1", intent="int_a")
+    later(world, 7_200)
+    assert world.happens("message.left", message="chk_1") == ["intent.continued"]
+    assert world.happens("message.answered", message="chk_1") == []
+    later(world, 590)
+    assert (world.intent("a").state, world.intent("a").asks) == ("running", [])
+    later(world, 10)
+    assert world.intent("a").code == "timeout"
+
+
 def test_a_prompt_that_opencode_refuses_fails_or_goes_to_the_next_model() -> None:
     world = World()
     world.register("a", models=["foo/bar"])

@@ -228,7 +228,8 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
         elif step == "turn":
             world.happens("turn.ended", session="ses_user", outcome="interrupted" if n % 2 else "completed")
         elif step == "answer" and asked:
-            world.happens("message.answered", message=asked.pop(n % len(asked)))
+            type_ = "message.answered" if n % 3 else "message.left"
+            world.happens(type_, message=asked.pop(n % len(asked)))
         elif step == "fail" and (wakes := [each for each in world.effects if each[0] == WAKE]):
             world.effects.remove(wakes[0])
             world.happens("effect.failed", kind=WAKE, node=wakes[0][1], error="OpenCode answers with 500")
@@ -236,7 +237,7 @@ def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: l
             continue
         elif step == "ask":
             asked.append(f"chk_{count}")
-            world.happens("message.queued", message=asked[-1], intent=one.id, kind="ask")
+            world.happens("message.waiting", message=asked[-1], intent=one.id)
         elif step == "tell":
             world.happens("message.return", message=f"ntc_{one.id[4:]}", session="ses_user", call=f"call_{count}")
         elif step == "cancel":
