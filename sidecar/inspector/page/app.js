@@ -4,7 +4,7 @@ import { compare } from "/page/compare.js";
 import { costs } from "/page/costs.js";
 import { event } from "/page/event.js";
 import { health } from "/page/health.js";
-import { ask, entitle, get, h, secret, step } from "/page/lib.js";
+import { ask, coded, entitle, get, h, secret, step } from "/page/lib.js";
 import { session } from "/page/session.js";
 import { found, sessions } from "/page/sessions.js";
 import { work } from "/page/work.js";
@@ -136,12 +136,25 @@ async function badge() {
   waiting.hidden = !count;
 }
 
+const GONE = {
+  offline: "`durable-stream inspect` has ended, so nothing new arrives. Run it again, and open its link.",
+  "logged out": "`durable-stream inspect` runs anew. Open the link that it printed; this tab goes on then.",
+};
+const gone = document.getElementById("gone");
+
 function hear(state) {
-  live.classList.toggle("on", state === "live");
+  const isLive = state === "live";
+  live.classList.toggle("on", isLive);
   live.textContent = state;
-  live.title = state === "live" ? "New events arrive by themselves" : "`durable-stream inspect` does not answer";
-  if (state === "live") news();
+  live.title = isLive ? "New events arrive by themselves" : GONE[state].replaceAll("`", "");
+  gone.hidden = isLive;
+  gone.replaceChildren(...coded(GONE[state] ?? ""));
+  if (isLive) news();
 }
+
+addEventListener("unhandledrejection", (failed) => {
+  if (["offline", "no-login"].includes(failed.reason?.code)) failed.preventDefault(); // the line at the top says it
+});
 
 // A browser opens only six connections to a server. So one tab listens, and tells all others what it hears; when it is
 // closed, another one gets the lock. A tab that has just been opened asks for that, and for the secret.
@@ -184,13 +197,16 @@ async function listen() {
     hear(state);
   };
   for (;;) {
+    let isRefused = false;
     try {
-      const reader = (await ask("live")).body.pipeThrough(new TextDecoderStream()).getReader();
+      const answer = await ask("live");
+      isRefused = answer.status === 401;
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let part; !(part = await reader.read()).done; ) if (part.value.includes("head")) tell("live");
     } catch {
-      // The mark in the bar says it.
+      // The line at the top says it.
     }
-    tell("offline");
+    tell(isRefused ? "logged out" : "offline");
     await new Promise((resolve) => {
       again = resolve;
       setTimeout(resolve, 3000);

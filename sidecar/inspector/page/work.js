@@ -1,6 +1,6 @@
 // Background work: what waits for a person, what runs, what ended; answers and cancellations.
 
-import { act, ago, amount, cut, decide, diffOf, get, h, money, plural, span, status, visible } from "/page/lib.js";
+import { act, ago, amount, clock, cut, day, decide, diffOf, get, h, money, plural, span, status, visible } from "/page/lib.js";
 
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 
@@ -30,6 +30,7 @@ export async function work() {
     answer: (each, texts) => tell(act("answer", { checkpoint: each.id, answer: texts }).then(() => `Answered: ${texts.join(", ")}`)),
     cancel: (each) => decide("Cancel this work?", [h("p", {}, each.title || each.id), h("p", { class: "quiet" }, "It stops, with everything that it started.")], "Cancel the work", () => tell(act("cancel", { intent: each.id }).then(() => `${each.title || each.id}: is being cancelled.`))),
     apply: (each) => tell(showChanges(each, () => tell(act("apply", { intent: each.id }).then((done) => `${done.count ? "Applied" : "Had been applied before"}: ${plural(done.changes.count, "file")} in ${done.directory}: ${names(done.changes)}`)))),
+    undo: (each) => decide("Take these changes back?", [h("p", {}, `${names(each.changes)} in ${each.directory}`), h("p", { class: "quiet" }, "What you changed there since then stays; if both changed the same lines, nothing is taken back.")], `Take back ${plural(each.changes.count, "changed file")}`, () => tell(act("apply", { intent: each.id, undo: true }).then((done) => `${done.count ? "Took back" : "Nothing had to be taken back"}: ${plural(done.count, "file")} in ${done.directory}`))),
   };
 
   async function draw() {
@@ -56,13 +57,20 @@ export async function work() {
 
 const names = ({ files, count }) => files.map((each) => each.file).join(", ") + (count > files.length ? ` and ${count - files.length} more` : "");
 
-/** What "Apply" will do: the files and the whole diff. */
+/** What "Apply" will do, file by file: the whole diff. */
 async function showChanges(each, apply) {
   const { diff } = await get(`diff/${encodeURIComponent(each.id)}`);
-  const rows = each.changes.files.map((file) => h("li", {}, h("code", {}, file.file), file.kind ? ` ${file.kind}` : file.added === null || file.added === undefined ? " binary" : [h("span", { class: "good" }, ` +${file.added}`), h("span", { class: "bad" }, ` −${file.removed}`)]));
-  const left = each.changes.count - rows.length;
   const about = h("p", { class: "quiet" }, `This changes ${plural(each.changes.count, "file")} in ${each.directory}. What you changed there since then stays; if both changed the same lines, nothing is applied.`);
-  decide("Apply these changes to your files?", [about, h("ul", {}, rows, left > 0 ? h("li", {}, `and ${left} more, see below`) : null), diffOf(diff.replace(/\n$/, ""))], `Apply ${plural(each.changes.count, "changed file")}`, apply);
+  const files = diff.replace(/\n$/, "").split(/\n(?=diff --git )/).map((part) => fileOf(part, each.changes.files));
+  decide("Apply these changes to your files?", [about, files], `Apply ${plural(each.changes.count, "changed file")}`, apply);
+}
+
+/** One file of a diff, which can be folded. */
+function fileOf(part, files) {
+  const [head] = part.split("\n", 1);
+  const file = files.find((each) => head === `diff --git a/${each.file} b/${each.file}`) ?? { file: head.replace("diff --git ", "") };
+  const counts = file.kind ? ` ${file.kind}` : file.added === undefined ? "" : file.added === null ? " binary" : [h("span", { class: "good" }, ` +${file.added}`), h("span", { class: "bad" }, ` −${file.removed}`)];
+  return h("details", { class: "of", open: true }, h("summary", {}, h("code", {}, file.file), counts), diffOf(part.slice(head.length + 1)));
 }
 
 const section = (title, rows) => (rows.length ? [h("h2", {}, title), ...rows] : []);
@@ -136,6 +144,7 @@ function job(each, now, press, depth) {
       { class: "buttons" },
       isOpen(each) && !each.host ? h("button", { class: "button", onclick: () => press.cancel(each) }, "Cancel …") : null,
       !isOpen(each) && changes && !each.applied ? h("button", { class: "button", onclick: () => press.apply(each) }, `Apply ${plural(changes, "changed file")} …`) : null,
+      each.applied ? [h("span", { class: "good" }, `Applied ${day(each.applied) === day(now) ? "" : `${day(each.applied)} `}${clock(each.applied).slice(0, 5)}`), h("button", { class: "button", onclick: () => press.undo(each) }, "Undo …")] : null,
     ),
   );
 }

@@ -80,7 +80,7 @@ def test_what_is_applied_stands_on_the_screen(browser: Browser, tmp_path: Path) 
         apply = page.get_by_role("button", name="Apply 2 changed files …")
         apply.click()
         window = page.locator("dialog.decide")
-        expect(window.locator("li")).to_have_text(["drop.sql +0 −1", "sly.py +2 −0"])
+        expect(window.locator("summary")).to_have_text(["drop.sql +0 −1", "sly.py +2 −0"])
         expect(window.locator(".del")).to_have_text("--- keep out")
         expect(window.locator(".add").first).to_have_text("+if role == 'user<U+202E>':")
         window.get_by_role("button", name="Do nothing").click()
@@ -90,6 +90,21 @@ def test_what_is_applied_stands_on_the_screen(browser: Browser, tmp_path: Path) 
         window.get_by_role("button", name="Apply 2 changed files").click()
         expect(page.locator("#main .note.done")).to_have_text("Applied: 2 files in /shop: drop.sql, sly.py")
         assert sent == [("apply", {"intent": "int_1"})]
+
+
+def test_what_was_applied_says_when_and_is_taken_back(browser: Browser, tmp_path: Path) -> None:
+    with working(browser, tmp_path) as (page, _, sent):
+        about = {"stream_id": "agent/intents", "actor": "intents", "source": {"agent": "intents", "adapter": "engine"}}
+        done = {**about, "type": "intent.applied", "payload": {"intent": "int_1", "ts": 43_440_000}}
+        aside(record, tmp_path / "home", [seeded_identity(6).stamp({**done, "metadata": {"role": "output"}})])
+        expect(page.locator("article .buttons .good")).to_have_text("Applied 1970-01-01 12:04")
+        expect(page.get_by_role("button", name="Apply")).to_have_count(0)
+        page.get_by_role("button", name="Undo …").click()
+        expect(page.locator("dialog.decide")).to_contain_text("drop.sql, sly.py in")
+        assert sent == []
+        page.get_by_role("button", name="Take back 2 changed files").click()
+        expect(page.locator("#main .note.done")).to_have_text("Took back: 2 files in /shop")
+        assert sent == [("apply", {"intent": "int_1", "undo": True})]
 
 
 def test_changes_that_are_gone_cannot_be_applied(browser: Browser, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from threading import Thread
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.sidecar.inspector.conftest import WAIT_MS, Served, inspecting
+from tests.sidecar.inspector.conftest import TITLE, WAIT_MS, Served, inspecting
 from tests.sidecar.support import wait_for
 
 SECRET = re.compile(r"[0-9a-f]{64}")
@@ -80,6 +80,30 @@ def test_other_tabs_need_no_link_while_one_is_open(browser: Browser, served: Ser
             expect(tab.locator("#live")).to_have_text("live")
         with_link.reload()
         expect(with_link.locator(".row").first).to_be_visible()
+
+
+def test_a_page_whose_server_is_gone_says_so_until_it_is_back(browser: Browser, filled: Path) -> None:
+    with opened(browser) as (context, page):
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        gone = page.locator("#gone")
+        with inspecting(filled) as first:
+            page.goto(first.link)
+            page.locator(".row", has_text=TITLE).click()
+            expect(page.locator(".talk")).to_be_visible()
+            expect(page.locator("#live")).to_have_text("live")
+            expect(gone).to_be_hidden()
+        expect(gone).to_contain_text("has ended")
+        page.keyboard.press("[")
+        with inspecting(filled, "--port", first.base.rpartition(":")[2]) as again:
+            expect(gone).to_contain_text("runs anew")
+            other = context.new_page()
+            other.goto(again.link)
+            expect(other.locator("#live")).to_have_text("live")
+            expect(page.locator("#live")).to_have_text("live")
+            expect(gone).to_be_hidden()
+            expect(page.locator(".talk")).to_be_visible()
+        assert faults == []
 
 
 def test_the_browsers_arguments_lead_to_the_link_and_do_not_have_it(

@@ -337,8 +337,10 @@ def test_a_damaged_log_is_shown_up_to_the_damage(browser: Browser, tmp_path: Pat
     home = aside(make_home, tmp_path / "home", DEMO, "chat")
     damage_in_database(home / "store", 0.9)
     with looking(browser, home) as (page, served):
-        for path in ("/", f"/s/{ROOT}", f"/s/{ROOT}/timeline", f"/s/{ROOT}/files", "/work", "/costs"):
+        views = [f"/s/{ROOT}{view}" for view in ("", "/timeline", "/files", "/events")]
+        for path in ("/", *views, "/work", "/costs", "/health", f"/compare/{ROOT}", "/?q=login"):
             page.goto(served.base + path)
+            expect(page.locator(".page, .session")).to_be_visible()
             expect(page.locator("#damage")).to_contain_text("The log is damaged")
         page.goto(served.base)
         page.locator(".row", has_text=TITLE).click()
