@@ -39,7 +39,7 @@ test-python: $(VENV)/installed $(SHIM)/node_modules/installed opencode nats-serv
 # In a fresh clone, each worker would compile all tests for itself, which takes longer than many of them. Errors are
 # left to the run that follows.
 compiled: $(VENV)/installed
-	@[ -d tests/__pycache__ ] || { echo "Compiling the tests: half a minute, once …"; find tests -name 'test_*.py' | xargs -P $(CORES) -n 45 $(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true; }
+	@[ -d tests/l0/__pycache__ ] || { echo "Compiling the tests: half a minute, once …"; find tests -name 'test_*.py' | xargs -P $(CORES) -n 45 $(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true; }
 
 # Pure logic, the log and the stores, without the tests that kill processes, cut the power or let the disk fail.
 test-unit: $(VENV)/installed compiled ## The quick part of the tests, in half a minute
@@ -109,7 +109,7 @@ clean: ## Remove everything that was installed or built here
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Durable Stream needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing Durable Stream and its Python packages into $(VENV): 300 MB, about a minute, once …"
+	@echo "Installing Durable Stream and its Python packages into $(VENV): 400 MB, about a minute, once …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
