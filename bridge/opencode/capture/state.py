@@ -26,7 +26,7 @@ from streams.lineage import CREATED, ENDED, FORKED, LINKED, MOVED, RESUMED, RETR
 K = TypeVar("K")
 V = TypeVar("V")
 
-STATE_VERSION = 14
+STATE_VERSION = 15
 """Version of the dumped state and of the fold. Increasing it invalidates older snapshots."""
 
 INTERRUPTED = "interrupted"
@@ -77,6 +77,8 @@ class Turn:
     """The plugin instance that reported the start, and the number of its item."""
     pid: int | None = None
     """The OpenCode process that is running the turn; ``None`` if unknown."""
+    host_seq: int | None = None
+    """The number in its session of OpenCode 2's event that began the turn; ``None`` if unknown."""
     last_ms: int = 0
     finish: str | None = None
     error: str | None = None
@@ -130,6 +132,8 @@ class SessionState:
     turn: Turn | None = None
     last_turn: Turn | None = None
     last_end: str | None = None
+    ended_seq: int = 0
+    """The highest number in its session of an event of OpenCode 2 that ended a turn."""
     compacted: str | None = None
     inputs: OrderedDict[str, str] = field(default_factory=OrderedDict)
     prompts: OrderedDict[str, str] = field(default_factory=OrderedDict)
@@ -293,6 +297,7 @@ class CaptureState:
                 newest = session.last_turn is None or session.last_turn.started_ms <= session.turn.started_ms
                 session.last_turn, session.turn = session.turn if newest else session.last_turn, None
             session.last_end, session.title = event.id, payload.get("title") or session.title
+            session.ended_seq = max(session.ended_seq, event.metadata.get("host_seq") or 0)
         elif event.type == "execution.step":
             self._step(session, event)
         elif event.type == "agent.error":
@@ -395,6 +400,7 @@ class CaptureState:
             model=payload.get("model"),
             trigger=str(payload.get("trigger")),
             place=(str(event.metadata.get("instance")), int(event.metadata.get("seq") or 0)),
+            host_seq=event.metadata.get("host_seq"),
             pid=pid if type(pid := event.metadata.get("pid")) is int and pid > 0 else None,
         )
         if answers(session.turn.agent, session.turn.trigger):

@@ -102,6 +102,27 @@ def test_a_sidecar_that_crashes_at_any_event_goes_on_with_each_event_once(name: 
         assert content(player) == content(whole), f"cut before {recording.items[cut][1].input.get('type')}"
 
 
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("name", [name for name in KEPT if name != "shell"])
+def test_events_that_come_again_to_the_next_sidecar_end_nothing(name: str, asks: bool) -> None:
+    """The sidecar recorded them, and was killed before its acknowledgement arrived. If no service can be asked, an
+    input that was delivered before may get a turn of its own."""
+    recording, whole = Recording(name), play2(name)
+    for cut, again in product(range(1, len(recording.items), 7), (1, 3, 8, 20)):
+        player = Player2(recording.told if asks else None)
+        player.feed(recording.items[:cut])
+        player.crash()
+        player.feed(recording.items[max(cut - again, 0) :])
+        player.settle()
+        where = f"{again} events before {recording.items[cut][1].input.get('type')}"
+        ends = {key for key, event in player.log.events.items() if event.type == "turn.ended"}
+        assert not asks or ends <= set(whole.log.events), where
+        began = {event.payload["message"]: event.metadata.get("host_seq") for event in player.of("turn.started")}
+        for event in player.of("turn.ended"):
+            start, end = began[event.payload["message"]], event.metadata.get("host_seq")
+            assert start is None or end is None or start < end, where
+
+
 @pytest.mark.parametrize("name", [name for name in KEPT if name not in ("cancelled", "shell", "busy")])
 def test_events_that_were_lost_anywhere_are_rebuilt(name: str) -> None:
     """A process that loses three events in a row, then tells of a gap."""

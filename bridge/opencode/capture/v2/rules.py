@@ -132,7 +132,8 @@ class HostRules(Emitter):
         at_ms: int | None = None,
     ) -> None:
         memory.turn, memory.finish, memory.has_error = message, None, False
-        if message in session.turns:
+        is_over = trigger != "prompt" and entry.seq is not None and entry.seq < session.ended_seq
+        if message in session.turns or is_over:
             return  # the turn is already recorded, and its events come a second time
         if session.turn is not None:
             over = replace_time(replace_seq(entry, None), session.turn.last_ms or entry.item.t)
@@ -166,8 +167,13 @@ class HostRules(Emitter):
         self._end_execution(entry, session, memory, outcome)
 
     def _end_execution(self, entry: HostEntry, session: SessionState, memory: Memory, outcome: str) -> None:
-        if session.turn is not None and memory.turn in (None, session.turn.user_message):
-            self.end_turn(entry, session, outcome)
+        turn = session.turn
+        if turn is None or memory.turn not in (None, turn.user_message):
+            return
+        if entry.seq is not None and turn.host_seq is not None and entry.seq < turn.host_seq:
+            self.counts["duplicate:end of a turn before"] += 1
+            return
+        self.end_turn(entry, session, outcome)
 
     def _start_unanswered(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Begin the turn of a prompt for which no step began, for example because the model does not exist."""
