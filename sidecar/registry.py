@@ -41,7 +41,7 @@ Only = Callable[[Deed, Callable[[Any], Any]], Callable[[Any], Any]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. ``value`` describes the answer in ``docs/protocol.md``, fields' descriptions the arguments."""
+    """One request. ``value`` says what it answers, and the descriptions of the fields what its arguments mean."""
 
     name: str
     args: type[Args]
