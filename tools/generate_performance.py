@@ -30,10 +30,9 @@ LIMITS = {"raw file, 64 lines a sync": "raw file, 64 lines a sync"}
 
 HEAD = """# Performance
 
-`make bench` measures each operation and its *reference* alternately, in short slices under the same load, and compares
-the medians. A *floor* is what we promise, an *aim* what we would like; no test asserts a time. Figures below their
-floor are **bold**. **R** is the disk alone: single writes of 1 KiB, each with a sync. An event takes about 1 KiB.
-*64 in flight* means that 64 events wait to be stored at any time; *1 M* is a million events.
+`make bench` measures each operation and its *reference* alternately, under the same load, and compares the medians. A
+*floor* is what we promise, an *aim* what we would like. Figures below their floor are **bold**. **R** is the disk
+alone: single writes of 1 KiB, each with a sync. *64 in flight* means that 64 events wait to be stored at any time.
 
 Measured on: {machine}.
 
@@ -41,7 +40,7 @@ Measured on: {machine}.
 """
 
 TABLES = {
-    "In OpenCode": r"time that a hook|prompts in|starts of|spawn until|end of the work|private copy",
+    "In OpenCode": r"time that a hook|starts of|spawn until|end of the work|private copy",
     "Commands": r"start of a command|(streams|log|status|doctor), an|newest 5|log --last",
     "The inspector": r"first paint|all of a session|step of|search of the page|the page itself|memory of `inspect`",
     "A million events": r".*1 M events|memory gained|the same query",
@@ -49,6 +48,9 @@ TABLES = {
     "The log": r"",
 }
 """The tables of the page, and the beginnings of the rows in them: a row is in the first table that it fits."""
+
+PROMPTS = re.compile(r"prompts in (OpenCode \d), (.+)")
+"""A row of the table of prompts: the version and the state of sidecar, spool or disk."""
 
 SAID = re.compile(r",? 1 M events|(?<=blocks) OpenCode")
 """What the heading of a row's table says already."""
@@ -58,20 +60,34 @@ def page(figures: dict[str, Any], notes: str) -> str:
     """Return the page. ``notes`` is the hand-written part below the tables, kept unchanged."""
     tables: dict[str, list[str]] = {name: [] for name in TABLES}
     peers: dict[str, list[dict[str, Any]]] = {}
+    prompts: dict[str, list[dict[str, Any]]] = {}
     for row in figures["rows"]:
         if row["verdict"] in ("ahead", "behind"):
             peers.setdefault(row["unit"], []).append(row)
+        elif match := PROMPTS.fullmatch(row["path"]):
+            prompts.setdefault(match[2], []).append(row)
         else:
             tables[next(name for name, begin in TABLES.items() if re.match(begin, row["path"]))].append(_row(row))
     shown = [
         f"### {name}\n\n| | measured | reference | floor–aim |\n|---|---:|---:|---:|\n" + "\n".join(rows) + "\n"
         for name, rows in tables.items()
     ]
-    shown.append(
-        "### Peers, 64 in flight or 64 a call\n\n| peer | its speed | the log |\n|---|---:|---:|\n"
-        + "".join(_peer(name, rows) for name, rows in peers.items())
-    )
+    if prompts:
+        head = "| state | OpenCode 1 | OpenCode 2 |\n|---|---:|---:|\n"
+        rows = "".join(f"| {state} | {' | '.join(map(_prompt, cells))} |\n" for state, cells in prompts.items())
+        shown.append(f"### Prompts, compared with OpenCode without the plugin\n\n{head}{rows}")
+    if peers:
+        shown.append(
+            "### Peers, 64 in flight or 64 a call\n\n| peer | its speed | the log |\n|---|---:|---:|\n"
+            + "".join(_peer(name, rows) for name, rows in peers.items())
+        )
     return HEAD.format(machine=figures["machine"]) + "\n" + "\n".join(shown) + notes
+
+
+def _prompt(row: dict[str, Any]) -> str:
+    """The ratio, and the interval that holds it with 95% confidence."""
+    mark = "**" if row["verdict"] == "BELOW FLOOR" else ""
+    return f"{mark}{row['figure']:.2f}{mark} ({row['interval'][0]:.2f}–{row['interval'][1]:.2f})"
 
 
 def _row(row: dict[str, Any]) -> str:
