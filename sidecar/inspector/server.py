@@ -23,6 +23,7 @@ from sidecar.link.client import ClientError
 from sidecar.read.past.drawing import STYLE
 from sidecar.read.select import SelectError
 from sidecar.read.story.reading import behind_text
+from sidecar.read.transcript.html import ANSWERS
 from sidecar.web.serving import body_of, listen, serving
 from streams.errors import StreamError
 
@@ -106,7 +107,7 @@ def build(data: Data) -> Starlette:
         return Response((PAGE / "index.html").read_bytes(), 404, media_type="text/html")
 
     async def style(request: Request) -> Response:
-        return Response(STYLE, media_type="text/css")
+        return Response(STYLE + ANSWERS, media_type="text/css")
 
     async def search(request: Request) -> Any:
         text = request.query_params.get("q", "").strip()
@@ -165,7 +166,7 @@ def build(data: Data) -> Starlette:
             *(Route(f"/api/{path}", _answering(data, read)) for path, read in reads.items()),
             Route("/api/live", live),
             Route("/api/do/{action}", _answering(data, act), methods=["POST"]),
-            Route("/page/timeline.css", style),
+            Route("/page/told.css", style),
             Route("/page/{file}", page),
         ],
         exception_handlers={404: missing},

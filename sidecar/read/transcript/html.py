@@ -16,8 +16,10 @@ from markdown_it.token import Token
 
 from sidecar.read.changes.changes import Edit, TurnChanges, files_of, sums
 from sidecar.read.transcript import wording as words
+from sidecar.read.transcript.coloured import coloured
 from sidecar.read.transcript.markdown_text import is_whole, parser
 from sidecar.read.transcript.model import Reading, Session, Turn
+from sidecar.read.transcript.screen import screen
 from sidecar.read.transcript.walk import Piece, pieces, turn_pieces
 from sidecar.read.wording import local_time, one_line, printable
 
@@ -42,11 +44,8 @@ pre, code { font: .85rem/1.5 ui-monospace, Menlo, Consolas, monospace; }
 pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem;
   margin: .4rem 0; overflow-x: auto; white-space: pre-wrap; }
 code { background: var(--soft); border-radius: 4px; padding: .1em .3em; } pre code { padding: 0; }
-.diff span { display: block; margin: 0 -.8rem; padding: 0 .8rem; }
-.add { background: var(--good-soft); color: var(--good); } .del { background: var(--bad-soft); color: var(--bad); }
-.hunk, .more { color: var(--quiet); } .bad { color: var(--bad); } .ask { color: var(--asks); margin: .3rem 0; }
+.more { color: var(--quiet); } .bad { color: var(--bad); } .ask { color: var(--asks); margin: .3rem 0; }
 .waiting { font-weight: 600; } .result { border-left: 3px solid var(--line); padding-left: 1rem; }
-.said table { border-collapse: collapse; } .said td, .said th { border: 1px solid var(--line); padding: .2rem .6rem; }
 blockquote, details { border-left: 3px solid var(--line); margin: .5rem 0; padding-left: 1rem; }
 img { max-width: 100%; } h2 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
 :target { scroll-margin-top: 1rem; outline: 2px solid var(--user); }
@@ -54,6 +53,34 @@ figure { margin: 1.6rem 0 0; } .wide { overflow-x: auto; } figcaption { color: v
 .changed { margin: 0; padding-left: 1.2rem; } .changed a { color: inherit; }
 blockquote { color: var(--quiet); } .reasoning { color: var(--quiet); white-space: pre-wrap; }
 """
+
+ANSWERS = """
+:root { --link: #0a58ca; --key: #8250df; --text-of: #0a6640; --number: #953800; --remark: #5d636f; --red: #b62324;
+  --green: #116329; --amber: #7a5200; --blue: #0a58ca; --pink: #8b2fa8; --cyan: #0b6070; }
+@media (prefers-color-scheme: dark) { :root { --link: #79b8ff; --key: #d2a8ff; --text-of: #7ee0a0; --number: #ffb077;
+  --remark: #9aa1ae; --red: #ff8b84; --green: #62d488; --amber: #e2b153; --blue: #79b8ff; --pink: #dfa8f5;
+  --cyan: #66d0e0; } }
+.said h2, .said h3, .said h4, .said h5, .said h6 { color: inherit; line-height: 1.3; margin: 1.3em 0 .4em; }
+.said h2 { font-size: 1.3em; } .said h3 { font-size: 1.15em; } .said h4, .said h5, .said h6 { font-size: 1em; }
+.said h5, .said h6 { font-weight: 500; } .said > :first-child { margin-top: 0; }
+.said a { color: var(--link); text-decoration: underline; text-underline-offset: 2px; }
+.said .wide { overflow-x: auto; margin: .6em 0; } .said table { border-collapse: collapse; }
+.said td, .said th { border: 1px solid var(--line); padding: .2em .6em; text-align: start; overflow-wrap: normal; }
+.said th { background: var(--soft); } .said .right { text-align: right; } .said .center { text-align: center; }
+.said .left { text-align: left; } .said li { margin: .2em 0; }
+.said .task { list-style: none; margin-inline-start: -1.2em; }
+.said { margin: .8em 0; } .said blockquote { border: 0 solid var(--line); border-inline-start-width: 3px; padding: 0;
+  margin: .6em 0; padding-inline-start: 1em; }
+.said hr { border: 0; border-top: 1px solid var(--line); } .said ul, .said ol { padding-inline-start: 1.6em; }
+.code .k { color: var(--key); } .code .s { color: var(--text-of); } .code .n { color: var(--number); }
+.code .c { color: var(--remark); font-style: italic; } pre .b { font-weight: 700; }
+.a1 { color: var(--red); } .a2 { color: var(--green); } .a3 { color: var(--amber); }
+.a4 { color: var(--blue); } .a5 { color: var(--pink); } .a6 { color: var(--cyan); }
+.diff span { display: block; margin: 0 -.8rem; padding: 0 .8rem; }
+.add { background: var(--good-soft); color: var(--good); } .del { background: var(--bad-soft); color: var(--bad); }
+.hunk { color: var(--quiet); }
+"""
+"""The style of answers, code, outputs and diffs, for the exports and the inspector."""
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -64,21 +91,57 @@ _HEAD = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">"""
 
 
-def _link_open(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    return f'<a href="{escape(str(tokens[number].attrGet("href") or ""))}" rel="noopener noreferrer nofollow">'
-
-
 def _image(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
     """Replace an image with its text and address, because a browser would fetch the image."""
     return escape(f"[image: {tokens[number].content} {tokens[number].attrGet('src') or ''}]")
 
 
+def _code(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
+    """A block of code in the colours of its language."""
+    text, (language, *_) = tokens[number].content, (tokens[number].info.split() or [""])
+    if language in ("diff", "patch"):
+        return _diff_html(text.removesuffix("\n").split("\n"))
+    return f'<pre class="code"><code>{coloured(text, language)}</code></pre>\n'
+
+
+def _table(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
+    """A table may be wider than the page. Who has no mouse scrolls it, too."""
+    return '<div class="wide" tabindex="0"><table>' if tokens[number].nesting == 1 else "</table></div>"
+
+
 def _renderer() -> MarkdownIt:
     made = parser(breaks=True)
-    made.add_render_rule("link_open", _link_open)
-    made.add_render_rule("image", _image)
+    rules = {"image": _image, "fence": _code, "code_block": _code, "table_open": _table, "table_close": _table}
+    for name, rule in rules.items():
+        made.add_render_rule(name, rule)
     return made
 
+
+def _shaped(tokens: Sequence[Token]) -> None:
+    """Give parsed Markdown what a page needs: headings below those of the page, links that open beside it, boxes to
+    tick, columns and directions."""
+    top = min((int(token.tag[1]) for token in tokens if token.type == "heading_open"), default=2)
+    for number, token in enumerate(tokens):
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(int(token.tag[1]) - top + 2, 6)}"
+        if token.type in _DIRECTED:
+            token.attrSet("dir", "auto")
+        if style := token.attrs.pop("style", None):
+            token.attrSet("class", str(style).removeprefix("text-align:"))
+        before, first = tokens[max(number - 2, 0)], (token.children or [token])[0]
+        if before.type == "list_item_open" and (mark := _TICKS.get(first.content[:4].lower())):
+            first.content = f"{mark} {first.content[4:]}"
+            before.attrSet("class", "task")
+        for part in token.children or ():
+            if part.type == "link_open":
+                part.attrs = {"href": part.attrGet("href") or "", "target": "_blank", "rel": _BESIDE}
+
+
+_BESIDE = "noopener noreferrer nofollow"
+_TICKS = {"[ ] ": "☐", "[x] ": "☑"}
+_DIRECTED = {
+    f"{each}_open" for each in ("paragraph", "heading", "bullet_list", "ordered_list", "blockquote", "td", "th")
+}
 
 _MARKDOWN = _renderer()
 
@@ -86,7 +149,7 @@ _MARKDOWN = _renderer()
 def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
     """The page, a piece at a time."""
     yield _HEAD
-    style = f"<style>{_STYLE}{reading.style}</style>"
+    style = f"<style>{_STYLE}{ANSWERS}{reading.style}</style>"
     yield f"<title>{_text(roots[0].name or roots[0].title if roots else '')}</title>\n{style}\n</head>\n<body>"
     is_top = bool(reading.top)
     for piece in pieces(roots, reading, opens=True):
@@ -127,6 +190,7 @@ def markdown_html(text: str) -> str:
     tokens = _MARKDOWN.parse(text := printable(text))
     if not is_whole(tokens):
         return f"<pre>{escape(text)}</pre>"
+    _shaped(tokens)
     return printable(str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})))
 
 
@@ -134,8 +198,12 @@ def _text(text: str) -> str:
     return escape(one_line(text))
 
 
+def _printed(text: str) -> str:
+    return printable(text).expandtabs(4)
+
+
 def _lines(text: str) -> str:
-    return escape(printable(text).expandtabs(4))
+    return escape(_printed(text))
 
 
 def _told(piece: Piece, reading: Reading) -> Iterator[str]:
@@ -150,7 +218,7 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
             yield f'<p class="agent">{_text(text)} <span>{_text(facts)}</span></p>'
         case "prompt":
             head = f"<header>{_text(piece.of.actor)} <time>{_text(facts)}</time></header>"
-            said = f"<p>{_lines(text)}</p>{_images(piece.of.images)}"
+            said = f'<p dir="auto">{_lines(text)}</p>{_images(piece.of.images)}'
             yield f'<section class="prompt{" undone" * piece.of.undone}"{_id(piece)}>{head}{said}</section>'
         case "answer":
             yield f'<section class="said">{markdown_html(text)}</section>'
@@ -173,7 +241,7 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
         case "call":
             yield from _call(piece, reading)
         case "given":
-            yield f"<pre>{_lines(text)}</pre>"
+            yield f'<pre class="code">{coloured(_printed(text), "json")}</pre>'
         case "diff":
             yield from _diff(piece, reading)
         case "below":
@@ -200,7 +268,10 @@ def _call(piece: Piece, reading: Reading) -> Iterator[str]:
         if part.kind != "output":
             yield from _told(part, reading)
         elif shown := words.output_text(call, piece.text, part.text, full=reading.full):
-            yield f'<pre class="{"bad" if call.failed else "output"}">{_lines(shown)}</pre>'
+            # What was run must not pass for its own output, nor be overwritten by it.
+            ran = shown[: len(piece.text) + 2] if call.tool == "bash" and piece.text else ""
+            told = _lines(ran) + screen(shown.removeprefix(ran))
+            yield f'<pre class="{"bad" if call.failed else "output"}">{told}</pre>'
     yield f"{_images(call.images)}</section>"
 
 
@@ -212,7 +283,10 @@ def _images(urls: list[str]) -> str:
 def _diff(piece: Piece, reading: Reading) -> Iterator[str]:
     if piece.facts:
         yield f"<p><code>{_text(piece.of.file)}</code> {_text(piece.facts)}</p>"
+    yield _diff_html(words.shortened_lines(piece.text.split("\n"), words.DIFF_LINES, full=reading.full))
+
+
+def _diff_html(lines: Sequence[str]) -> str:
     kinds = {"+": "add", "-": "del", "@": "hunk"}
-    lines = words.shortened_lines(piece.text.split("\n"), words.DIFF_LINES, full=reading.full)
     spans = (f'<span class="{kinds.get(line[:1], "same")}">{_lines(line) or " "}</span>' for line in lines)
-    yield f'<pre class="diff">{"".join(spans)}</pre>'
+    return f'<pre class="diff">{"".join(spans)}</pre>'
