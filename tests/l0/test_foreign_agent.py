@@ -1,10 +1,10 @@
-"""The program on the page about subjects is an agent beside a real home, on the embedded server."""
+"""The example of an agent in a program of its own, beside a real home, on the embedded server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.sidecar.cli.helpers import ROOT, run
 from tests.sidecar.support import wait_for
 from tests.torture.sidecars import RunningSidecar
 
-PAGE = (ROOT / "docs" / "subjects.md").read_text()
+PROGRAM = ROOT / "examples" / "foreign_agent.py"
 CONFIG = """
 [nats]
 mode = "embedded"
@@ -73,8 +73,8 @@ async def address(home: Path) -> tuple[str, str]:
 
 
 async def what_others_hear(home: Path, server: str, token: str) -> None:
-    """The agent's turn keeps the rules that ``peer.heard`` checks, and a report that does not fit is told as the page
-    says.
+    """The agent's turn keeps the rules that ``peer.heard`` checks, and a report that does not fit is
+    answered.
     """
     client = await nats.connect(server, token=token, connect_timeout=int(HANG_S))
     stream = client.jetstream(timeout=HANG_S)
@@ -99,9 +99,8 @@ async def what_others_hear(home: Path, server: str, token: str) -> None:
         await client.close()
 
 
-def test_the_agent_on_the_page_takes_a_command_calls_a_tool_and_answers(home: Path, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    (tmp_path / "agent.py").write_text(code)
+def test_the_agent_takes_a_command_calls_a_tool_and_answers(home: Path, tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path / "agent.py")
     wait_for(lambda: is_ready(home), "the home listens")
     server, token = asyncio.run(address(home))
     # Alone in a directory of its own, so that it finds nothing of ours.
