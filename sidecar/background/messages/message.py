@@ -201,7 +201,7 @@ class Message:
             self.key, self.leader = given.get("key", self.key), given.get("leader", "")
             self.channels |= dict.fromkeys(given.get("channels", ()), "sending")
         elif type_ == "message.held":
-            self.due, self.is_held = given.get("due"), True
+            self.due, self.is_held, self.stages = given.get("due"), True, given.get("stages", self.stages)
             self.failures = self.failures + 1 if self.due is not None and self.key else 0
         elif type_ == "message.sent":
             self.sent = given["ts"]

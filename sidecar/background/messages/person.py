@@ -37,6 +37,9 @@ GATHER_MS: Final = 30_000
 """The minimum time between two texts on a channel. A text includes every message that is due before the next one. The
 first questions are not held back, because somebody is waiting for the answers."""
 
+NEWS_MS: Final = 86_400_000
+"""An alert that is older, in ms, is not sent to a channel that is configured later."""
+
 MOST_JOINED: Final = 20
 """Maximum number of messages in one text."""
 
@@ -76,11 +79,23 @@ class Person:
         return self.raised(state, {**about, "text": cut_middle(visible(text), MAX_TEXT)[0]}, ts, **how)
 
     def deadline(self, state: State) -> int | None:
+        if self._unheard(state):
+            return 0
         due = (each.due for each in state.messages.values() if each.is_for_person and each.is_open)
         return min((at for at in due if at is not None), default=None)
 
+    def _unheard(self, state: State) -> list[Message]:
+        """The alerts that had no way to a person until a channel was configured."""
+        alerts = (each for each in state.messages.values() if each.kind == "alert" and each.is_open and self.stages)
+        return [each for each in alerts if not (each.stages or each.channels or each.is_held or each.due is not None)]
+
     def tick(self, state: State, now: int, focus: Mapping[str, Focus]) -> list[Output]:
         outputs: list[Output] = []
+        if unheard := self._unheard(state)[:60]:
+            about = {"why": "a channel is configured now", "stages": self.stages}
+            due = [now if now - each.queued < NEWS_MS else None for each in unheard]
+            told = zip(unheard, due, strict=True)
+            return [Output("message.held", {"message": each.id, **about, "due": at}) for each, at in told]
         taken: set[str] = set()
         recent = dict(state.recent)
         late = [each for each in self._waiting(state) if (each.due or now) <= now]

@@ -91,6 +91,22 @@ async def test_one_stage_after_another_until_somebody_saw_it() -> None:
         assert agent.data.messages["alr_1"].state == "seen"
 
 
+@pytest.mark.parametrize("hours", [1, 25])
+async def test_an_alert_that_had_no_way_to_a_person_uses_a_channel_that_is_configured_within_a_day(hours: int) -> None:
+    store, phone, clock = MemoryStore(), Script({}), Clock()
+    async with bench(store, [Asked([], rules())], {SEND: phone}, clock=clock) as run:
+        for number in range(2):
+            await run.command(NAME, "message.raise", message=f"alr_{number}", to=None, title="t", text="x")
+        await run.tick(NAME, hours * HOUR)
+    agent = Asked(PHONE, rules())
+    async with bench(store, [agent], {SEND: phone}, clock=clock) as run:
+        run._count = 100  # the keys of the first life's commands are known
+        while (due := agent.deadline()) is not None and due <= run.clock.now_ms:
+            await run.tick(NAME, 0)
+        assert (len(phone.runs), agent.deadline()) == (hours == 1, None)
+        assert {each.state for each in agent.data.messages.values()} == {"sent" if hours == 1 else "queued"}
+
+
 @pytest.mark.parametrize("looks", [True, False])
 async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: bool) -> None:
     toast, send = Script({"shown": True}), Script({})
