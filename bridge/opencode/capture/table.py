@@ -64,8 +64,7 @@ RULES: tuple[Rule, ...] = (
         "chat_message",
         ("human.input", "agent.input"),
         "user message",
-        "The event is `human.input` only in a known root session, and only if at least one part is neither synthetic "
-        "nor added by Durable Stream; otherwise it is `agent.input`.",
+        "`human.input` only in a known root session, if a part is neither synthetic nor added by Durable Stream.",
     ),
     Rule(
         "message.updated",
@@ -73,9 +72,8 @@ RULES: tuple[Rule, ...] = (
         "message_updated",
         ("agent.handoff", "turn.started", "turn.ended", "agent.error", "lineage.forked"),
         "user message; assistant message for errors; origin for forks",
-        "A turn starts with the first assistant message that answers a user message. `agent.handoff` says that a "
-        "different OpenCode agent answers from now on, for example `build` after `plan`. `lineage.forked` names the "
-        "origin of a fork. For a fork that a person asked for here, it also names the event, and where the fork ends.",
+        "A turn starts with the first assistant message that answers a user message. `agent.handoff`: another OpenCode "
+        "agent answers from now on. `lineage.forked` names the origin of a fork.",
     ),
     Rule(
         "message.removed",
@@ -83,8 +81,7 @@ RULES: tuple[Rule, ...] = (
         "message_removed",
         ("opencode.message.removed",),
         "bus event",
-        "By `/undo`, for example; reported when the next prompt is sent. `prompt` holds its first words. "
-        "`opencode.session.reverted` says it at once.",
+        "By `/undo`, for example; reported when the next prompt is sent.",
     ),
     Rule(
         "session.idle",
@@ -101,9 +98,9 @@ RULES: tuple[Rule, ...] = (
         "part_updated",
         (STEP_STARTED, "execution.step", "execution.output", "agent.spawned"),
         "part",
-        "Recorded for a tool call that has completed or failed, a `step-finish`, a finished text or reasoning, "
-        "or a `task` call that names its child session. `execution.step.started` says that a tool call began to run: "
-        "its tool, its id and the first 200 characters of each text of its input. Its `execution.step` tells all.",
+        "A tool call that has completed or failed, a `step-finish`, a finished text or reasoning, or a `task` call "
+        "that names its child session. `execution.step.started` has the first 200 characters of each text of a call's "
+        "input.",
     ),
     Rule(
         "the note in the user message of a `!` command",
@@ -127,8 +124,7 @@ RULES: tuple[Rule, ...] = (
         "session_error",
         ("agent.error",),
         "assistant message",
-        "One event for each assistant message, without the provider's headers and bodies. An abort is not recorded as "
-        "an error; it ends the turn instead.",
+        "Without the provider's headers and bodies. An abort is not an error; it ends the turn.",
     ),
     Rule("permission.asked", "event", "ask_checkpoint", ("workflow.checkpoint",), "request and state"),
     Rule(
@@ -137,8 +133,7 @@ RULES: tuple[Rule, ...] = (
         "ask_checkpoint",
         ("workflow.checkpoint",),
         "request and state",
-        "The actor is always `user`, because OpenCode does not say who answered. `opencode run` itself rejects what "
-        "nobody can be asked.",
+        "The actor is always `user`, because OpenCode does not say who answered.",
     ),
     Rule("question.asked", "event", "ask_checkpoint", ("workflow.checkpoint",), "question and state"),
     Rule("question.replied", "event", "ask_checkpoint", ("workflow.checkpoint",), "question and state"),
@@ -150,7 +145,7 @@ RULES: tuple[Rule, ...] = (
         "capture_gap",
         ("capture.gap",),
         "boot, instance and sequence number",
-        "Reports how many hooks a shim could not keep, and why.",
+        "How many hooks were lost, and why.",
     ),
     Rule(
         "session.updated",
@@ -158,8 +153,7 @@ RULES: tuple[Rule, ...] = (
         "session_updated",
         ("opencode.session.reverted",),
         "bus event",
-        "Recorded when a person undoes a prompt or takes that back: `message` is the first message that is undone now, "
-        "if any. The title and the model become part of the final events.",
+        "A person undid a prompt, or took that back: `message` is the first message that is undone now, if any.",
     ),
     Rule(
         "session.status",
@@ -167,8 +161,7 @@ RULES: tuple[Rule, ...] = (
         "session_status",
         (RETRIED, "turn.ended"),
         "bus event; user message",
-        "Of a chain of failed attempts, the first, the second, the fourth, and so on are recorded. `idle` ends the "
-        "turn, as `session.idle` does.",
+        "Of a chain of failed attempts, the first, second, fourth … are recorded. `idle` ends the turn.",
     ),
     Rule("session.diff", "state", "nothing"),
     Rule("message.part.delta", "drop", "nothing", note="May be lost, as every `.delta`; the final part has all of it."),
@@ -244,7 +237,7 @@ UNKNOWN = Rule(
     "unknown_event",
     ("opencode.{type}",),
     "bus event; for a hook: boot, instance and sequence number",
-    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
+    "Kept whole and counted.",
 )
 
 

@@ -24,7 +24,7 @@ RULES: tuple[Rule, ...] = (
         "nothing",
         ("lifecycle.session.created",),
         "the session",
-        "A root session; `fork` names its origin, whose messages are not recorded again.",
+        "`fork` names its origin, whose messages are not recorded again.",
     ),
     Rule(
         "the first event of a session from another service process",
@@ -39,7 +39,7 @@ RULES: tuple[Rule, ...] = (
         "deleted",
         ("lifecycle.session.ended",),
         "the session",
-        "The reason is `deleted`, or `gone` if the session was deleted while the plugin was not loaded.",
+        "As in OpenCode 1.",
     ),
     Rule(
         "inbox.enqueued",
@@ -47,8 +47,8 @@ RULES: tuple[Rule, ...] = (
         "enqueued",
         ("human.input", "agent.input"),
         "user message",
-        "The event is `human.input` only for a `user` input of a root session that Durable Stream did not inject; "
-        "otherwise it is `agent.input`. The cause of a background subagent's report is the subagent's last turn.",
+        "`human.input` only for a `user` input of a root session that Durable Stream did not add. The cause of a "
+        "background subagent's report is its last turn.",
     ),
     Rule("synthetic", "event", "enqueued", ("agent.input",), "message", "What OpenCode itself tells the model."),
     Rule(
@@ -65,9 +65,8 @@ RULES: tuple[Rule, ...] = (
         "step_started",
         ("agent.handoff", "turn.started"),
         "user message, or the assistant message",
-        "Recorded only for the first step after `inbox.delivered` or `compaction.started`. An input that arrives "
-        "before the turn's last answer becomes part of that turn; a later input begins the next turn. After a "
-        "restart, the service goes on with the open turn.",
+        "Only for the first step after `inbox.delivered` or `compaction.started`. An input before the turn's last "
+        "answer becomes part of that turn. After a restart, the service goes on with the open turn.",
     ),
     Rule("execution.started", "state", "nothing"),
     Rule(
@@ -85,8 +84,8 @@ RULES: tuple[Rule, ...] = (
         "execution_interrupted",
         ("turn.ended",),
         "user message",
-        "`aborted` by a person; `stopped` after a refused call, which the service reports as `shutdown`; `interrupted` "
-        "after a real shutdown that the service does not go on from.",
+        "`aborted` by a person; `stopped` after a refused call; `interrupted` after a shutdown that the service does "
+        "not go on from.",
     ),
     Rule("step.ended", "event", "step_ended", ("execution.step",), "assistant message"),
     Rule(
@@ -95,8 +94,7 @@ RULES: tuple[Rule, ...] = (
         "step_failed",
         ("agent.error", "execution.step"),
         "assistant message",
-        "Recorded without the provider's response. An interruption is not an error, but the tokens used until then are "
-        "recorded as a step.",
+        "An interruption is not an error, but the tokens used until then are a step.",
     ),
     Rule("text.ended", "event", "output_ended", ("execution.output",), "assistant message, kind and ordinal"),
     Rule("reasoning.ended", "event", "output_ended", ("execution.output",), "assistant message, kind and ordinal"),
@@ -106,7 +104,7 @@ RULES: tuple[Rule, ...] = (
         "text_cut",
         ("capture.gap",),
         "assistant message",
-        "Made by the sidecar (reason `text_cut`) for an answer of which a killed service kept no word.",
+        "Made by the sidecar for an answer of which a killed service kept no word.",
     ),
     Rule(
         "tool.called",
@@ -131,7 +129,7 @@ RULES: tuple[Rule, ...] = (
         "compaction_started",
         ("turn.started",),
         "message of the compaction",
-        "One during a turn starts no turn. An automatic one before the first step belongs to the prompt's turn.",
+        "Only between turns.",
     ),
     Rule(
         "compaction.ended", "event", "compaction_ended", ("lifecycle.session.compacted",), "message of the compaction"
@@ -143,7 +141,7 @@ RULES: tuple[Rule, ...] = (
         "retried",
         ("opencode.session.retry.scheduled",),
         "event",
-        "Says which attempt comes next, when, and why, but omits the provider's response.",
+        "Which attempt comes next, when, and why.",
     ),
     Rule(
         "moved",
@@ -151,7 +149,7 @@ RULES: tuple[Rule, ...] = (
         "moved",
         (MOVED,),
         "event",
-        "`directory` and `project` are the session's from now on, in every view.",
+        "The session's `directory` and `project` from now on.",
     ),
     Rule("renamed", "event", "renamed", ("opencode.session.renamed",), "event", "Contains the session's new title."),
     Rule(
@@ -160,7 +158,7 @@ RULES: tuple[Rule, ...] = (
         "revert_staged",
         ("opencode.session.reverted",),
         "event",
-        "`message` is the first message that is undone; without it, nothing is undone any more.",
+        "As `session.updated` of OpenCode 1.",
     ),
     Rule("revert.cleared", "event", "revert_staged", ("opencode.session.reverted",), "event"),
     Rule(
@@ -169,7 +167,7 @@ RULES: tuple[Rule, ...] = (
         "reverted",
         ("opencode.message.removed",),
         "event and message",
-        "One event for each removed input, starting with the message that the event names.",
+        "One event for each removed input.",
     ),
     Rule(
         "permission.asked",
@@ -177,7 +175,7 @@ RULES: tuple[Rule, ...] = (
         "checkpoint",
         ("workflow.checkpoint",),
         "request and state",
-        "Also those open when the plugin links. One asked and answered while it was not loaded is lost.",
+        "Also those open when the plugin links.",
     ),
     Rule("permission.replied", "event", "checkpoint", ("workflow.checkpoint",), "request and state"),
     Rule("form.created", "event", "checkpoint", ("workflow.checkpoint",), "form and state", "A question or a form."),
@@ -206,5 +204,5 @@ UNKNOWN = Rule(
     "unknown",
     ("opencode.{type}",),
     "event",
-    "Kept whole and counted, so that nothing from a newer OpenCode is lost.",
+    "Kept whole and counted.",
 )
