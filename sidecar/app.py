@@ -235,7 +235,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         allow=wanted.allow,
         enabled=wanted.enabled,
     )
-    translator = Translator(identity, state, cleaned=redact.cleaned, hold_s=link.hold_seconds)
+    translator = Translator(identity, state, cleaned=redact.cleaned)
     source = MirrorSource(store, store.manifest.log_id, outside.now_ms, state.turn_of, redact.clean)
     nats = NatsService(home, config.nats, outside.nonce, source)
     metrics = SidecarMetrics()
@@ -252,13 +252,13 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         home,
         config.phantom,
         config.notify,
-        config.gardener,
         identities.agents,
         outside.nonce,
         state,
         ingest,
         redact.clean,
         is_installed,
+        has_gardener=config.gardener.enabled,
         scripts_may=config.link.scripts_may,
     )
     translator.asked = ingest.host.asked = durable.asked
@@ -307,7 +307,6 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         version=VERSION,
         port=link.port,
         home=home.path,
-        window=link.window,
     )
     durable.links = lambda: server.links
     # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading

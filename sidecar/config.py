@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -95,14 +95,8 @@ class LinkConfig(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port on 127.0.0.1; 0 takes any free port."""
 
-    window: Annotated[int, Field(ge=1, le=100_000)] = 512
-    """Maximum number of unacknowledged items that a shim keeps in flight."""
-
     idle_exit_seconds: Annotated[float, Field(gt=0)] = 600.0
     """How long a sidecar started by a shim keeps running without links and without work."""
-
-    hold_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """How long a hook waits for its counterpart or its parent before the hook is written without it."""
 
     scripts_may: tuple[Deed, ...] = ()
     """What commands may do that nobody runs at a terminal, such as those of cron, of CI and of a model's shell."""
@@ -135,30 +129,6 @@ class CaptureConfig(Section):
     """Project directories that are not recorded, absolute or beginning with ``~``."""
 
 
-class PullConfig(Section):
-    """``[nats.pull]``: how agents fetch their commands. Other keys are kept, for programs that share the file."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    batch_size: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Maximum number of commands in one request."""
-
-    max_inflight: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Maximum number of commands that one agent has fetched and not yet acknowledged."""
-
-    fetch_timeout_seconds: Annotated[float, Field(ge=0.5, le=300)] = 5.0
-    """How long a request waits for commands."""
-
-    warmup_timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
-    """How long the first answer to a request may take after connecting."""
-
-    heartbeat_seconds: Annotated[float, Field(ge=0.1, le=60)] = 1.0
-    """Interval at which the server shows that a request is alive; after three missed signs, a new request is made."""
-
-    ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
-    """Time without a sign from this sidecar after which the server redelivers a command."""
-
-
 class NatsConfig(Section):
     """``[nats]``: whether and where the log is mirrored."""
 
@@ -166,13 +136,11 @@ class NatsConfig(Section):
     """``external`` connects to ``servers``; ``embedded`` starts a server on this machine."""
 
     servers: tuple[Annotated[str, AfterValidator(_server)], ...] = ()
-    """External: addresses such as ``tls://nats.example.org:4222``, all in one cluster."""
+    """External: addresses such as ``tls://nats.example.org:4222``, all in one cluster. One address that begins with
+    ``tls://`` means that no connection is ever made without TLS."""
 
     credentials: AbsolutePath | None = None
     """External: a credentials file (``.creds``), absolute or beginning with ``~``."""
-
-    tls_enabled: bool = False
-    """External: never connect without TLS. An address that begins with ``tls://`` means the same."""
 
     cert_dir: AbsolutePath | None = None
     """External: a directory with ``ca.pem`` and, if the server asks for them, ``cert.pem`` and ``key.pem``."""
@@ -203,18 +171,21 @@ class NatsConfig(Section):
     deltas: bool = True
     """Whether token deltas are published on core NATS, where only current subscribers receive them."""
 
-    pull: PullConfig = PullConfig()
+    ack_wait_seconds: Annotated[float, Field(ge=0.5, le=3600)] = 30.0
+    """Time without a sign from this sidecar after which the server redelivers a command."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether every connection to ``servers`` must use TLS."""
+        return any(server.startswith("tls://") for server in self.servers)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.mode == "external" and not self.servers:
             raise ValueError('mode "external" needs `servers`, such as ["tls://nats.example.org:4222"]')
-        secure = self.tls_enabled or any(server.startswith("tls://") for server in self.servers)
         for name in ("cert_dir", "tls_hostname", "tls_handshake_first"):
-            if getattr(self, name) and not secure:
-                raise ValueError(
-                    f"`{name}` is set but has no effect without TLS; set `tls_enabled = true` or use a tls:// address"
-                )
+            if getattr(self, name) and not self.is_encrypted:
+                raise ValueError(f"`{name}` is set but has no effect without TLS; use a tls:// address")
         return self
 
 
@@ -274,9 +245,6 @@ class WorkerConfig(Section):
     internal_allowed: tuple[Action, ...] = ()
     """What agents of any home on the NATS server may do in this home, as tools."""
 
-    max_recursion_depth: Annotated[int, Field(ge=1, le=1000)] = 20
-    """A command or event that is at least this many steps away from a user's action reaches no agent."""
-
     policy: str | None = None
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 
@@ -300,12 +268,6 @@ class PhantomConfig(Section):
     """Maximum number of background sessions of one provider or model that run at a time: ``"anthropic" = 2``,
     ``"anthropic/claude-x" = 1``.
     """
-
-    max_depth: Annotated[int, Field(ge=0, le=1000)] = 20
-    """Maximum length of a chain of background agents, each started by the one before it; 0: no limit."""
-
-    max_children: Annotated[int, Field(ge=0, le=10_000)] = 50
-    """Maximum number of unfinished background agents of one session; 0: no limit."""
 
     max_sessions: Annotated[int, Field(ge=0, le=100_000)] = 200
     """Maximum number of background agents that one session may start in all, directly or indirectly; 0: no limit."""
@@ -340,9 +302,6 @@ class PhantomConfig(Section):
 
     setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Shell commands that run in each new copy before the agent starts, for example ``["npm ci"]``."""
-
-    setup_minutes: Annotated[float, Field(gt=0, le=1440)] = 10.0
-    """How many minutes all commands of ``setup`` may take together."""
 
 
 class Config(Section):

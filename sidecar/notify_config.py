@@ -52,9 +52,6 @@ class NotifyConfig(Section):
     """Whether the end of an ordinary turn that took ``min_seconds`` is reported: ``off``; ``away``, if its terminal
     says that it is not in front; ``unless-in-front``, also if the terminal says nothing; ``always``."""
 
-    children: bool = False
-    """Whether a person also gets a message when work that was started by background work ends."""
-
     cost: Annotated[float, Field(ge=0, examples=[5.0])] = 0.0
     """Dollars that a session with its child sessions may cost before a person is warned, and at each doubling of that;
     0: no limit. Nothing is stopped."""
@@ -85,18 +82,6 @@ class GardenerConfig(Section):
     """``[gardener]``: starts a background agent that looks into a session whose steps fail too often."""
 
     enabled: bool = False
-
-    threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The share of failed steps in a session's last turns at which an agent is started."""
-
-    per_day: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Maximum number of agents started in 24 hours."""
-
-    minutes: Annotated[float, Field(gt=0, le=1440)] = 10.0
-    """How long each agent may run."""
-
-    agent: Annotated[str, Field(min_length=1, max_length=100)] = "plan"
-    """The OpenCode agent to start; choose one that changes no files."""
 
 
 class MetricsConfig(Section):

@@ -95,7 +95,6 @@ class Worker:
             kinds={**self._users_effects(home, config.effects), **(remote or {}), **(kinds or {})},
             clean=clean,
             policy=self._policy(home, config.policy),
-            max_depth=config.max_recursion_depth,
             count=count,
             owner=self._owner,
         )

@@ -48,7 +48,7 @@ NOWHERE: Final = "_"
 """The project and the workspace of a command that neither its sender nor its chain gives one."""
 
 MAX_DEPTH: Final = 20
-"""The default of ``[worker] max_recursion_depth``: an event this many steps away from a user reaches no agent."""
+"""An event this many steps away from a user reaches no agent."""
 
 APPLIED: Final = frozenset({"output", "command", "effect"})
 """The roles of events that ``receive`` returns and ``apply`` folds into the state."""

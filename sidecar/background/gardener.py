@@ -2,7 +2,7 @@
 Pure.
 
 At the end of each turn, the agent checks how many steps (tool calls and model calls) of the session's last turns
-failed. At ``threshold``, it records ``agent.correction`` and registers one intent, whose result reaches the session as
+failed. At ``ILL``, it records ``agent.correction`` and registers one intent, whose result reaches the session as
 a message. The gardener starts another agent for the same session only after the session's failure rate has fallen to
 ``CALM`` of that. Steps of the gardener's own agents, and of agents that these start, never count.
 
@@ -19,7 +19,6 @@ from typing import Final
 from sidecar.agents.agent import Output
 from sidecar.background.intents.intents import NAME as INTENTS
 from sidecar.background.own_agent import OwnAgent
-from sidecar.notify_config import GardenerConfig
 from streams.event import StreamEvent
 
 NAME: Final = "gardener"
@@ -30,8 +29,20 @@ TURNS: Final = 5
 MIN_STEPS: Final = 10
 """With fewer steps in these turns, the share of failed ones is ignored."""
 
+ILL: Final = 0.5
+"""The share of failed steps at which an agent is started."""
+
+PER_DAY: Final = 4
+"""Maximum number of agents started in 24 hours."""
+
+MINUTES: Final = 10
+"""How long each agent may run."""
+
+AGENT: Final = "plan"
+"""The OpenCode agent to start. It changes no files."""
+
 CALM: Final = 0.4
-"""A session has recovered when its share of failed steps is at most this part of ``threshold``. Until then, it gets no
+"""A session has recovered when its share of failed steps is at most this part of ``ILL``. Until then, it gets no
 second agent."""
 
 KEPT: Final = 200
@@ -82,13 +93,12 @@ class GardenerAgent(OwnAgent[State]):
 
     def __init__(
         self,
-        config: GardenerConfig,
         root_of: Callable[[str], str] = lambda session: "",
         ran_as: Callable[[str], str] = lambda session: "",
     ) -> None:
         """``root_of`` returns the root of the background work that a session belongs to, or belonged to; ``ran_as``
         the identity in which a session runs."""
-        self._config, self._root_of, self._ran_as = config, root_of, ran_as
+        self._root_of, self._ran_as = root_of, ran_as
         super().__init__(NAME, State)
 
     # --- deciding ---
@@ -118,11 +128,11 @@ class GardenerAgent(OwnAgent[State]):
         if not total:
             return []
         rate = failed / total
-        is_calm = rate <= CALM * self._config.threshold
+        is_calm = rate <= CALM * ILL
         seen = Output("gardener.turn", {"session": session, "turns": turns, "calm": is_calm})
         today = [ts for ts in self.data.corrected if ts > event.ts - DAY_MS]
-        is_ill = rate >= self._config.threshold and total >= MIN_STEPS
-        if not is_ill or watched.is_corrected or len(today) >= self._config.per_day:
+        is_ill = rate >= ILL and total >= MIN_STEPS
+        if not is_ill or watched.is_corrected or len(today) >= PER_DAY:
             return [seen]
         intent = f"int_{sha256(event.id.encode()).hexdigest()[:12]}"
         register = {
@@ -131,9 +141,9 @@ class GardenerAgent(OwnAgent[State]):
             "title": f"Why {failed} of {total} steps failed",
             "directory": watched.directory,
             "parent": session,
-            "agent": self._config.agent,
+            "agent": AGENT,
             "environment": self._ran_as(session),
-            "wall_ms": round(self._config.minutes * 60_000),
+            "wall_ms": MINUTES * 60_000,
             "isolation": "shared",
             "root": ROOT,
             "wake": False,

@@ -55,7 +55,7 @@ from sidecar.background.tools import tools_json
 from sidecar.components import in_background
 from sidecar.config import Deed, PhantomConfig
 from sidecar.home import Home
-from sidecar.notify_config import GardenerConfig, NotifyConfig
+from sidecar.notify_config import NotifyConfig
 from sidecar.read.select import matching, open_reader
 from sidecar.registry import NoArgs, Requests
 from streams.bus.command import Command
@@ -99,7 +99,6 @@ class DurableStream:
         home: Home,
         config: PhantomConfig,
         notify: NotifyConfig,
-        gardener: GardenerConfig,
         identity: Identity,
         nonce: Any,
         state: CaptureState,
@@ -107,6 +106,7 @@ class DurableStream:
         clean: Callable[[Any], Any],
         has_plugin: Callable[[Path], bool] = lambda _directory: True,
         *,
+        has_gardener: bool = False,
         scripts_may: Collection[Deed] = (),
     ) -> None:
         self.agent = IntentAgent(config)
@@ -126,8 +126,8 @@ class DurableStream:
         two = V2Host(lambda: self.links(), state, identity.now_ms, self.works.asked)
         self.hosts = Hosts(one, two)
         self.copies = Copies(home.path / "copies")
-        watching = GardenerAgent(gardener, self.works.root, lambda session: self.hosts.of(session).ran_as(session))
-        self._gardener = (watching,) if gardener.enabled else ()
+        watching = GardenerAgent(self.works.root, lambda session: self.hosts.of(session).ran_as(session))
+        self._gardener = (watching,) if has_gardener else ()
         self._said = Said(clean, home.read_token)
         self.people = People(
             home,
@@ -154,7 +154,7 @@ class DurableStream:
 
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
-        setup = Setup(self._config.setup, self._config.setup_minutes * 60)
+        setup = Setup(self._config.setup)
         of = (self._runner, self._is_starting, self._project)
         acts = CopyActs(self.copies, self.hosts, *of, setup, self._config.copied)
         return {**acts.kinds, **self.people.kinds}

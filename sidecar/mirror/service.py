@@ -13,13 +13,13 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
-from bridge.nats.jetstream.options import ConnectOptions
+from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.opencode.link.frames import HookItem
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.config import NatsConfig, WorkerConfig
 from sidecar.home import Home
-from sidecar.mirror.settings import external_options, mirror_bytes, pull_settings
+from sidecar.mirror.settings import external_options, mirror_bytes
 from sidecar.private_files import HomeError, private_directory
 from streams.bus.contract import Delivery, Poison
 from streams.identity import Identity
@@ -118,7 +118,8 @@ class NatsService:
             self._server.start()
         self.sessions = Sessions(self._options)
         streams = wanted(max_bytes=mirror_bytes(self._config))
-        self._bus = JetStreamEventBus(self.sessions, pull_settings(self._config), streams, record=self._record)
+        pulling = PullSettings(ack_wait_s=self._config.ack_wait_seconds)
+        self._bus = JetStreamEventBus(self.sessions, pulling, streams, record=self._record)
         self._keeping = asyncio.create_task(self._keep(self.sessions))
         if self._source is None:
             return

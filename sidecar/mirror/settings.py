@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.nats.jetstream.options import ConnectOptions, PullSettings
+from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.stream_plan import UNLIMITED
 from sidecar.config import MIB, NatsConfig
 
@@ -58,23 +58,10 @@ def mirror_bytes(config: NatsConfig) -> int:
     return config.max_store_bytes // 4 * 3 if config.mode == "embedded" else UNLIMITED
 
 
-def pull_settings(config: NatsConfig) -> PullSettings:
-    pull = config.pull
-    return PullSettings(
-        batch_size=pull.batch_size,
-        max_inflight=pull.max_inflight,
-        fetch_timeout_s=pull.fetch_timeout_seconds,
-        warmup_timeout_s=pull.warmup_timeout_seconds,
-        heartbeat_s=pull.heartbeat_seconds,
-        ack_wait_s=pull.ack_wait_seconds,
-    )
-
-
 def external_options(config: NatsConfig) -> ConnectOptions:
     return ConnectOptions(
         servers=config.servers,
         credentials=config.credentials,
-        tls=config.tls_enabled,
         cert_dir=config.cert_dir,
         tls_hostname=config.tls_hostname,
         tls_handshake_first=config.tls_handshake_first,

@@ -25,7 +25,7 @@ from tests.real.proxy import RefusingProxy
 
 pytestmark = pytest.mark.real_opencode
 
-BUDGETS = "[phantom]\nmax_depth = 2\nmax_sessions = 3\nmax_tokens = 5000\n"
+BUDGETS = "[phantom]\nmax_sessions = 3\nmax_tokens = 5000\n"
 
 
 @pytest.fixture(scope="module")
@@ -106,17 +106,19 @@ def test_a_runaway_spawner_meets_its_budget(client: RealOpenCode, durable: Durab
 def test_a_chain_of_agents_meets_its_limit_and_cancelling_the_first_reaches_the_others(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
-    deepest = f"{spawns('SAY:never', 'third')}THEN: HOLD:second SAY:two"
+    deepest = f"{spawns('SAY:never', 'fourth')}THEN: HOLD:third SAY:three"
+    second = f"{spawns(deepest, 'third')}THEN: HOLD:second SAY:two"
     parent = client.create_session("spawns in depth")
-    client.prompt(parent, spawn(f"{spawns(deepest, 'second')}THEN: HOLD:first SAY:one", "first"))
-    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ["running", "running", "refused"], "the third")
-    first, _, refused = intents(durable, parent)
-    assert (refused["code"], refused["session"]) == ("recursion_depth_exceeded", None)
-    wait_until(lambda: "recursion_depth_exceeded" in json.dumps(durable.log(parent)), "what the model read")
+    client.prompt(parent, spawn(f"{spawns(second, 'second')}THEN: HOLD:first SAY:one", "first"))
+    states = [*["running"] * 3, "refused"]
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == states, "the fourth")
+    first, *_, refused = intents(durable, parent)
+    assert (refused["code"], refused["session"]) == ("budget-sessions", None)
+    wait_until(lambda: "budget-sessions" in json.dumps(durable.log(parent)), "what the model read")
     durable.cli("intents", first["id"], "--cancel")
-    ends = ["cancelled", "cancelled", "refused"]
-    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ends, "the end of both")
-    for gate in ("first", "second"):
+    ends = [*["cancelled"] * 3, "refused"]
+    wait_until(lambda: [i["state"] for i in intents(durable, parent)] == ends, "the end of all three")
+    for gate in ("first", "second", "third"):
         model.release(gate)
     client.prompt(parent, "SAY:after")
     assert "background-agent" not in json.dumps(client.messages(parent)), "a cancelled one wakes nobody"

@@ -103,18 +103,19 @@ def test_a_missing_file_gives_the_defaults(tmp_path: Path) -> None:
     config = load_config(tmp_path / "config.toml")
     assert config == load_config(None)
     assert config.store.max_bytes == 0
-    assert (config.link.port, config.link.window) == (0, 512)
-    assert (config.link.idle_exit_seconds, config.link.hold_seconds) == (600, 2)
+    assert (config.link.port, config.link.idle_exit_seconds) == (0, 600)
     assert (config.redact.enabled, config.redact.patterns, config.redact.keys) == (True, {}, ())
     assert config.capture.exclude == ()
 
 
 def test_flags_win_over_the_environment_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, "[link]\nport = 1\nwindow = 1\nhold_seconds = 1\n[store]\nmax_bytes = 8192\n")
+    path = written(
+        tmp_path, '[link]\nport = 1\nidle_exit_seconds = 1\nscripts_may = ["fork"]\n[store]\nmax_bytes = 8192\n'
+    )
     monkeypatch.setenv("DURABLE_STREAM_LINK__PORT", "2")
-    monkeypatch.setenv("DURABLE_STREAM_LINK__WINDOW", "2")
+    monkeypatch.setenv("DURABLE_STREAM_LINK__IDLE_EXIT_SECONDS", "2")
     config = load_config(path, link={"port": 3})
-    assert (config.link.port, config.link.window, config.link.hold_seconds) == (3, 2, 1)
+    assert (config.link.port, config.link.idle_exit_seconds, config.link.scripts_may) == (3, 2, ("fork",))
     assert config.store.max_bytes == 8192
 
 
@@ -156,7 +157,6 @@ def test_lists_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ('[nats]\ncert_dir = "/c"', "`cert_dir` is set but has no effect without TLS"),
         ('[nats]\ntls_hostname = "h"\nservers = ["nats://h"]', "`tls_hostname` is set but has no effect without TLS"),
         ('[nats]\ncredentials = "ada.creds"', "must be absolute"),
-        ("[nats.pull]\nbatch_size = 0", "nats.pull.batch_size"),
         ("[metrics]\nlevel = 'DEBUG'", "metrics.level"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_mistake_names_the_file_and_the_place_without_a_secret(tmp_path: Path,
         ("[link]\nport = 1.5", "link.port: must be a whole number, not 1.5"),
         ("[link]\nport = [1]", "link.port: must be a whole number"),
         ("[link]\nidle_exit_seconds = 0", "link.idle_exit_seconds: must be above 0, not 0"),
-        ('[link]\nhold_seconds = "x"', "link.hold_seconds: must be a number, not 'x'"),
+        ('[link]\nidle_exit_seconds = "x"', "link.idle_exit_seconds: must be a number, not 'x'"),
         ("[link]\nprot = 1", "unknown key link.prot (did you mean link.port?)"),
         (
             "[store]\nzzz = 1",

@@ -183,7 +183,7 @@ class Member:
     def configure(self, **worker: Any) -> None:
         lines = [f"{name} = {value}" for name, value in worker.items() if name != "tools"]
         text = f'link.scripts_may = ["claim"]\n[nats]\nmode = "external"\nservers = ["{self._address}"]\n'
-        text += f"[nats.pull]\nack_wait_seconds = {ACK_S}\nfetch_timeout_seconds = 1\n[worker]\n" + "\n".join(lines)
+        text += f"ack_wait_seconds = {ACK_S}\n[worker]\n" + "\n".join(lines)
         text += COUNT if "agents" in worker else "\n"
         self.one.home.config_path.write_text(text)
 

@@ -27,7 +27,7 @@ from bridge.nats.headers import RECURSION_DEPTH, ProtocolViolation, read_depth
 from bridge.nats.l0.payloads import Task
 
 MAX_DEPTH: Final = 20
-"""The default of ``[worker] max_recursion_depth``: a chain of this depth is refused."""
+"""A chain of this depth is refused."""
 
 EXCEEDED: Final = "recursion_depth_exceeded"
 VIOLATION: Final = "protocol_violation"

@@ -18,6 +18,9 @@ from sidecar.background.hosts.host import Call
 MAX_OUTPUT: Final = 4000
 """How much of the end of a failed command's output is kept, in characters."""
 
+SETUP_SECONDS: Final = 600.0
+"""How long all commands of ``setup`` may take together."""
+
 MAX_DONE: Final = 400
 """The same for a command that did not fail. All of it stays in the state of the agent ``intents``."""
 
@@ -26,7 +29,7 @@ class Setup(NamedTuple):
     """The commands of ``[phantom] setup``, which together may take so many seconds."""
 
     commands: Sequence[str] = ()
-    seconds: float = 600.0
+    seconds: float = SETUP_SECONDS
 
     async def run(
         self, call: Call, intent: str, copy: Copy, wanted: Callable[[], bool]
@@ -53,7 +56,7 @@ class Setup(NamedTuple):
             code, said = ended["code"], _tail(ended["output"], MAX_OUTPUT if ended["code"] != 0 else MAX_DONE)
             runs.append({"command": command, "code": code, "seconds": round(loop.time() - start, 1), "output": said})
             if code is None:
-                late = f"took more than {self.seconds / 60:g} minutes ([phantom] setup_minutes)"
+                late = f"took more than {self.seconds / 60:g} minutes"
                 return runs, f"setup: `{command}` {late if wanted() else 'was stopped'}"
             if code != 0:
                 last = next((line for line in reversed(said.splitlines()) if line.strip()), "it printed nothing")

@@ -21,6 +21,9 @@ STOPS_TREE: Final = frozenset({"budget", "cancelled", "timeout", "user-abort"})
 continue."""
 
 
+MAX_DEPTH: Final = 20
+"""Maximum length of a chain of background agents, each started by the one before it."""
+
 WARNING_SHARE: Final = 0.8
 """The share of a budget whose use is recorded as ``budget.warning``."""
 
@@ -37,13 +40,9 @@ class Doom(NamedTuple):
 def refusal(state: State, limits: PhantomConfig, intent: Intent) -> dict[str, str] | None:
     """Why an intent may not be registered, as ``code`` and ``reason``; ``None`` if it may be registered."""
     spent = state.spent.get(intent.root, Spent())
-    siblings = sum(each.parent == intent.parent for each in state.unfinished()) if intent.parent else 0
-    if limits.max_depth and intent.depth > limits.max_depth:
-        reason = f"the chain already has {limits.max_depth} background agents, each started by the one before it"
+    if intent.depth > MAX_DEPTH:
+        reason = f"the chain already has {MAX_DEPTH} background agents, each started by the one before it"
         return {"code": "recursion_depth_exceeded", "reason": reason}
-    if limits.max_children and siblings >= limits.max_children:
-        reason = f"its session already has {siblings} unfinished agents, which is the limit"
-        return {"code": "budget-children", "reason": reason}
     if limits.max_sessions and spent.sessions >= limits.max_sessions:
         reason = f"its session has already started {spent.sessions} agents, which is the limit"
         return {"code": "budget-sessions", "reason": reason}

@@ -30,7 +30,7 @@ def work_ended(person: Person, state: State, event: StreamEvent) -> list[Output]
     told = teller.ended(worker, reason, given.get("gist") or "")
     toast, how = glance(given, told), "finished" if is_done else "failed"
     shown = [Output("effect.requested", toast, effect=SHOW, node=f"{given['intent']} {how}")] if toast else []
-    if "created" not in given or (given.get("child") and not person.config.children):
+    if "created" not in given or given.get("child"):
         return shown
     parent, identifier = given.get("parent"), given["intent"]
     is_short = is_done and event.ts - given["created"] < person.config.min_seconds * 1000

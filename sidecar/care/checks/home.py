@@ -96,9 +96,6 @@ def check_config(scene: Scene) -> list[Check]:
         return [Check("config", "problem", scene.config_fault, scene.config_advice)]
     if (scene.answer or {}).get("config_changed"):
         return [Check("config", "note", *CONFIG_CHANGED)]
-    if unknown := sorted(scene.config.nats.pull.model_extra or ()):
-        text = f"{path}: [nats.pull] has keys that are unknown here and have no effect: {', '.join(unknown)}"
-        return [Check("config", "note", text, "check their spelling; docs/operations.md lists the keys")]
     return [Check("config", "ok", str(path) if path.is_file() else "no file; the defaults apply")]
 
 

@@ -120,12 +120,12 @@ def _external(config: NatsConfig) -> list[Check]:
     if (far := _unprotected(config)) is None:
         return [works]
     fault = f"{far} is on another machine and nothing asks for TLS, so others on the way may read the log"
-    return [works, _note(fault, "write `tls://`, or set `tls_enabled = true` in [nats]")]
+    return [works, _note(fault, "write `tls://`")]
 
 
 def _unprotected(config: NatsConfig) -> str | None:
     """A server on another machine to which the log may be sent without TLS."""
-    if config.tls_enabled or any(server.startswith("tls://") for server in config.servers):
+    if config.is_encrypted:
         return None
     hosts = [urlsplit(server).hostname or "" for server in config.servers]
     return next((host for host in hosts if not _is_loopback(host)), None)

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.agents.agent import Output
-from sidecar.background.gardener import NAME, ROOT, GardenerAgent
+from sidecar.background.gardener import NAME, PER_DAY, ROOT, GardenerAgent
 from sidecar.background.intents.intent_effects import CREATE, PROMPT
 from sidecar.background.intents.intents import IntentAgent
 from sidecar.config import PhantomConfig
-from sidecar.notify_config import GardenerConfig
 from streams.event import StreamEvent
 from tests.memory import MemoryStore
 from tests.sidecar.agents.kinds import Clock
@@ -25,11 +24,10 @@ DAY = 24 * 3_600_000
 class Garden:
     """A gardener alone, with what it returned."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self) -> None:
         self.roots: dict[str, str] = {}
         """The roots of background work, by its sessions."""
         self.agent = GardenerAgent(
-            GardenerConfig(enabled=True, **config),
             lambda session: self.roots.get(session, ""),
             lambda session: f"env of {session}",
         )
@@ -88,20 +86,20 @@ def test_an_excursion_gets_one_agent_until_the_session_was_well_again() -> None:
 
 
 def test_a_day_has_its_limit() -> None:
-    garden = Garden(per_day=2)
-    for number in range(4):
+    garden = Garden()
+    for number in range(PER_DAY + 2):
         garden.created(f"ses_{number}")
         garden.turn(f"ses_{number}", good=0, bad=20)
-    assert len(garden.started) == 2
+    assert len(garden.started) == PER_DAY
     garden.now += DAY
     garden.created("ses_9")
     garden.turn("ses_9", good=0, bad=20)
-    assert len(garden.started) == 3
+    assert len(garden.started) == PER_DAY + 1
 
 
 @given(st.lists(st.tuples(st.sampled_from(["turn", "child", "boot"]), st.integers(0, 9), st.integers(0, 30))))
 def test_it_never_counts_its_own(moves: list[tuple[str, int, int]]) -> None:
-    garden = Garden(per_day=1000)
+    garden = Garden()
     garden.created("ses_user")
     garden.turn("ses_user", good=0, bad=20)
     assert [register["root"] for register in garden.started] == [ROOT]
@@ -123,10 +121,11 @@ def test_it_never_counts_its_own(moves: list[tuple[str, int, int]]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=40))
 def test_between_two_agents_for_a_session_its_rate_was_calm(turns: list[tuple[int, int]]) -> None:
-    garden = Garden(per_day=1000)
+    garden = Garden()
     garden.created("ses_1")
     was_calm = True
     for good, bad in turns:
+        garden.now += DAY  # the limit of a day must not hide an agent too many
         outputs = garden.turn("ses_1", good, bad)
         if any(output.type == "agent.correction" for output in outputs):
             assert was_calm
@@ -136,8 +135,7 @@ def test_between_two_agents_for_a_session_its_rate_was_calm(turns: list[tuple[in
 
 async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> None:
     create, prompt = Script({"session": "ses_bg"}), Script({})
-    config = GardenerConfig(enabled=True)
-    gardener, intents = GardenerAgent(config), IntentAgent(PhantomConfig())
+    gardener, intents = GardenerAgent(), IntentAgent(PhantomConfig())
     async with bench(MemoryStore(), [gardener, intents], {CREATE: create, PROMPT: prompt}) as run:
         await run.happened("lifecycle.session.created", session="ses_1", directory="/d")
         for _ in range(12):
@@ -148,6 +146,6 @@ async def test_its_agent_runs_like_any_other_and_its_state_is_loaded_again() -> 
         assert "agent.correction" in await run.types(NAME)
         await run.settled()
         assert intents.data.intents[intents.data.sessions["ses_bg"]].root == ROOT
-    again = GardenerAgent(config)
+    again = GardenerAgent()
     again.load(gardener.state())
     assert again.state() == gardener.state()

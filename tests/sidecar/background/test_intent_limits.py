@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.background.intents import state as intent_state
+from sidecar.background.intents.budgets import MAX_DEPTH
 from sidecar.background.intents.intent_effects import ABORT, CHECK, CREATE
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.messages.deliver import WAKE
@@ -117,21 +118,14 @@ def test_a_model_has_its_own_limit_and_others_overtake_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "code"),
-    [
-        ({"max_depth": 2}, "recursion_depth_exceeded"),
-        ({"max_children": 1}, "budget-children"),
-        ({"max_sessions": 3}, "budget-sessions"),
-    ],
+    ("limits", "code"), [({"max_running": 99}, "recursion_depth_exceeded"), ({"max_sessions": 3}, "budget-sessions")]
 )
 def test_a_runaway_spawner_meets_its_budget(limits: dict[str, int], code: str) -> None:
     world = World(**limits)
     parent, refused = "ses_user", None
-    for n in range(10):
+    for n in range(MAX_DEPTH + 2):
         intent = world.register(f"chain{n}", parent=parent)
         world.settle()
-        if code == "budget-children":
-            intent = world.register(f"twin{n}", parent=parent)
         if intent.state == "refused":
             refused = intent
             break

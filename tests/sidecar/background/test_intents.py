@@ -26,7 +26,7 @@ from tests.sidecar.background.world import World, later
 
 
 def test_forty_wait_for_four_places_and_run_in_their_order() -> None:
-    world = World(max_running=4, max_children=0)
+    world = World(max_running=4)
     for n in range(40):
         world.register(f"{n:03}")
     world.settle()
@@ -43,7 +43,7 @@ def test_forty_wait_for_four_places_and_run_in_their_order() -> None:
 
 
 def test_cancelling_reaches_the_whole_tree() -> None:
-    world = World(max_running=3, max_children=0)
+    world = World(max_running=3)
     top = world.register("top")
     world.settle()
     world.register("middle", parent=f"ses_{top.id}")
@@ -211,7 +211,7 @@ STEPS = st.lists(
 @settings(deadline=None, max_examples=30)
 @given(STEPS)
 def test_any_history_creates_each_once_tells_each_once_and_forgets_none(steps: list[tuple[str, int]]) -> None:
-    world = World(max_running=2, max_children=4)
+    world = World(max_running=2)
     asked: list[str] = []
     for count, (step, n) in enumerate(steps):
         world.clock.now_ms += 10_000

@@ -27,7 +27,7 @@ from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
-from sidecar.notify_config import GardenerConfig, NotifyConfig
+from sidecar.notify_config import NotifyConfig
 from sidecar.registry import Requests
 from streams.identity import seeded_identity
 from streams.lineage import trace_id
@@ -152,7 +152,6 @@ async def orchestration(
         home,
         PhantomConfig(isolation=isolation, copy=listed),
         NotifyConfig(),
-        GardenerConfig(),
         clock.identity(9),
         None,
         host.state,

@@ -118,7 +118,7 @@ async def test_only_the_end_of_long_output_is_kept(copies: Copies, project: Path
 
 async def test_a_command_that_takes_too_long_is_stopped(copies: Copies, project: Path) -> None:
     found = await ran(isolate(copies, "true", "held", "touch never", seconds=0.0), project)
-    assert "setup_minutes" in found["failed"] and "held" in found["failed"]
+    assert "minutes" in found["failed"] and "held" in found["failed"]
     assert [(run["code"], run["output"]) for run in found["setup"]] == [(0, ""), (None, "begun")]
     assert list(copies.place(ID).parent.glob("int_*")) == []
 
@@ -127,7 +127,7 @@ async def test_cancelled_work_stops_its_command(copies: Copies, project: Path) -
     plugin = Plugin()
     plugin.wanted = False
     found = await ran(isolate(copies, "held", plugin=plugin), project)
-    assert found["failed"] and "setup_minutes" not in found["failed"] and not copies.place(ID).exists()
+    assert found["failed"] and "minutes" not in found["failed"] and not copies.place(ID).exists()
     assert [method for method, _ in plugin.calls] == ["setup.stop", "setup.run", "setup.stop"]
 
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS, UNKNOWN_HOST
-from bridge.nats.jetstream.options import PullSettings
 from sidecar.care.checks.check import Check, scene_of
 from sidecar.care.checks.nats import _unprotected, check_nats
-from sidecar.config import NatsConfig, load_config
+from sidecar.config import NatsConfig
 from sidecar.home import Home
-from sidecar.mirror.settings import FREE_PORT, pull_settings, server_config
+from sidecar.mirror.settings import FREE_PORT, server_config
 from tests.nats_servers import TOKEN, VERSIONS, RealServer, program, real_server
 
 
@@ -43,17 +42,6 @@ def test_the_server_understands_every_word_of_it(version: str, tmp_path: Path) -
         [program(version), "-t", "-c", config], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_pull_is_read_and_other_keys_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text("[nats.pull]\nbatch_size = 3\nack_wait_seconds = 7\nnew_option = [1]\n")
-    monkeypatch.setenv("DURABLE_STREAM_NATS__PULL__MAX_INFLIGHT", "5")
-    config = load_config(path).nats
-    assert config.pull.model_extra == {"new_option": [1]}
-    found = pull_settings(config)
-    assert (found.batch_size, found.max_inflight, found.ack_wait_s) == (3, 5, 7.0)
-    assert pull_settings(NatsConfig()) == PullSettings()
 
 
 EMBEDDED = f'[nats]\nmode = "embedded"\nexecutable = "{program("2.15")}"\n'
@@ -151,7 +139,6 @@ def test_an_external_one_without_jetstream_or_too_old(
     [
         ({"servers": ("nats://nats.example.org:4222",)}, "nats.example.org"),
         ({"servers": ("nats://127.0.0.1:4222", "nats://10.0.0.7:4222")}, "10.0.0.7"),
-        ({"servers": ("nats://nats.example.org:4222",), "tls_enabled": True}, None),
         ({"servers": ("tls://nats.example.org:4222",)}, None),
         ({"servers": ("nats://localhost:4222", "nats://[::1]:4222")}, None),
     ],

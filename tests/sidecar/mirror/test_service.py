@@ -152,7 +152,7 @@ async def test_an_external_server_is_shown_while_it_is_there(tmp_path: Path) -> 
 def nats_home(counter_home: Home) -> Path:
     with counter_home.config_path.open("a") as config:
         config.write('ui_allowed = ["signal"]\ninternal_allowed = ["signal"]\n')
-        config.write('[nats]\nmode = "embedded"\n[nats.pull]\nack_wait_seconds = 3\nnew = 1\n')
+        config.write('[nats]\nmode = "embedded"\nack_wait_seconds = 3\n')
     return counter_home.path
 
 
@@ -227,7 +227,7 @@ def test_a_message_reaches_an_agent_and_a_person_sees_what_is_wrong(nats_home: P
         assert time.monotonic() < end, (notes, lag)
     assert "CG-*" in notes
     checks = {(each["name"], each["level"]) for each in run(nats_home, "doctor", "--json").objects()}
-    assert {("agents", "note"), ("config", "note"), ("mirror", "note")} <= checks
+    assert {("agents", "note"), ("mirror", "note")} <= checks
     assert asyncio.run(_ack_wait(nats_home)) == 3 * 10**9
     added = run(nats_home, "query", "--type", "counter.added", "--json").objects()
     assert [each["event"]["payload"]["by"] for each in added] == [3, 4]
