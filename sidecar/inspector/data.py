@@ -12,22 +12,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidecar.background.gate import of_person
-from sidecar.background.intents.lifecycle import ENDED
-from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.intents.state import State
-from sidecar.background.messages.answers import as_row as checkpoint_row
-from sidecar.background.people import teller
-from sidecar.background.reading import background_of, costs_of, diff_of, read_intents, read_notices, waiting
+from sidecar.background.reading import background_of, costs_of, diff_of, read_intents
 from sidecar.inspector.around import relatives, roots_of, shown_status
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
-from sidecar.read.host_agents import host_agents
+from sidecar.inspector.working import running_in, working
 from sidecar.read.kinds import is_agents, repeats
 from sidecar.read.past.compare import compared
 from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
 from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
-from sidecar.read.select import SelectError, ask_catalog, find_event, newest
+from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.costs import WAYS, By
@@ -36,7 +32,6 @@ from sidecar.read.story.telling import Telling
 from sidecar.read.story.timeline import Timeline
 from sidecar.read.telling.describe import describe, row_of
 from sidecar.read.telling.detail import detail
-from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.html import turn_html
 from sidecar.read.transcript.model import Reading, Turn
 from sidecar.read.wording import one_line, printable
@@ -61,8 +56,6 @@ MOST_CHANGED: Final = 20
 """How many turns with changed files are shown."""
 
 MOST_ROWS: Final = 500
-LINES: Final = 4
-"""How many of its last events a running piece of work shows."""
 _WAITING: Final = repr("waiting")
 _BINARY: Final = re.compile(r"^GIT binary patch\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
 LATEST: Final = 2**62
@@ -168,6 +161,8 @@ class Data:
         # A person who is asked is waited for until now, although nothing is recorded meanwhile.
         found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
         found["beside"] = relatives(past.catalog, work, past.session, now)
+        is_now = past.upto(at) == past.count
+        found["running"] = running_in(each for each in known.values() if not is_now or is_there(each))
         place = short_directory(found["directory"], str(Path.home()))
         return found | {"place": place, "marks": past.marks(marks), "behind": past.story.behind}
 
@@ -293,17 +288,7 @@ class Data:
 
     async def work(self) -> dict[str, Any]:
         """Background work, what waits for a person, and the messages about it."""
-        state = await self._intents()
-        listed = [as_row(each) | {"spent": spent_by(state, each.root)} for each in state.intents.values()]
-        for row in listed:
-            if row["session"] and row["state"] not in ENDED:
-                last, _ = await newest(self.reader, Filter(streams=(row["session"],)), LINES)
-                row["lines"] = [row_of(each) for each in last]
-        asks = [checkpoint_row(each) | {"heading": teller.heading(each)} for each in await waiting(self.reader)]
-        notices = [row | {"text": unwrapped(row["text"])} for row in (await read_notices(self.reader))[-MOST_ROWS:]]
-        hosts = await ask_catalog(self.reader, host_agents)
-        told = {"checkpoints": asks, "notices": notices[::-1], "now": self._now_ms()}
-        return {"intents": listed[::-1], "hosts": hosts[::-1], **told}
+        return await working(self.reader, await self._intents(), self._now_ms())
 
     async def diff(self, given: str) -> dict[str, str]:
         """The whole diff of what a piece of background work changed, for whoever decides whether to apply it."""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from sidecar.processes import still_runs
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.reading import ask, ask_to_damage, behind_text, hold
+from sidecar.read.views import SessionView
 from sidecar.read.wording import local_time
 from streams.errors import CorruptLog
 from streams.event import ULID_TEXT
@@ -75,6 +76,11 @@ _CATALOGS: WeakKeyDictionary[LogReader, Catalog] = WeakKeyDictionary()
 async def ask_catalog(reader: LogReader, question: Callable[[Catalog], T]) -> T:
     """What a question returns of the catalog as it is now: see ``ask``."""
     return await ask(reader, lambda story: question(Catalog(story, still_runs=still_runs)))
+
+
+def is_there(session: SessionView) -> bool:
+    """False if the OpenCode that ran a session's turn has left; then no call of it runs."""
+    return not session.pid or still_runs(session.pid, session.turn_ms)
 
 
 async def find_stream(reader: LogReader, given: str) -> str:

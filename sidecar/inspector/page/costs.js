@@ -20,13 +20,14 @@ export async function costs() {
         "tr",
         {},
         h("td", {}, by === "session" ? h("a", { href: `/s/${encodeURIComponent(each.key)}`, "data-row": true }, titles.get(each.key) || each.key) : each.key || "–"),
-        h("td", { style: { width: "30%" } }, h("div", { class: "meter", style: { width: `${((each.cost || tokensOf(each.tokens) / 1e9) / most) * 100}%` } })),
+        h("td", { class: "share", style: { width: "30%" } }, h("div", { class: "meter", style: { width: `${((each.cost || tokensOf(each.tokens) / 1e9) / most) * 100}%` } })),
         figures(each),
       ),
     );
-    const together = h("tr", { class: "total" }, h("td", {}, "together"), h("td", {}), figures(total));
-    const heads = [by, "", "cost", "tokens", "model calls", "sessions"].map((each, at) => h("th", { class: at > 1 ? "num" : "" }, each));
+    const together = h("tr", { class: "total" }, h("td", {}, "together"), h("td", { class: "share" }), figures(total));
+    const heads = [by, "share", "cost", "tokens", "model calls", "sessions"].map((each, at) => h("th", { class: at > 1 ? "num" : at ? "share" : "" }, at === 1 ? h("span", { class: "unseen" }, each) : each));
     element.replaceChildren(
+      h("h1", { class: "unseen" }, "Costs"),
       h("div", { class: "filters" }, chips),
       rows.length ? h("table", { class: "sums" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows), rows.length > 1 ? h("tfoot", {}, together) : null) : h("p", { class: "empty" }, "No model call was recorded yet."),
     );

@@ -138,6 +138,17 @@ export function status(state) {
   return h("span", { class: `status ${state}` }, state === "active" ? "running" : state);
 }
 
+/** What runs: each call, and for how long; without `now` it goes on counting. */
+export function runs(calls, own, now) {
+  const lasted = (call) => (now === undefined ? h("span", { class: "faint", "data-since": call.since_ms }, passed(call.since_ms)) : h("span", { class: "faint" }, span(now - call.since_ms)));
+  return calls.map((call) => h("p", { class: "runs" }, status("running"), " ", call.session === own ? "" : h("a", { class: "link", href: `/s/${encodeURIComponent(call.session)}` }, call.title || call.session), h("code", {}, cut(call.text, 160)), " ", lasted(call)));
+}
+
+const passed = (since) => span(Math.floor(Math.max(Date.now() - since, 0) / 1000) * 1000).replace(".0s", "s");
+setInterval(() => {
+  for (const each of document.querySelectorAll("[data-since]")) each.textContent = passed(Number(each.dataset.since));
+}, 1000);
+
 /** A text in which what stands between backticks is code. */
 export const coded = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 /** Make the children of an element those wanted, and touch only what differs: drawing is what takes time. */

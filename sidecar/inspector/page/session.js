@@ -1,7 +1,7 @@
 // One session: conversation, timeline, files and events, at any moment; the slider chooses the moment.
 
 import { detailOf } from "/page/event.js";
-import { ago, amount, clock, cut, day, diffOf, entitle, get, h, money, plural, span, status, sync, tokensOf } from "/page/lib.js";
+import { ago, amount, clock, cut, day, diffOf, entitle, get, h, money, plural, runs, span, status, sync, tokensOf } from "/page/lib.js";
 import { slider } from "/page/slider.js";
 import { timeline } from "/page/timeline.js";
 
@@ -127,7 +127,7 @@ export async function session(name, tab = "conversation") {
     const mine = ++drawing;
     const isAtEnd = keep && shown === "conversation" && innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     if (!keep) drawn = {};
-    const made = await VIEWS[shown]({ path, ask, at, head, select, history: history_, kept, drawn, since: bar.since() });
+    const made = await VIEWS[shown]({ path, ask, at, head, known: () => head, select, history: history_, kept, drawn, since: bar.since() });
     if (mine !== drawing) return;
     sync(body, [made]);
     if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
@@ -271,7 +271,7 @@ const historyOf = (found) => [
 ];
 
 const VIEWS = {
-  async conversation({ path, ask, at, drawn }) {
+  async conversation({ path, ask, at, drawn, known: head }) {
     const found = await ask("conversation");
     if (!found.count) return h("p", { class: "empty" }, "Nothing was said yet.");
     const known = drawn.turns ?? new Map();
@@ -284,7 +284,9 @@ const VIEWS = {
     };
     drawn.talk ??= h("div", { class: "talk" });
     drawn.more ??= h("button", { class: "more" }, "Show earlier turns");
-    drawn.view ??= h("div", {}, drawn.more, drawn.talk);
+    drawn.runs ??= h("div");
+    drawn.view ??= h("div", {}, drawn.more, drawn.talk, drawn.runs);
+    drawn.runs.replaceChildren(...runs(head().running, head().sessions[0]?.id, at === null ? undefined : head().ts));
     drawn.turns = new Map(found.turns.map((turn) => [turn.number, made(turn)]));
     sync(drawn.talk, [...drawn.turns.values()].map((each) => each.element));
     let first = found.turns[0]?.number ?? 0;

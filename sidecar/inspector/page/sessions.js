@@ -51,7 +51,7 @@ export async function sessions() {
       ...(shown.length ? [heads(), ...list.flat()] : []),
       ...(found.sessions.length && !shown.length ? [h("p", { class: "empty" }, "No session fits. ", h("button", { class: "button", onclick: clear }, "Show all sessions"))] : []),
     ];
-    element.replaceChildren(...parts.filter(Boolean));
+    element.replaceChildren(h("h1", { class: "unseen" }, "Sessions"), ...parts.filter(Boolean));
     seen = new Set(found.sessions.map((row) => row.stream_id));
     if (focused) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }

@@ -1,6 +1,6 @@
 // Background work: what waits for a person, what runs, what ended; answers and cancellations.
 
-import { act, ago, amount, clock, cut, day, decide, diffOf, get, h, money, plural, span, status, visible } from "/page/lib.js";
+import { act, ago, amount, clock, cut, day, decide, diffOf, get, h, money, plural, runs, span, status, visible } from "/page/lib.js";
 
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 
@@ -42,6 +42,7 @@ export async function work() {
     const ended = jobs.filter((each) => !isOpen(each));
     const nothing = !found.checkpoints.length && !jobs.length;
     element.replaceChildren(
+      h("h1", { class: "unseen" }, "Work"),
       said,
       ...section("Waiting for you", found.checkpoints.map((each) => ask(each, found.now, press))),
       ...section("Running", nested(running).map(([each, depth]) => job(each, found.now, press, depth))),
@@ -83,6 +84,8 @@ function nested(jobs) {
   return below(undefined, 0);
 }
 
+const linesOf = (lines) => (lines?.length ? h("pre", {}, lines.map((row) => cut(`${row.label}: ${row.text}`, 160)).join("\n")) : null);
+
 function ask(each, now, press) {
   const answer = (...texts) => press.answer(each, texts);
   const field = h("input", { placeholder: "Your answer", "aria-label": "Your answer" });
@@ -91,8 +94,9 @@ function ask(each, now, press) {
   return h(
     "article",
     { class: "card waits", "data-row": true },
-    h("header", {}, h("span", { class: "title" }, each.heading), each.session ? h("a", { class: "link", href: `/s/${encodeURIComponent(each.session)}` }, "Open the session") : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
-    h("p", {}, each.text),
+    h("header", {}, h("span", { class: "title" }, each.heading), each.session ? h("a", { class: "link", dir: "auto", href: `/s/${encodeURIComponent(each.session)}` }, cut(each.title || each.session, 80)) : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
+    linesOf(each.lines),
+    h("p", {}, h("b", {}, each.text)),
     each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
     h(
       "div",
@@ -137,7 +141,8 @@ function job(each, now, press, depth) {
       h("span", { class: "faint" }, ago(each.ended || each.started || each.created, now)),
     ),
     each.reason || each.fault ? h("p", { class: each.state === "failed" ? "bad" : "quiet" }, each.fault || each.reason) : null,
-    each.lines?.length ? h("pre", {}, each.lines.map((row) => cut(`${row.label}: ${row.text}`, 160)).join("\n")) : null,
+    linesOf(each.lines),
+    runs(each.running ?? [], each.session),
     each.result ? h("p", { class: "quiet" }, cut(each.result, 400)) : null,
     h(
       "div",

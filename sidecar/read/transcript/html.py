@@ -124,7 +124,7 @@ def _shaped(tokens: Sequence[Token]) -> None:
     for number, token in enumerate(tokens):
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(int(token.tag[1]) - top + 2, 6)}"
-        if token.type in _DIRECTED:
+        if token.nesting == 1 and (token.level == 0 or token.type in _CELLS):  # what is below goes the same way
             token.attrSet("dir", "auto")
         if style := token.attrs.pop("style", None):
             token.attrSet("class", str(style).removeprefix("text-align:"))
@@ -139,9 +139,7 @@ def _shaped(tokens: Sequence[Token]) -> None:
 
 _BESIDE = "noopener noreferrer nofollow"
 _TICKS = {"[ ] ": "☐", "[x] ": "☑"}
-_DIRECTED = {
-    f"{each}_open" for each in ("paragraph", "heading", "bullet_list", "ordered_list", "blockquote", "td", "th")
-}
+_CELLS = ("td_open", "th_open")
 
 _MARKDOWN = _renderer()
 

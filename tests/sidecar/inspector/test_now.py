@@ -1,0 +1,106 @@
+"""What runs now and what waits for a person stand where one looks, with what is around them, on narrow screens too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from streams.event import StreamEvent
+from streams.identity import seeded_identity
+from tests.sidecar.inspector.conftest import Served, aside, looking, record
+
+LONG = "x" * 300
+EVIL = "make <img src=x onerror=alert(1)> \u202etset"
+SHOWN = "make <img src=x onerror=alert(1)>"
+
+
+def happened() -> list[StreamEvent]:
+    """A session whose child runs a command, and one that asks; the records of both are a minute old."""
+    identity, begun, made = seeded_identity(8), int(time.time() * 1000) - 60_000, []
+
+    def add(stream: str, type_: str, session: str | None = None, **payload: Any) -> None:
+        about = {"stream_id": stream, "actor": "build", "source": {"agent": "build", "adapter": "opencode"}}
+        given = {"session": session or stream, **payload}
+        made.append(identity.stamp({**about, "ts": begun + len(made), "type": type_, "payload": given}))
+
+    add("ses_run", "lifecycle.session.created", title="Run", directory="/shop", lineage="root", agent="build")
+    add("ses_run", "turn.started", message="m", agent="build", model={"provider": LONG, "model": "mock-1"})
+    ran = {"turn": "m", "message": "a", "kind": "tool", "tool": "bash"}
+    add("ses_run", "execution.step.started", call="c1", input={"command": EVIL}, **ran)
+    add("ses_ask", "lifecycle.session.created", title=EVIL, directory="/shop", lineage="root", agent="build")
+    add("ses_ask", "human.input", message="q", parts=[{"type": "text", "text": LONG}])
+    add("ses_ask", "turn.started", message="q", agent="build", model={"provider": "mock", "model": "mock-1"})
+    add("ses_ask", "execution.output", kind="text", text="The tests pass, so I push.", turn="q", message="b")
+    add("ses_ask", "execution.output", session="ses_other", kind="text", text="Another one.", turn="o", message="o")
+    asked = {"kind": "permission", "request": "r", "turn": "q", "permission": "bash", "patterns": ["git push"]}
+    add("ses_ask", "workflow.checkpoint", state="asked", metadata={"command": "git push"}, **asked)
+    add("ses_ask", "execution.output", kind="text", text="It came later.", turn="q", message="b")
+
+    def own(type_: str, **payload: Any) -> None:
+        about = {"stream_id": "agent/intents", "actor": "intents", "source": {"agent": "intents", "adapter": "engine"}}
+        made.append(identity.stamp({**about, "type": type_, "payload": payload, "metadata": {"role": "output"}}))
+
+    about = {"prompt": "Do", "title": LONG, "parent": None, "root": "r", "directory": "/shop"}
+    own("intent.created", intent="int_1", ts=1, **about)
+    own("intent.starting", intent="int_1", ts=2, session="ses_run")
+    own("intent.started", intent="int_1", ts=2, session="ses_run")
+    return made
+
+
+@pytest.fixture(scope="module")
+def open_(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Served, list[str]]]:
+    """A page over these sessions, and the ids of their events."""
+    home: Path = tmp_path_factory.mktemp("now") / "home"
+    home.mkdir(mode=0o700)
+    made = happened()
+    aside(record, home, made)
+    with looking(browser, home) as (page, served):
+        expect(page.locator(".row").first).to_be_visible()
+        yield page, served, [each.id for each in made]
+
+
+def test_a_running_tool_is_in_the_conversation_with_its_seconds(open_: tuple[Page, Served, list[str]]) -> None:
+    page, served, _ = open_
+    page.goto(f"{served.base}/s/ses_run")
+    runs = page.locator(".body .runs")
+    expect(runs.locator("code")).to_contain_text(SHOWN)
+    assert runs.locator("img").count() == 0
+    count = runs.locator("[data-since]")
+    expect(count).to_contain_text("m ")
+    before = count.inner_text()
+    page.wait_for_function("before => document.querySelector('[data-since]').textContent !== before", arg=before)
+    page.goto(f"{served.base}/s/ses_run?at=2")
+    expect(page.locator(".body .runs code")).to_contain_text(SHOWN)
+    page.goto(f"{served.base}/s/ses_run?at=1")
+    expect(page.locator(".talk")).to_be_visible()
+    expect(page.locator(".body .runs")).to_have_count(0)
+
+
+def test_work_shows_what_runs_and_what_was_said_before_an_ask(open_: tuple[Page, Served, list[str]]) -> None:
+    page, served, _ = open_
+    page.goto(f"{served.base}/work")
+    expect(page.locator(".card .runs code")).to_contain_text(SHOWN)
+    ask = page.locator(".card.waits")
+    expect(ask.locator("header .link")).to_contain_text(SHOWN)
+    expect(ask.locator("pre")).to_contain_text("so I push.")
+    expect(ask.locator("pre")).not_to_contain_text("Another one.")
+    expect(ask.locator("pre")).not_to_contain_text("It came later.")
+    assert page.locator("#main img").count() == 0
+
+
+@pytest.mark.parametrize("width", [1024, 390])
+def test_a_long_word_makes_no_page_wider_than_the_screen(open_: tuple[Page, Served, list[str]], width: int) -> None:
+    page, served, ids = open_
+    page.set_viewport_size({"width": width, "height": 800})
+    for path in ("/work", "/costs", "/s/ses_run", "/s/ses_ask", *(f"/e/{each}" for each in ids[:6])):
+        page.goto(served.base + path)
+        page.wait_for_selector(".page, .session")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    page.goto(f"{served.base}/work")
+    title = page.locator(".card header .title").last
+    assert title.evaluate("each => each.clientWidth") >= 240
