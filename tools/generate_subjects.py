@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ from bridge.nats.l0 import recursion
 from bridge.nats.l0.calls import REPORT, STOP, Worth, card_id
 from bridge.nats.l0.captured import MEANINGS, OUTCOMES
 from bridge.nats.l0.context import RecordContext
-from bridge.nats.l0.payloads import MAX_BODY, MAX_OBJECT, L0Payload
+from bridge.nats.l0.payloads import MAX_BODY, MAX_OBJECT, ToolCommand
 from bridge.nats.mirror.messages import DEFAULT_MAX_PAYLOAD, Mirror, mirrored
 from bridge.nats.subjects import (
     CHANNEL,
@@ -41,89 +42,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "subjects.md"
 
 _EVENT = "01HF7YAT00ZMZYPF4JA2VSEMMB"
 PROJECT, SESSION, LOG = "d4a1fe59", "ses_dff2", "01HF7YAT0LOG"
-
-EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "5.1": ("oracle", "wakeup", {"agent_id": "oracle", "reason": "tool_result"}),
-    "5.2": (
-        "",
-        "tool_result",
-        {
-            "tool_call_id": "call_1",
-            "agent_turn_id": "msg_1",
-            "turn_epoch": 3,
-            "agent_id": "oracle",
-            "after_execution": "suspend",
-            "status": "success",
-            "tool_result_card_id": "MESHFORGE_EVENTS:9",
-        },
-    ),
-    "5.3": ("", "stop", {"agent_id": "oracle", "agent_turn_id": "msg_1", "turn_epoch": 3, "reason": "cancelled"}),
-    "5.4": (
-        "web",
-        "search",
-        {
-            "tool_call_id": "call_1",
-            "agent_turn_id": "msg_1",
-            "turn_epoch": 3,
-            "agent_id": "oracle",
-            "tool_name": "search",
-            "tool_call_card_id": "MESHFORGE_EVENTS:8",
-        },
-    ),
-    "5.5": (
-        "pmo",
-        "internal.delegate",
-        {"tool_call_id": "call_2", "agent_turn_id": "msg_1", "turn_epoch": 3, "agent_id": "oracle"},
-    ),
-    "5.6": (
-        SESSION,
-        "step",
-        {
-            "agent_turn_id": "msg_1",
-            "step_id": "prt_1",
-            "phase": "completed",
-            "metadata": {"kind": "tool", "tool": "bash", "timing": {"duration_ms": 412}},
-        },
-    ),
-    "5.7": (
-        SESSION,
-        "task",
-        {
-            "agent_turn_id": "msg_1",
-            "status": "failed",
-            "error_code": recursion.EXCEEDED,
-            "error": "enqueue: depth 20 is not below the limit of 20",
-        },
-    ),
-    "5.8": (
-        SESSION,
-        "chunk",
-        {"agent_turn_id": "msg_1", "step_id": "prt_2", "chunk_type": "text", "content": "Hello", "index": 0},
-    ),
-    "5.9": (
-        SESSION,
-        "state",
-        {
-            "agent_id": SESSION,
-            "agent_turn_id": "msg_1",
-            "status": "running",
-            "turn_epoch": 1,
-            "updated_at": 1_700_000_000_000,
-        },
-    ),
-    "5.10": (
-        "ui",
-        "action",
-        {
-            "action_id": "act_1",
-            "agent_id": "ui_worker",
-            "tool_name": "answer",
-            "args": {"checkpoint": "chk_1", "answer": ["once"]},
-        },
-    ),
-    "5.11": ("ui", "action_ack", {"action_id": "act_1", "agent_id": "ui_worker", "status": "accepted"}),
-}
-"""Section → target, suffix and payload of its example."""
 
 HEADERS = (
     (h.TRACEPARENT, "the event's own W3C trace context (version 00), or else one derived from the stream's id"),
@@ -284,42 +202,50 @@ def _families() -> list[str]:
             f"""A body is canonical JSON of at most {MAX_BODY // 1024} KiB. Fields that are not listed are kept.
             Required fields are **bold**. {_PLAIN[0].upper()}{_PLAIN[1:]}, unless the list says otherwise; an
             object has at most {MAX_OBJECT // 1024} KiB. `evt.agent…`, `cmd.…` and `str.…` are short for the
-            full `cg.…` subject. An inbox message is a command `inbox.…`; a wakeup announces it. The headers are
-            those [below](#headers)."""
+            full `cg.…` subject. An inbox message is a command `inbox.…`; a wakeup announces it."""
         ),
-        *(line for family in FAMILIES for line in _family(family)),
+        "| | subject | from → to | fields |",
+        "|---|---|---|---|",
+        *(f"| {each.section} | `{each.short}` | {each.route} | {_fields(each)} |" for each in FAMILIES),
+        "",
+        *(f"- **{each.section}:** {each.note}" for each in FAMILIES if each.note),
+        "",
+        "A call of the tool `cmd.tool.web.search`:",
+        "",
+        *_example(
+            str(L0Subject(PROJECT, "cmd", "tool", "web", "search")),
+            {},
+            ToolCommand.parse(
+                {
+                    "tool_call_id": "call_1",
+                    "agent_turn_id": "msg_1",
+                    "turn_epoch": 3,
+                    "agent_id": "oracle",
+                    "tool_name": "search",
+                    "tool_call_card_id": card_id(8),
+                }
+            ).fields(),
+        ),
     ]
-
-
-def _family(family: Family) -> list[str]:
-    target, suffix, fields = EXAMPLES[family.section]
-    payload = family.model.parse(fields)
-    lines = [f"### {family.section} `{family.short}`: {family.model.what()}", ""]
-    subject = None
-    if not family.short.startswith("inbox"):
-        category, component, *_ = family.short.split(".")
-        subject = str(L0Subject(PROJECT, category, component, target, suffix))  # type: ignore[arg-type]
-    before = [each.section for each in FAMILIES if each.model is family.model]
-    told = f"The fields are those of {before[0]}." if before[0] != family.section else _fields(family.model)
-    lines += _prose(f"{family.route[0].upper()}{family.route[1:]}. {family.note}") + _prose(told)
-    return lines + _example(subject, {}, payload.fields())
 
 
 _PLAIN = "a field is text of 1 to 512 characters"
 
 
-def _fields(model: type[L0Payload]) -> str:
-    schema = model.model_json_schema()
+def _fields(family: Family) -> str:
+    before = next(each for each in FAMILIES if each.model is family.model)
+    if before is not family:
+        return f"those of {before.section}"
+    schema = family.model.model_json_schema()
     required = set(schema.get("required", ()))
     fields = [
         f"{f'**{name}**' if name in required else name}{_type(field)}" for name, field in schema["properties"].items()
     ]
-    never = [f"Never `{name}`: {why}." for name, why in model.FORBIDDEN.items()]
-    return " ".join([f"Fields: {', '.join(fields)}.", *never])
+    return "; ".join([", ".join(fields), *(f"never `{name}`: {why}" for name, why in family.model.FORBIDDEN.items())])
 
 
 def _type(field: dict[str, Any]) -> str:
-    """What differs from a plain field: `` (an object)``."""
+    """What differs from a plain field: `` (object)``."""
     if "anyOf" in field:
         kinds = [_type(each) for each in field["anyOf"] if each.get("type") != "null"]
         return next((kind for kind in kinds if kind), "").replace(")", " or text)" if "" in kinds else ")")
@@ -327,12 +253,12 @@ def _type(field: dict[str, Any]) -> str:
         return f" ({' / '.join(f'`{each}`' for each in field['enum'])})"
     if field["type"] == "string":
         plain = field.get("minLength", 0) == 1 and field["maxLength"] == 512
-        return "" if plain else f" (up to {field['maxLength']})"
-    return " (a whole number)" if field["type"] == "integer" else f" (an {field['type']})"
+        return "" if plain else f" (to {field['maxLength']})"
+    return f" ({field['type']})"
 
 
-def _example(subject: str | None, headers: dict[str, str], body: dict[str, Any]) -> list[str]:
-    shown = [subject] if subject is not None else []
+def _example(subject: str, headers: Mapping[str, str], body: dict[str, Any]) -> list[str]:
+    shown = [subject]
     shown += [f"{name}: {value}" for name, value in sorted(headers.items())]
     shown += [json.dumps(body, ensure_ascii=False, sort_keys=True, separators=(",", ":"))]
     return ["```", *shown, "```", ""]

@@ -27,15 +27,15 @@ FAMILIES: Final = (
         "cmd.agent.{target}.wakeup",
         p.Wakeup,
         "the runtime → an agent",
-        "Only a notification: the request is in the inbox, so a lost or repeated wakeup does no harm.",
+        "only a notification; the request is in the inbox.",
     ),
     Family(
         "5.2",
         "inbox tool_result",
         p.ToolResult,
         "a tool → an agent's inbox",
-        "Reports with the same `(agent_turn_id, tool_call_id)` count as one; after a `partial` one, the call still "
-        "waits for its result. `__cg_control.after_execution` in a result counts only for tools on an allow-list.",
+        "reports with the same `(agent_turn_id, tool_call_id)` count as one; after a `partial` one, the call still "
+        "waits. `__cg_control.after_execution` in a result counts only for tools on an allow-list.",
     ),
     Family("5.3", "inbox stop", p.Stop, "the process that cancels → an agent's inbox"),
     Family("5.4", "cmd.tool.{provider}.{tool}", p.ToolCommand, "an agent → a tool service"),
@@ -44,14 +44,14 @@ FAMILIES: Final = (
         "cmd.sys.pmo.internal.{tool}",
         p.ToolCommand,
         "an agent → a built-in tool",
-        "Like 5.4, but the runtime itself runs the tool.",
+        "the runtime itself runs the tool.",
     ),
     Family(
         "5.6",
         "evt.agent.{agent}.step",
         p.Step,
         "an agent → everyone",
-        "A captured step has the `phase` `completed` or `failed`, because a step is recorded when it ends.",
+        "a captured step has the `phase` `completed` or `failed`.",
     ),
     Family("5.7", "evt.agent.{agent}.task", p.Task, "an agent → everyone"),
     Family(
@@ -59,22 +59,21 @@ FAMILIES: Final = (
         "str.agent.{agent}.chunk",
         p.Chunk,
         "an agent → whoever listens now",
-        "Sent on core NATS, without headers. A chunk may be lost, so nothing may depend on it.",
+        "on core NATS, without headers. A chunk may be lost.",
     ),
     Family(
         "5.9",
         "evt.agent.{agent}.state",
         p.State,
         "an agent → everyone",
-        "Only a notification; the log is authoritative.",
+        "only a notification; the log is authoritative.",
     ),
     Family(
         "5.10",
         "cmd.sys.ui.action",
         p.UiAction,
         "a user interface → its worker",
-        "`action_id` makes the action idempotent. Only a tool that explicitly allows such actions takes them; by "
-        "default, none does.",
+        "`action_id` makes the action idempotent. By default, no tool takes actions.",
     ),
     Family("5.11", "evt.sys.ui.action_ack", p.UiActionAck, "the worker → user interfaces"),
 )
