@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +13,8 @@ from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from benchmarks.limits import beside, raw_rate
 from benchmarks.report import Row
@@ -64,12 +65,11 @@ WINDOWS: Final[tuple[tuple[int, float | None, float | None], ...]] = ((1, None, 
 
 
 @asynccontextmanager
-async def sidecar(home: Home, **settings: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """Run a sidecar for ``home``; ``settings`` are environment variables."""
+async def sidecar(home: Home) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """Run a sidecar for ``home``."""
     process = subprocess.Popen(
         [sys.executable, "-m", "sidecar.cli", "--home", str(home.path), "serve"],
         stdout=subprocess.DEVNULL,
-        env={**os.environ, **settings},
     )
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -102,9 +102,10 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     for window, floor, aim in WINDOWS:
         home = Home(directory / f"window-{window}")
         home.create()
-        async with sidecar(home, DURABLE_STREAM_LINK__WINDOW=str(window)):
+        async with sidecar(home):
             identity = ShimIdentity("bench", IDENTITY.nonce()[:32], IDENTITY.nonce()[:16], 1, "", "/bench", "", "", 0)
             async with await ShimClient.connect(home, identity=identity, nonce=IDENTITY.nonce) as client:
+                client._link.welcomed = replace(client.welcome, window=window)  # as if the sidecar had offered it
                 await client.send(first_hooks())
                 await client.drained()
                 sent = 0

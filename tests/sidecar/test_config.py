@@ -228,7 +228,7 @@ def test_the_advice_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monk
     path, right = written(tmp_path, "[link]\nport = -1\n"), tmp_path / "none.toml"
     in_the_file = f"fix {path}, or delete it to use the defaults"
     assert advice(path) == in_the_file
-    monkeypatch.setenv("DURABLE_STREAM_LINK__WINDOW", "0")
+    monkeypatch.setenv("DURABLE_STREAM_LINK__IDLE_EXIT_SECONDS", "0")
     assert advice(path) == f"{in_the_file}; fix or unset that variable"
     assert advice(right) == "fix or unset that variable"
     monkeypatch.setenv("DURABLE_STREAM_REDACT__KEYS", "pin")

@@ -34,7 +34,7 @@ class Torment:
     moments = ("starting", "up", "linked", "acking", "acking", "acking", "acking")
 
     def __init__(self, path: Path, random: Random) -> None:
-        self.one = RunningSidecar(path, link={"window": 64})
+        self.one = RunningSidecar(path)
         self.lanes = [Lane(n, Random(random.random())) for n in range(1, LANES + 1)]
         self.log: Counter[Content] = Counter()
         self.lost_acked = self.kills = 0
