@@ -13,25 +13,26 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
+from bridge.opencode.capture.emitter import Means
 from bridge.opencode.capture.translate import Translator
 from bridge.opencode.link.frames import PROTOCOL
 from bridge.opencode.redact import Redactor
 from sidecar.background.forks.forks import Forks
 from sidecar.background.model_tools import ModelTools
+from sidecar.background.requests import WorkRequests
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.logs import log_to
 from sidecar.care.metrics import SidecarMetrics
 from sidecar.care.snapshots import restore
 from sidecar.care.upkeep import Upkeep
-from sidecar.components import Tasks, wait_idle
+from sidecar.components import Component, Tasks, wait_idle
 from sidecar.config import Config, secrets_of
-from sidecar.handler import Sidecar
+from sidecar.handler import Parts, Sidecar
 from sidecar.home import Home, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.install.plugin import is_installed
-from sidecar.link.server import LinkServer
 from sidecar.mirror.service import MirrorSource, NatsService
 from sidecar.processes import kill, mark_of, space_of
 from sidecar.read.story.writing import StoryTables
@@ -82,17 +83,17 @@ async def serve(
     Raises:
         HomeError, StreamError, OSError: the sidecar could not start; nothing was changed.
     """
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopping.set)
     # Read the manifest before creating anything, so that a directory with a foreign store stays unchanged.
     await asyncio.to_thread(read_manifest, home.store_path)
     home.create()
     identities = Identities.of(seed)
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(home, config, identities, told, idle_exit, stack))
-        stopped = asyncio.create_task(told.wait())
+        starting = asyncio.create_task(_start(home, config, identities, stopping, idle_exit, stack))
+        stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -103,7 +104,7 @@ async def serve(
         running = starting.result()
         if running is None:
             return 0
-        announce(running.server.port)
+        announce(running.sidecar.server.port)
         failure = await _until_stopped(config, running, idle_exit)
     if failure is None:
         return 0
@@ -134,8 +135,8 @@ class Identities:
 
 
 async def _start(
-    home: Home, config: Config, identities: Identities, told: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
-) -> Sidecar | None:
+    home: Home, config: Config, identities: Identities, stopping: asyncio.Event, idle_exit: bool, stack: AsyncExitStack
+) -> Running | None:
     """Start serving; ``None`` if another sidecar serves the home. ``stack`` stops everything that was started."""
     lock = await _lock(home, wait=idle_exit)
     if lock is None:
@@ -150,10 +151,10 @@ async def _start(
             "its log has records, but a deterministic run needs an empty log",
             "choose an empty home with `--home`",
         )
-    running = await _assemble(home, config, store, identities, told)
+    running = await _assemble(home, config, store, identities, stopping)
     for component in running.components:
         await component.start(stack)
-    log.info("serving on port %d, version %s", running.server.port, VERSION)
+    log.info("serving on port %d, version %s", running.sidecar.server.port, VERSION)
     return running
 
 
@@ -220,12 +221,16 @@ async def _lock(home: Home, *, wait: bool) -> IO[bytes] | None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _assemble(home: Home, config: Config, store: Log, identities: Identities, told: asyncio.Event) -> Sidecar:
-    """Create every part, but start none."""
-    identity, outside = identities.log, identities.outside
+async def _assemble(home: Home, config: Config, store: Log, identities: Identities, stopping: asyncio.Event) -> Running:
+    """Create every part, but start none.
+
+    Each part gets what it needs when it is made. Where two parts need each other, the first one gets a function that
+    finds the second when it is called, which is after all are made.
+    """
+    identity, outside, log_id = identities.log, identities.outside, store.manifest.log_id
     capture = await restore(store)
     state = capture.state
-    wanted, link = config.redact, config.link
+    wanted = config.redact
     redact = Redactor(
         wanted.patterns,
         wanted.keys,
@@ -235,19 +240,10 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         allow=wanted.allow,
         enabled=wanted.enabled,
     )
-    translator = Translator(identity, state, cleaned=redact.cleaned)
-    source = MirrorSource(store, store.manifest.log_id, outside.now_ms, state.turn_of, redact.clean)
-    nats = NatsService(home, config.nats, outside.nonce, source)
-    metrics = SidecarMetrics()
-    ingest = Ingest(store, translator, identity.now_ms, exclude=config.capture.exclude, committed=metrics.committed)
-    back_fill = BackFill(ingest, store, state)
-    upkeep = Upkeep(store, capture, lambda: ingest.is_quiet, identity.now_ms, config=config.store)
-    ingest.recorded = [back_fill.recorded]
-    services = Services(ingest.host, ingest, store, store.manifest.log_id)
-    spools = SpoolWatch(home.spool_path, ingest, services.announce)
-    ingest.compare, services.take_spools = services.compare, spools.take
-    sidecar = Sidecar(home, outside, told, store, translator, ingest, upkeep, spools, nats, services)
-    metrics.read_from(sidecar.status)
+    nats = NatsService(
+        home, config.nats, outside.nonce, MirrorSource(store, log_id, outside.now_ms, state.turn_of, redact.clean)
+    )
+    model_tools = ModelTools(log_id, config.worker.tools if config.nats.mode != "off" else {})
     durable = DurableStream(
         home,
         config.phantom,
@@ -255,17 +251,17 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         identities.agents,
         outside.nonce,
         state,
-        ingest,
         redact.clean,
         is_installed,
+        links=lambda: sidecar.server.links,
+        delivers=lambda link: ingest.delivers(link),
+        runtime=lambda: worker.runtime,
+        worker=lambda: worker.status(),
+        more_tools=model_tools.specs(),
         has_gardener=config.gardener.enabled,
         scripts_may=config.link.scripts_may,
     )
-    translator.asked = ingest.host.asked = durable.asked
-    translator.answered = ingest.host.answered = durable.people.answered
-    model_tools = ModelTools(store.manifest.log_id, config.worker.tools if config.nats.mode != "off" else {})
-    durable.more_tools = model_tools.specs()
-    worker = sidecar.worker = Worker(
+    worker = Worker(
         home,
         config.worker,
         store,
@@ -273,67 +269,83 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         redact.clean,
         built_in=(*durable.agents, *model_tools.agents),
         kinds=durable.kinds,
-        count=metrics.count,
+        count=lambda what, of, much: metrics.count(what, of, much),
         remote=nats.calls(config.worker, identities.agents),
         owner_of=lambda agents: nats.owner(agents, config.worker),
     )
-    metrics.know(worker.runtime.engines, worker.runtime.effects.kinds)
-    durable.attach(worker.runtime, worker.status)
-    model_tools.attach(worker.runtime)
     nats.attach(worker.runtime)
-    upkeep.removed = worker.runtime.reload
-    sidecar.durable, sidecar.tools = durable, ToolCalls(durable, state, identities.agents, model_tools)
-    log_id = store.manifest.log_id
+    translator = Translator(
+        identity, state, Means(redact.cleaned, asked=durable.asked, answered=durable.people.answered)
+    )
+    ingest = Ingest(
+        store,
+        translator,
+        identity.now_ms,
+        exclude=config.capture.exclude,
+        committed=lambda seconds, events: metrics.committed(seconds, events),
+        recorded=lambda records: back_fill.recorded(records),
+        compare=lambda session, origin: services.compare(session, origin),
+    )
+    back_fill = BackFill(ingest, store, state)
+    upkeep = Upkeep(
+        store,
+        capture,
+        lambda: ingest.is_quiet,
+        identity.now_ms,
+        config=config.store,
+        removed=worker.runtime.reload,
+    )
+    services = Services(ingest.host, ingest, store, log_id, lambda: spools.take())
+    spools = SpoolWatch(home.spool_path, ingest, services.announce)
+    tools = ToolCalls(durable, state, identities.agents, model_tools)
+    token, tracing, scraping = home.ensure_token(outside.nonce), None, None
     if config.otel.endpoint:
         from sidecar.care.tracing import Tracing  # it loads an HTTP client
 
-        sidecar.tracing = Tracing(home, config.otel, store, log_id)
-    token = home.ensure_token(outside.nonce)
+        tracing = Tracing(home, config.otel, store, log_id)
     if config.metrics.port:
         from sidecar.care.scraping import Scraping  # it loads the HTTP server
 
-        sidecar.scraping = Scraping(config.metrics.port, token, metrics.text)
-    only = durable.people.answerers.only
-    SidecarRequests(sidecar, metrics, redact.clean, outside.now_ms).register(sidecar.requests, only)
-    worker.register(sidecar.requests, only)
-    durable.register(sidecar.requests)
-    forks = Forks(home, durable.hosts, state, ingest, identity, durable.people.answerers, durable.works)
-    forks.register(sidecar.requests)
-    server = sidecar.server = LinkServer(
-        sidecar,
-        token=token,
-        nonce=outside.nonce,
-        boot=sidecar.boot,
-        version=VERSION,
-        port=link.port,
-        home=home.path,
-    )
-    durable.links = lambda: server.links
-    # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading
-    # spools, then make all accepted items durable, and finally save a snapshot.
-    door = _Door(home, sidecar, server)
-
-    def serve() -> list[asyncio.Task[None]]:
-        return nats.serve(worker.served, config.worker, identities.agents, sidecar.requests.answer)
-
-    tracing = () if sidecar.tracing is None else (sidecar.tracing,)
-    # The link's port first, because OpenCode needs it.
-    doors = (door,) if sidecar.scraping is None else (door, sidecar.scraping)
-    consumers = _Consumers(nats, worker, serve)
-    sidecar.components = (
-        nats,
-        upkeep,
-        *tracing,
+        scraping = Scraping(config.metrics.port, token, lambda: metrics.text())
+    parts = Parts(
+        store,
+        translator,
         ingest,
         back_fill,
-        services,
+        upkeep,
         spools,
+        nats,
+        services,
         worker,
-        consumers,
-        *doors,
         durable,
+        tools,
+        tracing,
+        scraping,
     )
-    return sidecar
+    sidecar = Sidecar(home, outside, stopping, parts, token=token, port=config.link.port)
+    metrics = SidecarMetrics(sidecar.status, agents=worker.runtime.engines, kinds=worker.runtime.effects.kinds)
+    requests, answerers = sidecar.requests, durable.people.answerers
+    SidecarRequests(sidecar, metrics, redact.clean, outside.now_ms).register(requests, answerers.only)
+    worker.register(requests, answerers.only)
+    WorkRequests(durable, state, identities.agents).register(requests)
+    Forks(home, durable.hosts, state, ingest, identity, answerers, durable.works).register(requests)
+
+    def serve() -> list[asyncio.Task[None]]:
+        return nats.serve(worker.served, config.worker, identities.agents, requests.answer)
+
+    # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading
+    # spools, then make all accepted items durable, and finally save a snapshot.
+    components: list[Component | None] = [nats, upkeep, tracing, ingest, back_fill, services, spools, worker]
+    # The link's port first, because OpenCode needs it.
+    components += [_Consumers(nats, worker, serve), _Door(home, sidecar), scraping, durable]
+    return Running(sidecar, tuple(each for each in components if each is not None))
+
+
+class Running(NamedTuple):
+    """``components`` are the sidecar's parts, in the order in which they are started."""
+
+    sidecar: Sidecar
+    components: tuple[Component, ...]
 
 
 class _Consumers:
@@ -356,8 +368,8 @@ class _Consumers:
 class _Door:
     """A component: the listening port, and ``sidecar.json``, which tells other processes the port's number."""
 
-    def __init__(self, home: Home, sidecar: Sidecar, server: LinkServer) -> None:
-        self._home, self._sidecar, self._server = home, sidecar, server
+    def __init__(self, home: Home, sidecar: Sidecar) -> None:
+        self._home, self._sidecar, self._server = home, sidecar, sidecar.server
 
     async def start(self, stack: AsyncExitStack) -> None:
         # Register the drain before the start, so that the server is drained even if the start is cancelled.
@@ -391,13 +403,14 @@ async def _until_fenced(store: Log) -> StoreFenced:
             continue  # the disk does not respond, which the next commit will report
 
 
-async def _until_stopped(config: Config, running: Sidecar, idle_exit: bool) -> str | None:
+async def _until_stopped(config: Config, running: Running, idle_exit: bool) -> str | None:
     """Wait for a reason to stop. Return the reason if the log can no longer be written, otherwise ``None``."""
-    failed = running.ingest.failed
-    fenced = asyncio.create_task(_until_fenced(running.store))
-    reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.stopping.wait())]
+    parts = running.sidecar.parts
+    failed = parts.ingest.failed
+    fenced = asyncio.create_task(_until_fenced(parts.store))
+    reasons: list[asyncio.Future[Any]] = [fenced, asyncio.create_task(running.sidecar.stopping.wait())]
     if idle_exit:
-        waiting = wait_idle(running.components, config.link.idle_exit_seconds, running.spools.take)
+        waiting = wait_idle(running.components, config.link.idle_exit_seconds, parts.spools.take)
         reasons.append(asyncio.create_task(waiting))
     try:
         await asyncio.wait((failed, *reasons), return_when=asyncio.FIRST_COMPLETED)

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,15 +14,15 @@ from bridge.opencode.capture import shapes
 from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
-from bridge.opencode.link.protocol import CallError, Refused
+from bridge.opencode.link.protocol import Refused
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.upkeep import Upkeep
-from sidecar.components import Component
 from sidecar.home import Home, is_alive
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.mirror.service import NatsService
 from sidecar.processes import pid_here, space_of
+from sidecar.record.back_fill import BackFill
 from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
 from sidecar.record.opencode2.registration import place_of
@@ -49,39 +48,42 @@ first.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a sidecar runs."""
+
+    store: Log
+    translator: Translator
+    ingest: Ingest
+    back_fill: BackFill
+    upkeep: Upkeep
+    spools: SpoolWatch
+    nats: NatsService
+    services: Services
+    worker: Worker
+    durable: DurableStream
+    tools: ToolCalls
+    tracing: Tracing | None
+    scraping: Scraping | None
+
+
 class Sidecar:
-    """A running sidecar, which is the ``Handler`` of its link server. ``requests`` is the table of requests."""
+    """A running sidecar, which is the ``Handler`` of its link server. ``requests`` is the table of requests, ``token``
+    that of the home, and ``port`` the one to listen on; 0 takes any."""
 
     def __init__(
-        self,
-        home: Home,
-        identity: Identity,
-        stopping: asyncio.Event,
-        store: Log,
-        translator: Translator,
-        ingest: Ingest,
-        upkeep: Upkeep,
-        spools: SpoolWatch,
-        nats: NatsService,
-        services: Services,
+        self, home: Home, identity: Identity, stopping: asyncio.Event, parts: Parts, *, token: str, port: int
     ) -> None:
         self.boot, self.started_ms = identity.ulid(), identity.now_ms()
-        self.requests = Requests()
-        self.server: LinkServer  # set as soon as there is one
-        self.components: Sequence[Component] = ()
-        """Its parts, in the order in which they are started."""
-        self.worker: Worker | None = None
-        self.durable: DurableStream | None = None
-        self.tracing: Tracing | None = None
-        self.scraping: Scraping | None = None
-        self.tools: ToolCalls | None = None
+        self.parts, self.requests = parts, Requests()
+        self.server = LinkServer(
+            self, token=token, nonce=identity.nonce, boot=self.boot, version=VERSION, port=port, home=home.path
+        )
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
-        self._home, self.store, self._now_ms = home, store, identity.now_ms
-        self._translator, self.ingest = translator, ingest
-        self.upkeep, self.spools, self.nats, self.services = upkeep, spools, nats, services
+        self._home, self._now_ms = home, identity.now_ms
         self._versions: dict[str, int] = {}  # when each OpenCode version was last seen, oldest first
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
@@ -93,10 +95,10 @@ class Sidecar:
         space = link.identity.pid_space
         if space and space != self._space:
             link.here = await asyncio.to_thread(pid_here, link.pid, space) or link.pid
-        self.ingest.opened(link)
+        self.parts.ingest.opened(link)
         if service := link.identity.service:
-            self.services.opened(_origin(link), service, link.identity.scope, link.last_seq)
-        link.push_context({"lossy": self.nats.wants_deltas})
+            self.parts.services.opened(_origin(link), service, link.identity.scope, link.last_seq)
+        link.push_context({"lossy": self.parts.nats.wants_deltas})
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)
         log.info("link opened: pid %d, instance %s, OpenCode %s", link.pid, link.instance, version)
@@ -105,26 +107,23 @@ class Sidecar:
         """See ``links.Handler``. Returns at once; the items are finished when they are durable."""
         if not link.opencode_version:
             self._learn_version(link, items)
-        self.ingest.take(_origin(link), first_seq, items, link)
+        self.parts.ingest.take(_origin(link), first_seq, items, link)
 
     def lossy(self, link: ShimConnection, items: list[HookItem]) -> None:
         """See ``links.Handler``. The items are token deltas: never stored, published while NATS is connected."""
-        self._translator.counts["lossy"] += len(items)
-        self.nats.deltas(items)
+        self.parts.translator.counts["lossy"] += len(items)
+        self.parts.nats.deltas(items)
 
     async def tool(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> Any:
-        if self.tools is None:
-            raise CallError("unavailable", "this sidecar has no tools")
-        return await self.tools.call(link, name, args, context)
+        return await self.parts.tools.call(link, name, args, context)
 
     async def ready(self, link: ShimConnection) -> None:
-        if self.durable is not None:
-            await self.durable.observe(link)
+        await self.parts.durable.observe(link)
 
     async def closed(self, link: ShimConnection) -> None:
-        self.ingest.closed(link)
-        self.services.closed(_origin(link))
-        self.spools.wake()
+        self.parts.ingest.closed(link)
+        self.parts.services.closed(_origin(link))
+        self.parts.spools.wake()
         log.info("link closed: pid %d, instance %s (%s)", link.pid, link.instance, link.reason or "lost")
         if link.reason == "upgrade" and is_newer(link.shim_version, VERSION):
             self._make_room(link.shim_version, link.pid)
@@ -185,6 +184,7 @@ class Sidecar:
 
     def status(self) -> dict[str, Any]:
         """Everything that ``durable-stream status`` shows."""
+        parts, headless = self.parts, self.parts.durable.headless
         return {
             "sidecar": {
                 "pid": os.getpid(),
@@ -196,37 +196,37 @@ class Sidecar:
             },
             "config_changed": _content(self._home.config_path) != self._config_text,
             "links": [self._link_status(link) for link in self.server.links],
-            "headless": sorted(self.durable.headless.pids) if self.durable is not None else [],
-            "silent": self.durable.headless.silent if self.durable is not None else 0,
-            "hung": self.durable.headless.killed if self.durable is not None else 0,
-            "services": self.services.status(),
-            "not_compared": self.services.not_compared,
+            "headless": sorted(headless.pids),
+            "silent": headless.silent,
+            "hung": headless.killed,
+            "services": parts.services.status(),
+            "not_compared": parts.services.not_compared,
             "opencode_versions": [{"version": v, "linked_ms": ms} for v, ms in reversed(self._versions.items())],
             "refused_plugin": self._refused if self._refused and is_alive(self._refused["pid"]) else None,
             "door": asdict(self.server.counters),
             "counts": {
-                **dict(sorted((self._translator.counts + self.services.translator.counts).items())),
-                "appended": self.ingest.appended,
-                "duplicates": self.ingest.duplicates,
-                "differences": self.store.differences,
-                "excluded": self.ingest.excluded + self.services.translator.counts["excluded"],
-                "kept_over_limit": self.upkeep.kept_over_limit,
+                **dict(sorted((parts.translator.counts + parts.services.translator.counts).items())),
+                "appended": parts.ingest.appended,
+                "duplicates": parts.ingest.duplicates,
+                "differences": parts.store.differences,
+                "excluded": parts.ingest.excluded + parts.services.translator.counts["excluded"],
+                "kept_over_limit": parts.upkeep.kept_over_limit,
             },
             "log": {
-                "head": self.store.head,
-                "torn": str(self.store.torn) if self.store.torn else None,
-                "journal": self.store.waiting(),
+                "head": parts.store.head,
+                "torn": str(parts.store.torn) if parts.store.torn else None,
+                "journal": parts.store.waiting(),
             },
             "spool": backlog(self._home.spool_path),
-            "held": self.ingest.held,
-            "gaps": self._translator.counts["gaps"] + self.services.translator.counts["gaps"],
-            "nats": self.nats.status(),
-            "otel": self.tracing.status() if self.tracing is not None else None,
+            "held": parts.ingest.held,
+            "gaps": parts.translator.counts["gaps"] + parts.services.translator.counts["gaps"],
+            "nats": parts.nats.status(),
+            "otel": parts.tracing.status() if parts.tracing is not None else None,
             "pages": {
-                "metrics": self.scraping.status() if self.scraping is not None else None,
-                "answers": self.durable.people.page.status() if self.durable is not None else None,
+                "metrics": parts.scraping.status() if parts.scraping is not None else None,
+                "answers": parts.durable.people.page.status(),
             },
-            "worker": self.worker.status() if self.worker is not None else None,
+            "worker": parts.worker.status(),
         }
 
     def _link_status(self, link: ShimConnection) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Sidecar:
             "project": link.project,
             "opencode_version": link.opencode_version,
             "shim_version": link.shim_version,
-            "delivers": self.ingest.delivers(link),
+            "delivers": self.parts.ingest.delivers(link),
             "service": link.identity.service,
         }
 

@@ -45,10 +45,11 @@ class SidecarRequests:
     def __init__(
         self, sidecar: Sidecar, metrics: SidecarMetrics, clean: Callable[[Any], Any], now_ms: Callable[[], int]
     ) -> None:
-        self._sidecar, self._metrics, self._clean, self._now_ms = sidecar, metrics, clean, now_ms
+        self._sidecar, self._parts = sidecar, sidecar.parts
+        self._metrics, self._clean, self._now_ms = metrics, clean, now_ms
 
     def register(self, requests: Requests, only: Only) -> None:
-        sidecar, nats = self._sidecar, self._sidecar.nats
+        sidecar, nats = self._sidecar, self._parts.nats
         requests.register("ping", NoArgs, lambda _: {"boot": sidecar.boot}, "`boot`")
         printed, response = "what `durable-stream status --json` prints", "`text`: the response to `GET /metrics`"
         requests.register("status", NoArgs, lambda _: sidecar.status(), printed)
@@ -76,38 +77,36 @@ class SidecarRequests:
 
         Every OpenCode that is left starts another sidecar.
         """
-        durable, headless = self._sidecar.durable, list[int]()
-        linked = {link["pid"] for link in self._sidecar.status()["links"]}
+        durable = self._parts.durable
+        linked = {link["pid"] for link in self._sidecar.status()["links"]} - durable.headless.pids
         try:
-            if durable is not None:
-                linked -= durable.headless.pids
-                headless = await durable.rest()
+            headless = await durable.rest()
         finally:
             asyncio.get_running_loop().call_soon(self._sidecar.stopping.set)  # only now: the answer goes first
         return {"stopping": True, "pid": os.getpid(), "linked": sorted(linked), "headless": headless}
 
     async def prune(self, args: PruneArgs) -> dict[str, Any]:
-        await self._sidecar.spools.take()  # record the end of sessions whose OpenCode has died
-        upkeep = self._sidecar.upkeep
+        await self._parts.spools.take()  # record the end of sessions whose OpenCode has died
+        upkeep = self._parts.upkeep
         plan, done = await upkeep.to_its_end(upkeep.prune(args.request))
         return {"plan": plan.as_json(), "done": None if done is None else done._asdict()}
 
     async def forget(self, args: ForgetArgs) -> dict[str, Any]:
-        return await self._sidecar.upkeep.to_its_end(self._forget(args))
+        return await self._parts.upkeep.to_its_end(self._forget(args))
 
     async def _forget(self, args: ForgetArgs) -> dict[str, Any]:
-        await self._sidecar.spools.take()  # the spool of a dead OpenCode may also have items of the session
-        upkeep = self._sidecar.upkeep
+        await self._parts.spools.take()  # the spool of a dead OpenCode may also have items of the session
+        upkeep = self._parts.upkeep
         touched = [*args.streams, *await upkeep.streams_beside(args.streams, args.sessions)]
         forgotten = await upkeep.forget(args.streams, args.sessions)
-        self._sidecar.nats.forgotten(touched)
+        self._parts.nats.forgotten(touched)
         return forgotten._asdict()
 
     async def mark(self, args: MarkArgs) -> dict[str, Any]:
         """Record that a person pinned or named a stream. The mark is durable when this method returns."""
-        if (own := await self._sidecar.upkeep.ask(lambda catalog: catalog.own_session(args.stream))) is None:
+        if (own := await self._parts.upkeep.ask(lambda catalog: catalog.own_session(args.stream))) is None:
             raise RequestError("bad-arguments", f"{args.stream!r:.100} is not the stream of a session")
-        identity, type_ = self._sidecar.ingest.host.identity, f"stream.{args.mark}"
+        identity, type_ = self._parts.ingest.host.identity, f"stream.{args.mark}"
         event = identity.stamp(
             {
                 "type": type_,
@@ -119,19 +118,19 @@ class SidecarRequests:
                 "payload": self._clean({"name": args.name}) if args.mark == "named" else {},
             }
         )
-        await self._sidecar.ingest.add([event])
+        await self._parts.ingest.add([event])
         name = own.id
-        own = await self._sidecar.upkeep.ask(lambda catalog: catalog.sessions[name])
+        own = await self._parts.upkeep.ask(lambda catalog: catalog.sessions[name])
         return {"stream": args.stream, "pinned": own.pinned, "title": own.title}
 
     async def import_history(self, args: NoArgs) -> dict[str, int]:
         try:
-            return await self._sidecar.services.import_history()
+            return await self._parts.services.import_history()
         except ServiceGone:
             raise RequestError(
                 "opencode-failed", "the OpenCode 2 service stopped during the request; run the command again"
             ) from None
 
     async def import_file(self, args: ImportArgs) -> dict[str, int]:
-        log_id = self._sidecar.store.manifest.log_id
-        return await import_export(Path(args.path), self._sidecar.ingest.add, self._clean, self._now_ms(), log_id)
+        log_id = self._parts.store.manifest.log_id
+        return await import_export(Path(args.path), self._parts.ingest.add, self._clean, self._now_ms(), log_id)

@@ -43,9 +43,7 @@ class _Caller(OwnAgent[dict[str, Any]]):
 
 
 class ModelTools:
-    """The tools that the model sees, and the agent that calls them. Attach the runtime before the first call."""
-
-    _runtime: Runtime
+    """The tools that the model sees, and the agent that calls them."""
 
     def __init__(self, log_id: str, tools: Mapping[str, RemoteTool]) -> None:
         self.tools = {name: tool for name, tool in tools.items() if tool.description}
@@ -55,9 +53,6 @@ class ModelTools:
     @property
     def agents(self) -> tuple[Agent, ...]:
         return (self._agent,) if self.tools else ()
-
-    def attach(self, runtime: Runtime) -> None:
-        self._runtime = runtime
 
     def specs(self) -> dict[str, Any]:
         """The tools in the form of ``tools_json``."""
@@ -73,6 +68,7 @@ class ModelTools:
 
     async def call(
         self,
+        runtime: Runtime,
         name: str,
         args: dict[str, Any],
         key: str,
@@ -82,7 +78,8 @@ class ModelTools:
         traceparent: str,
         project: str | None = None,
     ) -> str:
-        """Call a tool; return its result as text. ``key`` identifies the call, ``turn`` the message that led to it;
+        """Call a tool; return its result as text. ``runtime`` runs ``agents``;
+        ``key`` identifies the call, ``turn`` the message that led to it;
         ``project`` is that of the session.
 
         Raises:
@@ -95,21 +92,22 @@ class ModelTools:
         command = Command(
             f"call:{key}", CALL, payload, actor=actor, correlation_id=turn, traceparent=traceparent, metadata=place
         )
-        handled = await self._runtime.command(self._agent.name, command)
+        handled = await runtime.command(self._agent.name, command)
         asked = [record.event for record in handled.records if record.event.type == EFFECT_REQUESTED]
         if not asked:
             raise RequestError("call-repeated", "this call was already made; its result is in the log")
-        step = await self._ended(asked[0].payload)
+        step = await _ended(runtime, asked[0].payload)
         if step.status != "completed":
             raise RequestError("tool-failed", f"{name}: {step.error}")
         return step.result if isinstance(step.result, str) else json.dumps(step.result, ensure_ascii=False)
 
-    async def _ended(self, request: dict[str, Any]) -> StepRecord:
-        while True:
-            step = await self._runtime.effects.ledger.get_last_by_key(request["run"], request["key"])
-            if step is not None and step.final:
-                return step
-            await asyncio.sleep(LOOK_SECONDS)
+
+async def _ended(runtime: Runtime, request: dict[str, Any]) -> StepRecord:
+    while True:
+        step = await runtime.effects.ledger.get_last_by_key(request["run"], request["key"])
+        if step is not None and step.final:
+            return step
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _checked(name: str, tool: RemoteTool, args: dict[str, Any]) -> dict[str, Any]:

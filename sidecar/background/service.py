@@ -1,15 +1,16 @@
-"""Orchestration in the sidecar: the façade ``DurableStream``, the requests of the command line, and the clock."""
+"""Orchestration in the sidecar: the façade ``DurableStream``, and the clock."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from bridge.opencode.capture.emitter import Asked
@@ -19,32 +20,26 @@ from sidecar.agents.agent import Agent
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import InputRefused
 from sidecar.agents.runtime import Runtime
-from sidecar.background.copies.copies import MAX_FILES, Copies
+from sidecar.background.copies.copies import Copies
 from sidecar.background.copies.effects import CopyActs
 from sidecar.background.copies.setup import Setup
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.gate import Caller, of_person
-from sidecar.background.hosts.headless import READY, READY_MEANS, Headless, Terminal
-from sidecar.background.hosts.host import Call, HostError
+from sidecar.background.hosts.headless import Headless, Terminal
+from sidecar.background.hosts.host import Call
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_ids import session_id
 from sidecar.background.intents import causes
 from sidecar.background.intents.afterwards import (
-    ApplyArgs,
-    CancelArgs,
-    DiscardArgs,
-    check_ended,
-    check_waits,
     continues,
-    copy_of,
 )
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
-from sidecar.background.intents.registering import RegisterArgs, ResumeArgs, check_agent, differences, title_of
+from sidecar.background.intents.registering import RegisterArgs, check_agent, differences, title_of
 from sidecar.background.intents.rows import as_row
-from sidecar.background.intents.state import Intent
+from sidecar.background.intents.state import Intent, State
 from sidecar.background.intents.works import Works
 from sidecar.background.messages.deliver import waiting_sessions
 from sidecar.background.people.people import People
@@ -55,9 +50,9 @@ from sidecar.background.tools import tools_json
 from sidecar.components import in_background
 from sidecar.config import Deed, PhantomConfig
 from sidecar.home import Home
+from sidecar.link.links import ShimConnection
 from sidecar.notify_config import NotifyConfig
-from sidecar.read.select import matching, open_reader
-from sidecar.registry import NoArgs, Requests
+from sidecar.read.select import open_reader
 from streams.bus.command import Command
 from streams.errors import CodedError
 from streams.identity import Identity
@@ -90,9 +85,12 @@ def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
 
 
 class DurableStream:
-    """A component: intents, phantoms and messages of one home. Attach the runtime before ``start``."""
+    """A component: intents, phantoms and messages of one home.
 
-    _runtime: Runtime
+    ``links`` returns the open links, and ``delivers`` whether one has ever delivered a hook. ``runtime`` returns the
+    runtime that runs ``agents``, and ``worker`` the status of all agents. ``more_tools`` are tools that the model gets
+    beside ours, in the form of ``tools_json``.
+    """
 
     def __init__(
         self,
@@ -100,30 +98,34 @@ class DurableStream:
         config: PhantomConfig,
         notify: NotifyConfig,
         identity: Identity,
-        nonce: Any,
+        nonce: Callable[[], str],
         state: CaptureState,
-        ingest: Any,
         clean: Callable[[Any], Any],
         has_plugin: Callable[[Path], bool] = lambda _directory: True,
         *,
+        links: Callable[[], Sequence[ShimConnection]],
+        delivers: Callable[[ShimConnection], bool],
+        runtime: Callable[[], Runtime],
+        worker: Callable[[], Mapping[str, Any]] = dict,
+        more_tools: Mapping[str, Any] = MappingProxyType({}),
         has_gardener: bool = False,
         scripts_may: Collection[Deed] = (),
     ) -> None:
         self.agent = IntentAgent(config)
         self.works = Works(lambda: self.data, state)
-        self.links: Any = list
+        self.links, self.runtime, self._more_tools = links, runtime, more_tools
         self._home, self._config, self._identity, self._state = home, config, identity, state
-        self.headless = Headless(home, lambda: self.links(), nonce, has_plugin)
+        self.headless = Headless(home, links, nonce, has_plugin)
         one = V1Host(
-            lambda: self.links(),
-            ingest.delivers,
+            links,
+            delivers,
             state,
             self.headless,
             lambda session: session in self.data.sessions,
             identity.now_ms,
             self._environment,
         )
-        two = V2Host(lambda: self.links(), state, identity.now_ms, self.works.asked)
+        two = V2Host(links, state, identity.now_ms, self.works.asked)
         self.hosts = Hosts(one, two)
         self.copies = Copies(home.path / "copies")
         watching = GardenerAgent(self.works.root, lambda session: self.hosts.of(session).ran_as(session))
@@ -135,13 +137,13 @@ class DurableStream:
             identity,
             self.hosts,
             self._said,
-            lambda: [link.here for link in self.links()],
+            runtime,
+            worker,
+            lambda: [link.here for link in links()],
             scripts_may,
             self.works.asker,
         )
         self._card = CardFile(home.path)
-        self.more_tools: Mapping[str, Any] = {}
-        """Tools that the model gets beside ours, in the form of ``tools_json``."""
 
     @property
     def always_isolates(self) -> bool:
@@ -160,18 +162,13 @@ class DurableStream:
         return {**acts.kinds, **self.people.kinds}
 
     @property
-    def data(self) -> Any:
+    def data(self) -> State:
         return self.agent.data
 
     # --- life ---
 
-    def attach(self, runtime: Runtime, worker: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """Use this runtime, which runs ``agents``; ``worker`` returns the status of all agents."""
-        self._runtime = runtime
-        self.people.attach(runtime, worker)
-
     async def start(self, stack: AsyncExitStack) -> None:
-        await asyncio.to_thread(write_tools, self._home, self._config.tools, self.more_tools)
+        await asyncio.to_thread(write_tools, self._home, self._config.tools, self._more_tools)
         await self.people.start(stack)
         await self.copies.recover()
         await self.resume()
@@ -233,10 +230,14 @@ class DurableStream:
         if text != self._card.written:
             await asyncio.to_thread(self._card.write, text)
 
+    async def command(self, command: Command) -> None:
+        """Send a command to the agent ``intents``; returns when its results are durable."""
+        await self.runtime().command(NAME, command)
+
     async def tell(self, type_: str, key: str, payload: dict[str, Any]) -> None:
         """Tell the agent ``intents`` what happened; returns when that is durable. A failure is only logged."""
         try:
-            await self._runtime.command(NAME, Command(key, type_, payload, actor="sidecar", sender="sidecar"))
+            await self.command(Command(key, type_, payload, actor="sidecar", sender="sidecar"))
         except CodedError as error:
             log.error("%s was not handled: %s", type_, error)
 
@@ -255,7 +256,7 @@ class DurableStream:
 
     # --- observe, register_intent, resume ---
 
-    async def observe(self, link: Any) -> None:
+    async def observe(self, link: ShimConnection) -> None:
         """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
         sessions has stopped."""
         host = self.hosts.at(link)
@@ -281,7 +282,7 @@ class DurableStream:
         self,
         given: RegisterArgs,
         *,
-        link: Any = None,
+        link: ShimConnection | None = None,
         agent: str | None = None,
         by: str = "user",
         before: Intent | None = None,
@@ -344,7 +345,7 @@ class DurableStream:
             command = Command(f"register:{intent}", "intent.register", payload | about, actor=by)
             command = replace(command, causation_id=cause, traceparent=trace or None)
             try:
-                await self._runtime.command(NAME, command)
+                await self.command(command)
             except InputRefused as error:
                 if error.code != "key-conflict":
                     raise
@@ -357,20 +358,17 @@ class DurableStream:
             raise InputRefused("key-conflict", f"{other}; use a new key")
         return found
 
-    async def _identity_for(self, given: RegisterArgs, link: Any) -> str:
+    async def _identity_for(self, given: RegisterArgs, link: ShimConnection | None) -> str:
         """The identity for new work: that of the session or the terminal that asks for it."""
         host = self.hosts.of(given.parent) if given.parent is not None else self.hosts.new(None)
         if given.parent is not None or given.terminal is None or host is not self.hosts.one:
             return await host.identity_of(given.parent, link)
-        return await self._of_terminal(given.terminal)
+        return await self.of_terminal(given.terminal)
 
-    async def _of_terminal(self, told: Terminal) -> str:
+    async def of_terminal(self, told: Terminal) -> str:
         if identity := await self.headless.of_terminal(told):
             return identity
         raise RequestError("rights-unknown", "the terminal is in a sandbox, and no OpenCode was started there")
-
-    async def _ready_for(self, told: Terminal) -> dict[str, bool]:
-        return await self.headless.ready_for(told) if self.hosts.new(None) is self.hosts.one else READY
 
     def asked(self, session: str, mark: str) -> Asked | None:
         return self.people.messages.data.asked(mark) or causes.asked(self.data, session, mark)
@@ -399,116 +397,7 @@ class DurableStream:
             InputRefused, AgentFailed, StreamError: nothing was recorded.
         """
         payload = {"intent": intent.id, "reason": reason}
-        await self._runtime.command(NAME, Command(f"cancel:{intent.id}", "intent.cancel", payload))
-
-    # --- requests ---
-
-    def register(self, requests: Requests) -> None:
-        only = self.people.answerers.only
-        requests.register("spawn", RegisterArgs, only("spawn", self._request_spawn), "the intent: `id`, `state`, …")
-        requests.register("terminal", Terminal, only("spawn", self._ready_for), READY_MEANS)
-        requests.register("intents", NoArgs, lambda _: self.status(), "`intents`, oldest first; `notices`")
-        requests.register("intent_cancel", CancelArgs, only("cancel", self._request_cancel), "the intent")
-        requests.register(
-            "intent_apply",
-            ApplyArgs,
-            only("apply", self._request_apply),
-            "the intent; `changed`: some of the files that it changed; `count`: how many, 0 if it was so before",
-        )
-        requests.register("intent_resume", ResumeArgs, only("spawn", self._request_resume), "the intent, which goes on")
-        requests.register(
-            "intent_discard",
-            DiscardArgs,
-            only("discard", self._request_discard),
-            "`changes`: if some are removed; `copy`: the copy that is removed, empty if there is none",
-        )
-        self.people.register(requests)
-
-    async def _request_spawn(self, args: RegisterArgs) -> dict[str, Any]:
-        before = None
-        if args.continues is not None:
-            before = self._ended(args)
-            isolation = "copy" if before.copy else "shared"
-            kept = {"parent": before.parent, "agent": before.agent, "directory": before.directory}
-            models = args.models or before.models
-            args = args.model_copy(update={**kept, "models": models, "isolation": isolation})
-        if not await asyncio.to_thread(Path(args.directory).is_dir):
-            raise RequestError("not-found", f"{args.directory}: this directory does not exist")
-        if odd := next((model for model in args.models if "/" not in model), None):
-            raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; write a model as PROVIDER/MODEL")
-        if args.parent is not None and before is None:
-            args = args.model_copy(update={"parent": self._session(args.parent)})
-        try:
-            intent = await self.register_intent(args, before=before)
-            if intent.state == "refused":
-                raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
-            return as_row(intent)
-        except HostError as error:
-            why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
-            raise RequestError("rights-unknown", why) from None
-
-    def _ended(self, args: RegisterArgs) -> Intent:
-        if args.parent or args.agent or args.isolation:
-            why = "work that continues has the parent, agent and isolation of before; leave these arguments out"
-            raise RequestError("bad-arguments", why)
-        before = self.find(args.continues or "")
-        check_ended(self.data, before)
-        if before.session is None:
-            raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
-        return before
-
-    def _session(self, given: str) -> str:
-        """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it."""
-        found = matching(given, self._state.sessions)
-        if len(found) != 1:
-            several = "more than one recorded session matches" if found else "no recorded session matches"
-            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")
-        return found[0]
-
-    async def _request_cancel(self, args: CancelArgs) -> dict[str, Any]:
-        intent = self.find(args.intent)
-        if intent.state in ENDED:
-            raise RequestError("has-ended", f"{intent.id} has already ended: {intent.state}")
-        await self.cancel(intent, "cancelled by the user")
-        return as_row(self.data.intents[intent.id])
-
-    async def _request_resume(self, args: ResumeArgs) -> dict[str, Any]:
-        """Give work that waits for an OpenCode to the terminal that asks. It may then do what that terminal may do."""
-        intent = self.find(args.intent)
-        host = self.hosts.of(intent.session) if intent.session is not None else self.hosts.new(intent.parent)
-        check_waits(intent, host is self.hosts.one)
-        identity = await self._of_terminal(args.terminal)
-        payload = {"intent": intent.id, "environment": identity}
-        await self._runtime.command(NAME, Command(f"resume:{self._identity.ulid()}", "intent.resume", payload))
-        return as_row(self.data.intents[intent.id])
-
-    async def _request_apply(self, args: ApplyArgs) -> dict[str, Any]:
-        """Apply the changes of an intent to the user's files, or take them back. Idempotent."""
-        intent = self.find(args.intent)
-        if not intent.changes.get("saved"):
-            why = (
-                f"the changes of {intent.id} were discarded"
-                if intent.discarded
-                else f"{intent.id} changed nothing in its copy"
-                if intent.state in ENDED
-                else f"{intent.id} is still running, so its changes are not saved yet"
-            )
-            raise RequestError("no-changes", why)
-        changed = await (self.copies.undo if args.undo else self.copies.apply)(intent.id)
-        type_ = "intent.apply" if await self.copies.is_applied(intent.id) else "intent.undo"
-        command = Command(f"{type_}:{intent.id}:{self._identity.ulid()}", type_, {"intent": intent.id})
-        await self._runtime.command(NAME, command)
-        return {**as_row(self.data.intents[intent.id]), "changed": changed[:MAX_FILES], "count": len(changed)}
-
-    async def _request_discard(self, args: DiscardArgs) -> dict[str, Any]:
-        """Remove an ended intent's saved changes, and its copy if it was kept. Idempotent."""
-        intent = self.find(args.intent)
-        check_ended(self.data, intent)
-        has_changes, copy = bool(intent.changes.get("saved")), copy_of(self.data, intent)
-        if not args.preview and (has_changes or copy):
-            await self.copies.discard(intent.id, intent.copy["name"] if copy else "")
-            await self._runtime.command(NAME, Command(f"discard:{intent.id}", "intent.discard", {"intent": intent.id}))
-        return {"id": intent.id, "changes": has_changes, "copy": copy}
+        await self.command(Command(f"cancel:{intent.id}", "intent.cancel", payload))
 
     def status(self) -> dict[str, Any]:
         return {

@@ -23,6 +23,7 @@ from sidecar.background.people.answerers import IN_OPENCODE
 from sidecar.background.people.people import AnswerArgs, counted
 from sidecar.background.service import DurableStream
 from sidecar.components import until
+from sidecar.link.links import ShimConnection
 from streams.errors import CodedError
 from streams.identity import Identity
 from streams.lineage import traceparent
@@ -58,7 +59,7 @@ class ToolCalls:
         self._waits: Counter[str] = Counter()
         """How many calls of ``wait_for`` are waiting, by the session at the top of their tree."""
 
-    async def call(self, link: Any, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
+    async def call(self, link: ShimConnection, name: str, args: dict[str, Any], context: dict[str, Any]) -> str:
         """Answer a call of one of our tools; return a text for the model.
 
         Raises:
@@ -114,6 +115,7 @@ class ToolCalls:
         root = self._durable.of_caller(call.session).root()
         known = self._state.sessions.get(call.session)
         return await self._others.call(
+            self._durable.runtime(),
             name,
             args,
             call.key,
@@ -123,7 +125,7 @@ class ToolCalls:
             project=known.project if known is not None else None,
         )
 
-    async def _spawn(self, link: Any, call: _Call, args: tools.SpawnArgs, context: dict[str, Any]) -> str:
+    async def _spawn(self, link: ShimConnection, call: _Call, args: tools.SpawnArgs, context: dict[str, Any]) -> str:
         session = call.session
         given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
         # Another agent may have its own model, which the parent's model must not replace.

@@ -80,13 +80,19 @@ MIRROR_STATE: Final = "durable_stream_mirror_state"
 
 
 class SidecarMetrics:
-    """The metrics of one sidecar. Call it from its event loop.
+    """The metrics of one sidecar, whose ``status`` is read at each scrape. Call it from its event loop.
 
     ``agents`` and ``kinds`` name the loaded agents and kinds of effects: the labels ``agent`` and ``kind`` have only
     these values and ``other``.
     """
 
-    def __init__(self, agents: Collection[str] = (), kinds: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        status: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        agents: Collection[str] = (),
+        kinds: Collection[str] = (),
+    ) -> None:
         self._agents, self._kinds = frozenset(agents), frozenset(kinds)
         self.registry = CollectorRegistry()
 
@@ -117,12 +123,6 @@ class SidecarMetrics:
         self._batch = Histogram(
             "durable_stream_commit_events", "Events in one append", registry=self.registry, buckets=BATCH_EVENTS
         )
-
-    def know(self, agents: Collection[str], kinds: Collection[str]) -> None:
-        """Name the configured agents and effects, before anything is counted."""
-        self._agents, self._kinds = frozenset(agents), frozenset(kinds)
-
-    def read_from(self, status: Callable[[], Mapping[str, Any]]) -> None:
         self.registry.register(_StatusCollector(status, self._agent))
 
     def text(self) -> bytes:

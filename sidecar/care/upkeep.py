@@ -62,12 +62,11 @@ class Upkeep:
         now_ms: Callable[[], int],
         *,
         config: StoreConfig,
+        removed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._capture, self._is_quiet, self._now_ms = store, capture, is_quiet, now_ms
         self._state = capture.state
-        self._config = config
-        self.removed: Callable[[], None] = lambda: None
-        """Called after records were removed or forgotten."""
+        self._config, self._removed = config, removed
         self._removing = asyncio.Lock()
         """Held during a removal: no snapshot is written then, and nothing is indexed."""
         self._works: set[asyncio.Task[Any]] = set()
@@ -166,7 +165,7 @@ class Upkeep:
                 return plan, None
             sessions = await self.ask(lambda catalog: catalog.sessions_of(plan.offsets))
             done = await retaining.prune(self._store, self._capture, plan, sessions, now_ms=now)
-            self.removed()
+            self._removed()
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
 
@@ -182,7 +181,7 @@ class Upkeep:
             done = await retaining.forget(
                 self._store, self._capture, streams, sessions, elsewhere, now_ms=self._now_ms()
             )
-            self.removed()
+            self._removed()
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
         return done
 

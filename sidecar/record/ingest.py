@@ -55,7 +55,9 @@ class Ingest:
     """Each sidecar has one ``Ingest``. Call all methods from its event loop.
 
     ``failed`` is set when the log can no longer be written. After that nothing is acknowledged, and the owner
-    must stop. ``committed`` gets the duration of each append in seconds and its number of events.
+    must stop. ``committed`` gets the duration of each append in seconds and its number of events, and ``recorded`` its
+    records, including duplicates. ``compare`` compares a session of OpenCode 2 with its service, before its waiting
+    events are translated.
     """
 
     def __init__(
@@ -66,24 +68,17 @@ class Ingest:
         *,
         exclude: Iterable[Path] = (),
         committed: Callable[[float, int], None] = lambda seconds, events: None,
+        recorded: Callable[[Sequence[Record]], None] = lambda records: None,
+        compare: Callable[[str, Origin], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self.failed: asyncio.Future[StreamError] = asyncio.get_running_loop().create_future()
-        self.recorded: Sequence[Callable[[Sequence[Record]], None]] = ()
-        """Each is called with the records of each append, including duplicates."""
-        self.compare: Callable[[str, Origin], Coroutine[Any, Any, None]] | None = None
-        """Compares a session of OpenCode 2 with its service, before its waiting events are translated."""
         self.excluded = 0
         self.appended = 0
         self.duplicates = 0
         self._store, self._translator, self._now_ms = store, translator, now_ms
         self._exclusion, self._committed = Exclusion(exclude), committed
-        self.host = HostTranslator(
-            translator.identity,
-            translator.state,
-            cleaned=translator.cleaned,
-            hold_s=translator.hold_s,
-            excludes=self.excludes,
-        )
+        self._recorded, self._compare_with = recorded, compare
+        self.host = HostTranslator(translator.identity, translator.state, translator.means, self.excludes)
         """Translates what comes from OpenCode 2."""
         self._links: dict[Origin, Link] = {}
         self._delivering: set[Origin] = set()
@@ -281,8 +276,7 @@ class Ingest:
                     self._translator.state.apply(record.event)
                 else:
                     self.appended += 1
-            for recorded in self.recorded:
-                recorded(records)
+            self._recorded(records)
 
     async def _finish_in_order(self) -> None:
         while (ready := await self._order.get()) is not None:
@@ -325,8 +319,8 @@ class Ingest:
 
     async def _compare(self, session_id: str, origin: Origin) -> None:
         try:
-            if self.compare is not None:
-                await self.compare(session_id, origin)
+            if self._compare_with is not None:
+                await self._compare_with(session_id, origin)
         except Exception:  # whatever it is, the events must not wait for ever
             log.exception("session %s could not be compared with its service", session_id)
         self.host.open(session_id, origin, self._loop.time())

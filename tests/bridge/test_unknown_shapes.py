@@ -230,7 +230,7 @@ UNKNOWN: dict[str, HookItem] = {
 
 def fed(item: HookItem, **how: Any) -> Player:
     player = Player()
-    player.translator.cleaned = how.get("cleaned", player.translator.cleaned)
+    player.knows(**how)
     player.feed([(Token(Origin("b" * 32, "c" * 16), 1), item)])
     player.wait()
     player.wait()

@@ -25,6 +25,6 @@ async def sidecar_inside(home: Home, config: Config, client: RealOpenCode) -> As
         running = await app._start(home, config, identities, asyncio.Event(), False, stack)
         try:
             await asyncio.to_thread(client.__enter__)
-            yield running
+            yield running.sidecar
         finally:
             await asyncio.to_thread(client.close)

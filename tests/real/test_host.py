@@ -34,7 +34,7 @@ async def both(
         await asyncio.to_thread(client.sessions)  # loads the plugin; the headless one gets this one's environment
 
         async def is_known() -> bool:
-            return any(running.durable.headless.identity_of(link) for link in running.server.links)
+            return any(running.parts.durable.headless.identity_of(link) for link in running.server.links)
 
         await until(is_known)
         yield running, client
@@ -47,14 +47,14 @@ class TestV1Host(HostContract):
     def _host(self, both: tuple[Any, RealOpenCode], model: ModelServer) -> None:
         running, self.client = both
         self.directory, self.model = str(self.client.project), model
-        self.phantoms, own = set[str](), running.durable.headless
+        self.phantoms, own = set[str](), running.parts.durable.headless
         self.host = V1Host(
             lambda: running.server.links,
-            running.ingest.delivers,
-            running.durable._state,
-            running.durable.headless,
+            running.parts.ingest.delivers,
+            running.parts.durable._state,
+            running.parts.durable.headless,
             self.phantoms.__contains__,
-            running.durable._identity.now_ms,
+            running.parts.durable._identity.now_ms,
             lambda _: own.identity_of(next(link for link in running.server.links if not link.identity.headless)),
         )
 

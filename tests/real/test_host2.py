@@ -40,7 +40,7 @@ async def both(
         await asyncio.to_thread(client.api, "GET", f"/api/model?location[directory]={client.project}")
 
         async def is_linked() -> bool:
-            return bool(running.durable.hosts.two.is_there)
+            return bool(running.parts.durable.hosts.two.is_there)
 
         await until(is_linked)
         yield running, client
@@ -52,7 +52,7 @@ class TestV2Host(HostContract):
     @pytest.fixture(autouse=True)
     def _host(self, both: tuple[Any, RealOpenCode2], model: ModelServer) -> None:
         running, self.client = both
-        self.host = running.durable.hosts.two
+        self.host = running.parts.durable.hosts.two
         self.directory, self.model, self.phantoms = str(self.client.project), model, set()
 
     async def own(self) -> str:

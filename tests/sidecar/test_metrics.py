@@ -67,9 +67,8 @@ def test_labels_cannot_explode(names: list[str]) -> None:
 
 
 def test_a_part_that_is_off_has_no_value() -> None:
-    metrics = SidecarMetrics()
     status: dict[str, Any] = {"log": {"head": 7}, "links": [{}, {}], "nats": {"connected": False, "mirror": None}}
-    metrics.read_from(lambda: status)
+    metrics = SidecarMetrics(lambda: status)
     found = samples(metrics.text().decode())
     assert found["durable_stream_log_head", ""] == 7 and found["durable_stream_links", ""] == 2
     assert found["durable_stream_nats_connected", ""] == 0
@@ -90,7 +89,6 @@ def test_the_mirrors_states_are_those_that_it_names() -> None:
 
 def test_each_metric_says_its_meaning_and_the_page_names_only_such() -> None:
     metrics = SidecarMetrics()
-    metrics.read_from(dict)
     registered = {f.name + ("_total" if f.type == "counter" else ""): f for f in metrics.registry.collect()}
     assert all(family.documentation for family in registered.values())
     assert {fact.name for fact in AGENT_FACTS} <= registered.keys()

@@ -296,8 +296,11 @@ async def test_events_whose_session_cannot_be_compared_go_on_with_what_the_log_k
         state = CaptureState()
         async for record in store.read_all():
             state.apply(record.event)
-        ingest = Ingest(store, Translator(identity, state), identity.now_ms)
+        found: list[Services] = []
+        compare = lambda session, origin, found=found: found[0].compare(session, origin)  # noqa: E731
+        ingest = Ingest(store, Translator(identity, state), identity.now_ms, compare=compare)
         made = Services(ingest.host, ingest, store, "")
+        found.append(made)
         place = made.announce("/nowhere/service.json")
         if items is not recording.items[:called] and fault is not None:
 
@@ -305,7 +308,6 @@ async def test_events_whose_session_cannot_be_compared_go_on_with_what_the_log_k
                 raise fault
 
             made._read = refused  # type: ignore[method-assign]
-        ingest.compare = made.compare
         for token, item in items:
             ingest.take(replace(token.origin, service=place), token.seq, [item], None)
         assert await ingest.at_most(0, replace(recording.items[0][0].origin, service=place))

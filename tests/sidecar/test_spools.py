@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bridge.opencode.capture.emitter import Means
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.link.lenient import FrameError
@@ -58,7 +59,7 @@ async def store() -> GatedStore:
 async def ingest(store: GatedStore) -> AsyncIterator[Ingest]:
     ingest = Ingest(
         store,
-        Translator(seeded_identity(1), hold_s=0.2),
+        Translator(seeded_identity(1), means=Means(hold_s=0.2)),
         seeded_identity(1).now_ms,
         exclude=[Path("/home/ada/secret")],
     )
@@ -251,7 +252,7 @@ class WaitedFor(Ingest):
 async def test_little_of_a_large_spool_waits_for_the_disk(
     tmp_path: Path, store: MemoryStore, number: int, pad: int, most: int
 ) -> None:
-    ingest = WaitedFor(store, Translator(seeded_identity(1), hold_s=0.2), seeded_identity(1).now_ms)
+    ingest = WaitedFor(store, Translator(seeded_identity(1), means=Means(hold_s=0.2)), seeded_identity(1).now_ms)
     ingest.gate = asyncio.Event()
     hooks = bus_events(number)
     for hook in hooks:
@@ -274,7 +275,7 @@ async def test_foreign_files_are_left_alone(tmp_path: Path, store: MemoryStore, 
 
 
 async def test_a_spool_of_an_excluded_project_is_deleted_unread(tmp_path: Path, store: MemoryStore) -> None:
-    translator = Translator(seeded_identity(1), hold_s=0.2)
+    translator = Translator(seeded_identity(1), means=Means(hold_s=0.2))
     ingest = Ingest(store, translator, seeded_identity(1).now_ms, exclude=[Path("/home/ada")])
     path = spool(tmp_path, dead_pid())
     assert await take_left(tmp_path, ingest) == 0

@@ -280,8 +280,7 @@ def test_doctor_and_the_metrics_say_how_far_it_is(tmp_path: Path) -> None:
         ("ok", "2 records waiting"),
         ("note", "2 records waiting: 127.0.0.1:4318 answers with status 503"),
     ]
-    metrics = SidecarMetrics()
-    metrics.read_from(lambda: {"otel": now})
+    metrics = SidecarMetrics(lambda: {"otel": now})
     assert "durable_stream_traces_sent_total 7.0" in metrics.text().decode()
 
 

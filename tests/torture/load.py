@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from random import Random
 
+from bridge.opencode.capture.emitter import Means
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem
 from bridge.opencode.redact import Redactor
@@ -24,7 +25,7 @@ from tests.torture.sidecars import HANG_S, RunningSidecar, shim
 
 def _undisturbed(items: Iterable[HookItem], origin: Origin, first_seq: int) -> tuple[list[list[Content]], bool]:
     """What each hook adds to the log, and whether no item still waited after the last hook."""
-    translator = Translator(seeded_identity(1), cleaned=Redactor().cleaned)
+    translator = Translator(seeded_identity(1), means=Means(Redactor().cleaned))
     made: list[list[Content]] = []
     done = asked = 0
     for seq, item in enumerate(items, first_seq):

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import pytest
 
+from bridge.opencode.capture.emitter import Means
 from bridge.opencode.capture.translate import Origin, Token, Translator
 from bridge.opencode.link.frames import HookItem, Hooks, ShimIdentity, decode, encode
 from bridge.opencode.link.lenient import FrameError
@@ -146,7 +147,7 @@ class Capture:
     """A translator with a log behind it; everything it is fed must be finished, once."""
 
     def __init__(self, seed: int) -> None:
-        self._translator = Translator(seeded_identity(seed), cleaned=Redactor().cleaned)
+        self._translator = Translator(seeded_identity(seed), means=Means(Redactor().cleaned))
         self._store = MemoryStore()
         self._now = 0.0
         self._seq = 0

@@ -62,10 +62,6 @@ Asks = Callable[[str, str], Asked | None]
 with which the sidecar began the session or sent the message."""
 
 
-def _nothing_asked(session: str, mark: str) -> Asked | None:
-    return None
-
-
 Answered = Callable[[str, str, dict[str, Any]], str]
 """Finds who gave an answer that the sidecar sent to OpenCode; empty for an answer that was given in OpenCode. The
 arguments are the session's id, the request's id, and the answer as it will be recorded."""
@@ -136,22 +132,29 @@ def as_it_is(value: Any) -> tuple[Any, bytes]:
     return value, b""
 
 
+class Means(NamedTuple):
+    """What every translator of a sidecar works with: the redaction, how many seconds an item waits for its counterpart
+    or its parent, and who knows why the sidecar asked a session or answered a request."""
+
+    cleaned: Cleaned = as_it_is
+    hold_s: float = HOLD_S
+    asked: Asks = lambda session, mark: None
+    answered: Answered = lambda session, request, answer: ""
+
+
 class Emitter:
     """Stamps events, applies them to the state, and collects the results."""
 
-    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
-        self.state, self.hold_s = state, hold_s
+    def __init__(self, identity: Identity, state: CaptureState, means: Means) -> None:
+        self.identity, self.state, self.means = identity, state, means
         self.counts: Counter[str] = Counter()
         self.now = 0.0
-        self.asked: Asks = _nothing_asked
-        self.answered: Answered = lambda session, request, answer: ""
-        self.identity, self.cleaned = identity, cleaned
         self._out = Drained()
         self._seen: OrderedDict[str, None] = OrderedDict()
 
     def clean(self, value: Any) -> Any:
         """``value`` without secrets."""
-        return self.cleaned(value)[0]
+        return self.means.cleaned(value)[0]
 
     def drain(self) -> Drained:
         out, self._out = self._out, Drained()
@@ -175,7 +178,7 @@ class Emitter:
         self._out.asks.append((session_id, origin))
 
     def late(self, entry: Entry) -> Late:
-        return Late(entry, self.now + self.hold_s)
+        return Late(entry, self.now + self.means.hold_s)
 
     def own_key(self, entry: Entry) -> str:
         origin = entry.token.origin
@@ -213,7 +216,7 @@ class Emitter:
 
         The event gets the time of the item; without an item, it gets ``at_ms``, or the current time.
         """
-        payload, canonical = self.cleaned(payload)
+        payload, canonical = self.means.cleaned(payload)
         metadata = self.provenance(entry, type_) if entry is not None else {}
         if (project := self._project(type_, payload)) is not None:
             metadata["project"] = project  # everything that follows from the event has it, too
@@ -396,7 +399,7 @@ class Emitter:
         one: it rejects everything else that the session waits for, or allows what ``always`` allows, too."""
         if session is None:
             return "user", None
-        if by := self.answered(session.id, request, answer):
+        if by := self.means.answered(session.id, request, answer):
             return by, None
         since, first, reply = session.waiting.get(request, (0, "", ""))
         is_prompt = 0 <= shapes.moment(entry.item.t) - since < LEAST_PERSON_MS
@@ -434,7 +437,7 @@ class Emitter:
     def spawn_asked(self, entry: Entry, session_id: str, mark: str) -> Asked | None:
         """What asked for a new session, if the sidecar began the session for background work. Record, before the
         session itself, that its parent started it."""
-        asked = self.asked(session_id, mark)
+        asked = self.means.asked(session_id, mark)
         parent = self.state.sessions.get(asked.parent or "") if asked is not None else None
         if asked is not None and parent is not None and self.state.spawned(session_id) is None:
             payload = shapes.present(
@@ -464,7 +467,7 @@ class Emitter:
         """The cause of an input that no person wrote: what asked for it, if the sidecar sent it with this metadata,
         else the call that started the session."""
         mark = next(filter(None, map(mark_of, metadata)), None)
-        asked = self.asked(session.id, mark) if mark is not None else None
+        asked = self.means.asked(session.id, mark) if mark is not None else None
         return asked.cause if asked is not None else self.state.spawned(session.id)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Cleaned, Entry, PartTurn
+from bridge.opencode.capture.emitter import Entry, Means, PartTurn
 from bridge.opencode.capture.history import HISTORY_INSTANCE
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import CaptureState, SessionState, input_digest, turn_digest
@@ -35,8 +35,8 @@ class _After:
 
 
 class Parts(Turns):
-    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
-        super().__init__(identity, state, cleaned, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, means: Means) -> None:
+        super().__init__(identity, state, means)
         self._open: dict[str, _Open] = {}
         self._afters: list[_After] = []
 
@@ -184,7 +184,7 @@ class Parts(Turns):
             return False
         cause, agent = session.turns.get(user or ""), at.agent if at is not None else ""
         turn = PartTurn(present(turn=user), cause, agent or "opencode", user, None, True)
-        self._afters.append(_After(entry, session.id, call, turn, self.now + self.hold_s))
+        self._afters.append(_After(entry, session.id, call, turn, self.now + self.means.hold_s))
         return True
 
     def _is_echo(self, session: SessionState, call: str, given: Any, user: str | None) -> bool:

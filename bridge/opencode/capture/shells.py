@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.opencode.capture.emitter import Cleaned, Emitter, Entry
+from bridge.opencode.capture.emitter import Emitter, Entry, Means
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import SHELL, CaptureState, SessionState
 from streams.identity import Identity
@@ -27,8 +27,8 @@ class _Shell:
 
 
 class Shells(Emitter):
-    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
-        super().__init__(identity, state, cleaned, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, means: Means) -> None:
+        super().__init__(identity, state, means)
         self._shells: dict[str, _Shell] = {}
 
     def start_turn(
@@ -45,7 +45,7 @@ class Shells(Emitter):
             self.counts["duplicate:message.part.updated"] += 1
             return False
         self.settle_shell(session.id)
-        self._shells[session.id] = _Shell(user, entry, self.now + self.hold_s)
+        self._shells[session.id] = _Shell(user, entry, self.now + self.means.hold_s)
         return True
 
     def shell_answer(self, entry: Entry, session: SessionState, user: str) -> bool | None:

@@ -18,14 +18,12 @@ from typing import Any
 
 from bridge.opencode.capture import shapes
 from bridge.opencode.capture.emitter import (
-    HOLD_S,
     Asked,
-    Cleaned,
     Drained,
     Entry,
+    Means,
     Origin,
     Token,
-    as_it_is,
     safe_stream,
 )
 from bridge.opencode.capture.known import is_known
@@ -38,7 +36,7 @@ from streams.errors import InvalidEvent
 from streams.identity import Identity
 from streams.lineage import ENDED, traceparent
 
-__all__ = ["HOLD_S", "Drained", "Origin", "Token", "Translator"]
+__all__ = ["Drained", "Origin", "Token", "Translator"]
 
 
 @dataclass(slots=True)
@@ -60,18 +58,16 @@ class _Waiting:
 class Translator(Parts):
     """Translates the hooks of all links of a sidecar.
 
-    ``state`` must already be folded from the log. ``cleaned`` redacts payloads.
+    ``state`` must already be folded from the log.
     """
 
     def __init__(
         self,
         identity: Identity,
         state: CaptureState | None = None,
-        *,
-        cleaned: Cleaned = as_it_is,
-        hold_s: float = HOLD_S,
+        means: Means = Means(),  # noqa: B008 - a tuple
     ) -> None:
-        super().__init__(identity, state if state is not None else CaptureState(), cleaned, hold_s)
+        super().__init__(identity, state if state is not None else CaptureState(), means)
         self._waiting: dict[str, _Waiting] = {}
 
     # --- called by ``sidecar/record`` ---
@@ -102,7 +98,7 @@ class Translator(Parts):
             self._run(entry, session, rule)
         else:
             info = shapes.session_info(source, properties)
-            self._waiting[session_id] = _Waiting(entry, now + self.hold_s, deque([entry]), info)
+            self._waiting[session_id] = _Waiting(entry, now + self.means.hold_s, deque([entry]), info)
         if self._waiting:
             self._place_waiting()
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Any
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.emitter import Cleaned, Entry, Late, PartTurn, whole_type
+from bridge.opencode.capture.emitter import Entry, Late, Means, PartTurn, whole_type
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.shells import Shells
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, CaptureState, SessionState, Turn
@@ -30,8 +30,8 @@ _ANSWERED = frozenset({"stop", "length"})
 
 
 class Turns(Shells):
-    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float) -> None:
-        super().__init__(identity, state, cleaned, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, means: Means) -> None:
+        super().__init__(identity, state, means)
         self._messages: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._copied: OrderedDict[str, None] = OrderedDict()
         self._users: OrderedDict[str, None] = OrderedDict()

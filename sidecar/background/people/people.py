@@ -85,9 +85,10 @@ class SignalArgs(Args):
 
 
 class People:
-    """The part of the orchestration that talks to people. Attach the runtime first, and call ``keep_time`` often."""
+    """The part of the orchestration that talks to people. Call ``keep_time`` often.
 
-    _runtime: Runtime
+    ``runtime`` returns the runtime that runs the agent ``messages``, and ``worker`` the status of all agents.
+    """
 
     def __init__(
         self,
@@ -96,11 +97,14 @@ class People:
         identity: Identity,
         hosts: Hosts,
         said: Said,
+        runtime: Callable[[], Runtime],
+        worker: Callable[[], Mapping[str, Any]] = dict,
         linked: Callable[[], Iterable[int]] = tuple,
         scripts_may: Collection[Deed] = (),
         asker: Callable[[str], Asker] = user,
     ) -> None:
         self._home, self._identity, self._said = home, identity, said
+        self._runtime, self._worker = runtime, worker
         self.answerers = Answerers(linked, scripts_may, home.read_token)
         self.channels, self._turns = Channels(config), config.turns
         self._asker = asker
@@ -113,16 +117,11 @@ class People:
             person.SEND: Repeatable(partial(send, self.channels, self.page.link)),
             RESOLVE: Repeatable(self._resolve),
         }
-        self._worker: Callable[[], Mapping[str, Any]] = dict
         self._since: dict[str, float] = {}
         """Since when each trouble of an agent has lasted. One that may pass is told only if it lasts long enough."""
         self._lasts_seconds = config.escalate_after_seconds
         self._waited: Counter[tuple[str, str]] = Counter()
         """How many calls in this process are waiting, by the session that asked and the checkpoint."""
-
-    def attach(self, runtime: Runtime, worker: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """Use this runtime, which runs the agent ``messages``; ``worker`` returns the status of all agents."""
-        self._runtime, self._worker = runtime, worker
 
     async def start(self, stack: AsyncExitStack) -> None:
         await self.page.start(stack)
@@ -145,7 +144,7 @@ class People:
         await self._note_troubles()
 
     async def _note_troubles(self) -> None:
-        if not self._runtime.is_known or not self.channels.names:
+        if not self._runtime().is_known or not self.channels.names:
             return
         found, known = (
             [each for each in agent_troubles(self._worker()) if not each.is_asked],
@@ -178,7 +177,7 @@ class People:
         decision by its mark, so it is carried out once.
         """
         which, how = {**args["effect"], "request": args["request"]}, DECISIONS[args["answer"][0]]
-        is_settled = await self._runtime.resolve(which, how, by=args["by"], mark=key)
+        is_settled = await self._runtime().resolve(which, how, by=args["by"], mark=key)
         return {"status": "answered" if is_settled else "gone"}
 
     # --- tools ---
@@ -410,7 +409,7 @@ class People:
         return {"channels": found, "turns": self._turns}
 
     async def _command(self, key: str, type_: str, payload: dict[str, Any]) -> Handled:
-        return await self._runtime.command(NAME, Command(key, type_, payload, sender="sidecar"))
+        return await self._runtime().command(NAME, Command(key, type_, payload, sender="sidecar"))
 
 
 @contextmanager

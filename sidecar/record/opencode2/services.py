@@ -59,14 +59,19 @@ class Services:
     """A component. Call all methods from the event loop.
 
     ``log_id`` shows when the log began. Of sessions that began before the log and before the service's process started,
-    only ``import`` records the beginning.
+    only ``import`` records the beginning. ``take_spools`` records the spools of dead processes, which come before what
+    a new process does.
     """
 
-    def __init__(self, translator: HostTranslator, ingest: Ingest, store: StreamStore, log_id: str) -> None:
-        self.translator = translator
-        self.take_spools: Callable[[], Awaitable[object]] | None = None
-        """Records the spools of dead processes, which come before what a new process does."""
-        self._ingest, self._store = ingest, store
+    def __init__(
+        self,
+        translator: HostTranslator,
+        ingest: Ingest,
+        store: StreamStore,
+        log_id: str,
+        take_spools: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self.translator, self._ingest, self._store, self._take_spools = translator, ingest, store, take_spools
         self._since_ms = began_ms(log_id)
         self._announced: dict[str, _Announced] = {}
         """The services by ``place_of`` their registrations."""
@@ -122,10 +127,10 @@ class Services:
 
     async def compare(self, session_id: str, origin: Origin) -> None:
         """Compare a session before its waiting events are translated; returns also if that is not possible."""
-        if self._ingest.is_linked(origin) and self.take_spools is not None:
+        if self._ingest.is_linked(origin) and self._take_spools is not None:
             # What a dead process left comes first, however long that takes.
             self.translator.put_behind(session_id, origin, is_behind=True)
-            await self.take_spools()
+            await self._take_spools()
             self.translator.put_behind(session_id, origin, is_behind=False)
         is_done = is_whole = self.translator.is_whole(session_id, origin)
         try:
@@ -164,8 +169,8 @@ class Services:
     async def _catch_up(self, origin: Origin, last_seq: int) -> None:
         """Compare what may have happened before this plugin was loaded, once everything that it holds is recorded."""
         await self._ingest.caught_up(origin, last_seq)
-        if self.take_spools is not None:
-            await self.take_spools()
+        if self._take_spools is not None:
+            await self._take_spools()
         while self._ingest.is_linked(origin):
             pause = LOOK_SECONDS
             try:

@@ -129,6 +129,9 @@ class Player:
         self.asked: list[str] = []
         self.translator = Translator(self.identity, self.log.state())
 
+    def knows(self, **means: Any) -> None:
+        self.translator.means = self.translator.means._replace(**means)
+
     def feed(self, items: Iterable[Item], known: dict[str, Any] | None = None) -> None:
         """Feed items. ``known`` is OpenCode's answer about sessions; by default there is none."""
         for token, item in items:

@@ -77,6 +77,9 @@ class Player2:
         state = self._resting.restored(self.log) if self._resting is not None else self.log.state()
         self.translator = HostTranslator(self.identity, state)
 
+    def knows(self, **means: Any) -> None:
+        self.translator.means = self.translator.means._replace(**means)
+
     def feed(self, items: Iterable[tuple[Token, HookItem]]) -> None:
         """Feed items; answer each question at once."""
         for token, item in items:

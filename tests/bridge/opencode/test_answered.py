@@ -42,14 +42,14 @@ def around(items: Sequence[Item], told: Sequence[Told]) -> list[Item]:
 
 def played(told: Sequence[Told], by: dict[str, str] | None = None) -> list[StreamEvent]:
     player = Player()
-    player.translator.answered = lambda session, request, answer: (by or {}).get(request, "")
+    player.knows(answered=lambda session, request, answer: (by or {}).get(request, ""))
     player.feed(around(recording("permission_reject"), told))
     return player.of("workflow.checkpoint")
 
 
 def played2(told: Sequence[Told], by: dict[str, str] | None = None) -> list[StreamEvent]:
     player = Player2()
-    player.translator.answered = lambda session, request, answer: (by or {}).get(request, "")
+    player.knows(answered=lambda session, request, answer: (by or {}).get(request, ""))
     player.feed(around(Recording("permission").items, told))
     player.settle()
     return [each for each in player.log.events.values() if each.type == "workflow.checkpoint"]

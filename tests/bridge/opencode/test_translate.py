@@ -63,7 +63,7 @@ def cut_off(item: Item) -> Item:
 class TestWhatBecomesOfARun:
     def test_a_call_that_starts_tells_the_redacted_beginning_of_its_input(self) -> None:
         player, secret = Player(), "s" * 20
-        player.translator.cleaned = lambda value: (json.loads(json.dumps(value).replace(secret, "[hidden]")), b"")
+        player.knows(cleaned=lambda value: (json.loads(json.dumps(value).replace(secret, "[hidden]")), b""))
         command = "x" * 195 + secret
         items = recording("run_tool")
         for _, item in items:
@@ -98,7 +98,7 @@ class TestWhatBecomesOfARun:
         player.feed(items[:spawning])
         (root,) = player.translator.state.sessions
         asked = Asked("01E", player.events()[0].traceparent or "", root, "msg_1")
-        player.translator.asked = lambda session, mark: asked if mark in ("int_a", "key_a") else None
+        player.knows(asked=lambda session, mark: asked if mark in ("int_a", "key_a") else None)
         info = {"id": "ses_work", "parentID": root, "title": "work", "metadata": {"intent": "int_a"}}
         event = {"id": "evt_work", "type": "session.created", "properties": {"sessionID": "ses_work", "info": info}}
         mark = {"durable_stream": {"key": "key_a"}}
@@ -303,7 +303,7 @@ class TestBadInput:
 
 def test_redaction_comes_before_the_log() -> None:
     player = Player(Log())
-    player.translator.cleaned = lambda value: ({"clean": True}, b"")
+    player.knows(cleaned=lambda value: ({"clean": True}, b""))
     player.feed(recording("chat"))
     assert all(event.payload == {"clean": True} for event in player.of("execution.output"))
 

@@ -265,9 +265,7 @@ def test_background_work_and_its_children_are_in_the_trace_of_what_asked_for_it(
     parent, trace = above.payload["session"], f"00-{'5' * 32}-{'6' * 16}-01"
     recording = Recording("subagent")
     asking = Asked("01E", trace, parent, "msg_1", "call_1")
-    player.translator.asked = lambda session, mark: (
-        asking if session == recording.rows[0]["data"]["sessionID"] else None
-    )
+    player.knows(asked=lambda session, mark: asking if session == recording.rows[0]["data"]["sessionID"] else None)
     before = len(player.log.events)
     player.told |= recording.told
     player.feed(recording.items)

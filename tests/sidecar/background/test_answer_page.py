@@ -228,9 +228,8 @@ async def test_a_cut_text_cannot_be_allowed_by_hand_either(tmp_path: Path) -> No
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
-    people = People(home, NotifyConfig(), clock.identity(9), Only(host), PLAIN)  # type: ignore[arg-type]
+    people = People(home, NotifyConfig(), clock.identity(9), Only(host), PLAIN, lambda: run.runtime)  # type: ignore[arg-type]
     async with bench(store, [people.messages], people.kinds, clock) as run:
-        people.attach(run.runtime)
         await asks(run, patterns=["echo " + "A" * 5000 + "; rm -rf x"])
         (known,) = await people.waiting()
         for given in ("once", "always"):
@@ -260,9 +259,8 @@ async def test_the_message_has_the_link_and_the_log_has_not(tmp_path: Path) -> N
     store = await Log.open(home.store_path, seeded_identity(1))
     with Receiver() as phone:
         config = NotifyConfig(urls=(phone.url,), answer_port=free_port(), escalate_after_seconds=0)
-        people = People(home, config, clock.identity(9), Only(host), PLAIN)  # type: ignore[arg-type]
+        people = People(home, config, clock.identity(9), Only(host), PLAIN, lambda: run.runtime)  # type: ignore[arg-type]
         async with AsyncExitStack() as stack, bench(store, [people.messages], people.kinds, clock) as run:
-            people.attach(run.runtime)
             await people.start(stack)
             await asks(run)
             clock.now_ms += 1000

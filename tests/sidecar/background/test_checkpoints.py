@@ -394,10 +394,17 @@ async def watched(path: Path, *, lasts: float = 0.0) -> AsyncIterator[tuple[Peop
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
     config = NotifyConfig(command=("true",), escalate_after_seconds=lasts)
-    made = People(home, config, clock.identity(store.head + 9), Only(Host()), PLAIN)  # type: ignore[arg-type]
+    made = People(
+        home,
+        config,
+        clock.identity(store.head + 9),
+        Only(Host()),  # type: ignore[arg-type]
+        PLAIN,
+        lambda: run.runtime,
+        lambda: {"agents": run.runtime.status(), "problems": problems},
+    )
     async with bench(store, [made.messages, *agents(Moody)], made.kinds, clock, seed=store.head + 3) as run:
         run._count = store.head + 100
-        made.attach(run.runtime, lambda: {"agents": run.runtime.status(), "problems": problems})
         await run.settled()
         yield made, run, problems
     await store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import SIGKILL
@@ -55,10 +55,10 @@ class Wordy(Counter):
         return super().receive(event)
 
 
-def made_people(path: Path, clock: Clock) -> tuple[People, list[Agent]]:
+def made_people(path: Path, clock: Clock, runtime: Callable[[], Runtime]) -> tuple[People, list[Agent]]:
     home = Home(path / "home")
     home.create()
-    made = People(home, NotifyConfig(command=["true"]), clock.identity(9), Only(Host()), PLAIN)  # type: ignore[arg-type]
+    made = People(home, NotifyConfig(command=["true"]), clock.identity(9), Only(Host()), PLAIN, runtime)  # type: ignore[arg-type]
     return made, [made.messages, *agents(Wordy)]
 
 
@@ -68,7 +68,7 @@ async def doubting(
 ) -> AsyncIterator[tuple[People, Bench]]:
     """A home whose last process ended while it did an unsafe effect."""
     clock = Clock()
-    made, all_ = made_people(path, clock)
+    made, all_ = made_people(path, clock, lambda: run.runtime)
     store = await Log.open(made._home.store_path, seeded_identity(1))
     if cut_off:
         async with bench(store, agents(Wordy), {"work": Work(never_ends, effect_class="unsafe")}, clock, seed=5) as run:
@@ -80,7 +80,6 @@ async def doubting(
     try:
         async with bench(store, all_, {"work": kind, **made.kinds}, clock, seed=3 if cut_off else 4) as run:
             run._count = store.head + 100  # the keys of its commands are no earlier process's
-            made.attach(run.runtime)
             await run.settled()
             yield made, run
     finally:
@@ -225,7 +224,7 @@ CUT_OFF += [("it happened", "effect-started"), ("give up", "after-commit")]
 async def live(path: Path, answer: str, point: Point) -> None:
     """Do the effect, and be killed in it; or, with an answer, give it and be killed at ``point``."""
     clock = Clock()
-    made, all_ = made_people(path, clock)
+    made, all_ = made_people(path, clock, lambda: runtime)
     store = await Log.open(made._home.store_path, seeded_identity(1))
     stops = [] if answer else [killing(point, 1)]
     runtime = Runtime(
@@ -236,7 +235,6 @@ async def live(path: Path, answer: str, point: Point) -> None:
         policy=Policy(attempts=5),
         stop=lambda at: stops[0](at) if stops else None,
     )
-    made.attach(runtime)
     await runtime.start()
     run = Bench(runtime, store, clock, all_)
     run._count = store.head + 100

@@ -67,9 +67,8 @@ async def people(tmp_path: Path) -> AsyncIterator[tuple[People, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), Host(), Clock()
     home.create()
     store = await Log.open(home.store_path, seeded_identity(1))
-    made = People(home, NotifyConfig(), clock.identity(9), Only(host), PLAIN)  # type: ignore[arg-type]
+    made = People(home, NotifyConfig(), clock.identity(9), Only(host), PLAIN, lambda: run.runtime)  # type: ignore[arg-type]
     async with bench(store, [made.messages], made.kinds, clock) as run:
-        made.attach(run.runtime)
         yield made, host, run
     await store.close()
 

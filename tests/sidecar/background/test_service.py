@@ -23,6 +23,7 @@ from sidecar.background.intents import state as intent_state
 from sidecar.background.intents.intent_effects import ISOLATE
 from sidecar.background.intents.registering import RegisterArgs
 from sidecar.background.messages.deliver import GATHER_MS
+from sidecar.background.requests import WorkRequests
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.config import PhantomConfig
@@ -143,6 +144,7 @@ async def orchestration(
     host: Host | None = None,
     store: StreamStore | None = None,
     listed: tuple[str, ...] = (),
+    links: Sequence[Any] = (),
 ) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), host or Host(), Clock()
     home.create()
@@ -155,13 +157,14 @@ async def orchestration(
         clock.identity(9),
         None,
         host.state,
-        SimpleNamespace(delivers=lambda link: True),
         clean,
+        links=lambda: links,
+        delivers=lambda link: True,
+        runtime=lambda: run.runtime,
     )
     made.hosts = host  # type: ignore[assignment]
     kinds = {**made.kinds, **HostActs(made.hosts, made._said, made.people.toasts.append).kinds}
     async with bench(log, [*made.agents, *agents(Watcher)], kinds, clock, clean=clean) as run:
-        made.attach(run.runtime)
         yield made, host, run
     if store is None:
         await log.close()
@@ -176,8 +179,7 @@ async def call(made: DurableStream, name: str, **args: Any) -> str:
 
 
 async def test_work_that_is_known_to_wait_only_after_its_opencode_is_back_goes_on(tmp_path: Path) -> None:
-    async with orchestration(tmp_path) as (made, host, run):
-        made.links = lambda: [SimpleNamespace(is_open=True)]  # type: ignore[assignment,list-item,return-value]
+    async with orchestration(tmp_path, links=[SimpleNamespace(is_open=True)]) as (made, host, run):
         host.is_away = True
         given = RegisterArgs(prompt="do it", directory="/p", parent=PARENT)
         intent = (await made.register_intent(given)).id
@@ -408,7 +410,7 @@ def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_in
 
 async def ask(made: DurableStream, name: str, **args: Any) -> dict[str, Any]:
     table = Requests()
-    made.register(table)
+    WorkRequests(made, made._state, made._identity).register(table)
     found: dict[str, Any] = await table.answer(name, args)
     return found
 

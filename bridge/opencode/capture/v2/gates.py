@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from bridge.opencode.capture.emitter import HOLD_S, Cleaned, Origin
+from bridge.opencode.capture.emitter import Means, Origin
 from bridge.opencode.capture.shapes import text
 from bridge.opencode.capture.state import CaptureState, remember
 from bridge.opencode.capture.v2 import shapes
@@ -58,8 +58,8 @@ class Gate:
 class Gates(HostRules):
     """Lets the events of a session wait, and decides when they are translated."""
 
-    def __init__(self, identity: Identity, state: CaptureState, cleaned: Cleaned, hold_s: float = HOLD_S) -> None:
-        super().__init__(identity, state, cleaned, hold_s)
+    def __init__(self, identity: Identity, state: CaptureState, means: Means) -> None:
+        super().__init__(identity, state, means)
         self._called: OrderedDict[str, Called] = OrderedDict()
         self._gates: dict[tuple[str, str], Gate] = {}
         self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -85,7 +85,7 @@ class Gates(HostRules):
         self.now = now
         gate = self._gates.get((session_id, origin.boot_id))
         if gate is not None:
-            gate.is_compared, gate.deadline = True, now + self.hold_s
+            gate.is_compared, gate.deadline = True, now + self.means.hold_s
             self._open_compared(session_id, origin.boot_id)
 
     def _open_compared(self, session_id: str, boot: str, *, at_once: bool = False) -> None:

@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from bridge.opencode.capture.emitter import HOLD_S, Cleaned, Origin, Token, as_it_is
+from bridge.opencode.capture.emitter import Means, Origin, Token
 from bridge.opencode.capture.shapes import mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState, remember
 from bridge.opencode.capture.v2 import shapes
@@ -57,12 +57,10 @@ class HostTranslator(Gates):
         self,
         identity: Identity,
         state: CaptureState,
-        *,
-        cleaned: Cleaned = as_it_is,
-        hold_s: float = HOLD_S,
+        means: Means = Means(),  # noqa: B008 - a tuple
         excludes: Callable[[str], bool] = lambda directory: False,
     ) -> None:
-        super().__init__(identity, state, cleaned, hold_s)
+        super().__init__(identity, state, means)
         self._excludes = excludes
         self._memories: dict[tuple[str, str], Memory] = {}
         """By session and process: the events of another process may come in between, and earlier or later than they
@@ -152,8 +150,7 @@ class HostTranslator(Gates):
             title=session.title,
             agent="" if is_whole else session.agent,
         )
-        scratch = HostTranslator(self.identity, state, cleaned=self.cleaned)
-        scratch.asked = self.asked
+        scratch = HostTranslator(self.identity, state, Means(self.means.cleaned, asked=self.means.asked))
         for event in events:
             scratch.run(replace(scratch._own_entry(origin, event.t), event_id=event.id), event)
         return scratch.drain().events, scratch._memories.get((session_id, origin.boot_id))
@@ -255,7 +252,7 @@ class HostTranslator(Gates):
             self.run(entry, event)
             self.finish(entry.token)
         else:
-            self._gates[key] = Gate(self.now + self.hold_s, deque([(entry, event)]), self._infos.get(session_id))
+            self._gates[key] = Gate(self.now + self.means.hold_s, deque([(entry, event)]), self._infos.get(session_id))
         if event.seq is not None:
             self._note_reached(*key, event.seq)
         self._try_gate(session_id, origin)
