@@ -44,15 +44,15 @@ _EVENT = "01HF7YAT00ZMZYPF4JA2VSEMMB"
 PROJECT, SESSION, LOG = "d4a1fe59", "ses_dff2", "01HF7YAT0LOG"
 
 HEADERS = (
-    (h.TRACEPARENT, "the event's own W3C trace context (version 00), or else one derived from the stream's id"),
-    (h.TRACE_MADE, "`true` if the event had no valid `traceparent`; such events are counted"),
-    (h.TRACESTATE, "passed on unchanged; dropped and counted if it is malformed or the trace is not continued"),
-    (h.TIMESTAMP, "milliseconds since 1970, UTC; filled in if missing"),
-    (h.VERSION, f"the version of the L0 protocol, `{PROTOCOL_VERSION}`; filled in if missing"),
-    (h.MESSAGE_TYPE, "the type of the L0 message, such as `agent.step`, or of the record; filled in if missing"),
-    (h.SENDER, "the sending agent; filled in if missing"),
+    (h.TRACEPARENT, "the event's W3C trace context, or one derived from the stream's id"),
+    (h.TRACE_MADE, "`true` if the event had no valid `traceparent`"),
+    (h.TRACESTATE, "passed on unchanged, unless it is malformed or the trace is not continued"),
+    (h.TIMESTAMP, "milliseconds since 1970, UTC"),
+    (h.VERSION, f"the version of the L0 protocol, `{PROTOCOL_VERSION}`"),
+    (h.MESSAGE_TYPE, "the type of the L0 message, such as `agent.step`, or of the record"),
+    (h.SENDER, "the sending agent. A home fills in these four if they are missing"),
     (h.RECURSION_DEPTH, "a whole number of at least 0, never guessed; see [Recursion depth](#recursion-depth)"),
-    (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional; passed on unchanged along the whole chain"),
+    (f"{h.USER_ID}`, `{h.CHANNEL_ID}`, `{h.CONTEXT_ID}", "optional; passed on unchanged"),
     (h.MODE, f"on a command: the mode of `enqueue`, `{recursion.CALL}` if missing; others are a violation"),
     (
         h.MESSAGE_ID,
@@ -64,7 +64,7 @@ HEADERS = (
     (h.FORM, "the form of a record's body, see [above](#records-commands-dead-letters)"),
     (
         f"{DEAD_SUBJECT}`, `{DEAD_DURABLE}`, `{DEAD_ATTEMPTS}`, `{DEAD_REASON}",
-        "on a dead letter: the message's subject, the consumer that gave up, the number of attempts, the reason",
+        "on a dead letter: subject, consumer, number of attempts, reason",
     ),
 )
 
