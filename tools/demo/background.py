@@ -70,6 +70,7 @@ class Demo:
             (durable.home / "config.toml").write_text(notify)
             durable.start()
             plugins = {PLUGIN: durable.plugin()}
+            self._console.print("Starting OpenCode …", style="dim")
             with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global") as client:
                 return self._story(phone, model, durable, client)
 
@@ -117,7 +118,7 @@ class Demo:
         held = self._intent(durable, "completed")["session"] == session and all(a == b for a, b in found.values())
         if held:
             self._console.print("Nothing was lost, and nothing came twice.", style="bold green")
-            self._console.print("To record your own sessions, follow the two commands of README.md.")
+            self._console.print("To record your own sessions, see “Install” in README.md.")
         else:
             self._console.print("This must not happen: please report it, with the output above.", style="bold red")
         return held
