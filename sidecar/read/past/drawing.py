@@ -27,7 +27,8 @@ STYLE: Final = """
 .lanes .pause { fill: none; stroke: var(--label); stroke-dasharray: 2 3; }
 .lanes .hatch { fill: var(--hatch); } .lanes .aside { opacity: .45; }
 .lanes .folded { fill: var(--turn); } .lanes .wait { fill: var(--wait); font-weight: 600; }
-.lanes .rule { stroke: var(--edge); } .lanes .fold { stroke: var(--edge); stroke-dasharray: 2 3; }
+.lanes .rule, .lanes .tick { stroke: var(--edge); } .lanes .tick { opacity: .5; }
+.lanes .fold { stroke: var(--edge); stroke-dasharray: 2 3; }
 .lanes a { cursor: pointer; outline: none; } .lanes a:hover rect { stroke: var(--ring); }
 .lanes a:focus-visible rect { stroke: var(--ring); stroke-width: 2; }
 """
@@ -42,6 +43,12 @@ LETTER: Final = 6.3
 """How wide a letter is, about."""
 LEAST: Final = 2.0
 """A shorter bar is drawn so wide; several of them side by side become one."""
+
+APART: Final = 96
+"""How far apart the round times of the scale are at least."""
+TICKS: Final = tuple(
+    1000 * each for each in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
+)
 
 LEGEND: Final = (
     ("turn", "turn"),
@@ -147,8 +154,23 @@ def _top(scale: Scale, begin: int, end: int, width: int, height: int) -> Iterato
     for piece in scale.pieces:
         if piece.what == "work" and piece.width >= room:
             yield f'<text x="{piece.x:.1f}" y="12">{escape(local_time(piece.start, form))}</text>'
+    for piece in scale.pieces:
+        is_last = piece is scale.pieces[-1]
+        yield from _ticks(piece, piece.x + piece.width - is_last * room, height) if piece.what == "work" else ()
     if scale.pieces[-1].width >= 2 * room:
         yield f'<text x="{width - 1}" y="12" text-anchor="end">{escape(local_time(end, form))}</text>'
+
+
+def _ticks(piece: Piece, until: float, height: int) -> Iterator[str]:
+    """The round times in a stretch of work, left of ``until``, and not where its own time stands."""
+    took = max(piece.end - piece.start, 1)
+    each = next((each for each in TICKS if each * piece.width / took >= APART), 0)
+    for moment in range(piece.start // each * each + each, piece.end, each) if each else ():
+        x = piece.x + (moment - piece.start) * piece.width / took
+        if piece.x + APART <= x <= until - APART:
+            yield f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{HEAD - 8}" y2="{height - 4}"/>'
+            form = "%H:%M:%S" if each < 60_000 else "%H:%M" if each < 86_400_000 else "%d %b"
+            yield f'<text x="{x + 3:.1f}" y="12">{escape(local_time(moment, form))}</text>'
 
 
 def _lane(

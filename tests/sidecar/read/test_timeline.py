@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from random import Random
 from typing import Any
 from xml.etree import ElementTree
@@ -153,6 +154,20 @@ def test_hostile_names_are_texts() -> None:
     page = page_of(spans, 9000)
     assert not [each for each in page.iter() if each.tag.endswith("script")]
     assert "<script>alert(1)</script>" in "".join(page.itertext())
+
+
+def test_the_scale_has_round_times_in_order_that_do_not_collide() -> None:
+    for width in (280, 900, 4000):
+        for took in (900, 40_000, 11 * MINUTE, 40 * 60 * MINUTE, 400 * 86_400_000):
+            spans = [span("session", "s", 7, took), span("turn", "turn", 7, took), span("tool", "t", 7, took)]
+            drawn_, _ = svg(Lanes(spans, took), width, lambda each: "")
+            places = [float(x) for x in re.findall(r'class="tick" x1="([\d.]+)"', drawn_)]
+            assert all(after - before >= 90 for before, after in pairwise([0, *places]))
+            assert not places or places[-1] <= width - 90
+            assert bool(places) or width == 280 or took in (900, 400 * 86_400_000)
+    drawn_, _ = svg(Lanes(told(), 90_000, 0, 30_000), 900, str)
+    seconds = [text[-2:] for text in re.findall(r'y="12">(\d\d:\d\d:\d\d)<', drawn_)]
+    assert sorted(seconds) == ["00", "05", "10", "15", "20"]
 
 
 def test_many_short_bars_become_one() -> None:
