@@ -52,6 +52,9 @@ MOST_ITEMS: Final = 120
 OFFERED: Final = 100
 """How many turns of a timeline can be chosen."""
 
+COLUMNS: Final = 160
+"""How many columns the map of a timeline has at most."""
+
 MOST_CHANGED: Final = 20
 """How many turns with changed files are shown."""
 
@@ -229,6 +232,14 @@ class Data:
             return drawn(spans, now, width, begin, end) | offered
 
         return await self._shown(own, told, at, marks, *below)
+
+    async def columns(self, given: str) -> dict[str, Any]:
+        """All turns of a session as it is now, as ``Timeline.columns``."""
+
+        def told(past: Past) -> dict[str, Any]:
+            return {"columns": Timeline(past.at()).columns(past.session, self._now_ms(), COLUMNS)}
+
+        return await self._shown(given, told, None, None)
 
     async def files(self, given: str, at: int | None, since: int, marks: int | None = None) -> dict[str, Any]:
         """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns

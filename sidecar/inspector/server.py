@@ -125,6 +125,8 @@ def build(data: Data) -> Starlette:
             case "timeline":
                 width, begin, end = (_number(request, each) for each in ("width", "from", "to"))
                 return await data.timeline(name, at, width or 0, begin, end, marks)
+            case "columns":
+                return await data.columns(name)
             case "files":
                 return await data.files(name, at, _moment(request, "since") or 0, marks)
             case "events":

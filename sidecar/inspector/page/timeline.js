@@ -1,11 +1,18 @@
 // Where the time went: the drawing that the server makes, what it amounts to, and the ways into it.
 
-import { h, span as lasted } from "/page/lib.js";
+import { get, h, span as lasted } from "/page/lib.js";
 
 /** The view, made once for a page; `kept` remembers it. */
-export async function timeline({ ask, select, kept }) {
+export async function timeline({ ask, select, kept, known, path, at }) {
   kept.timeline ??= view(ask, select);
   await kept.timeline.draw();
+  // The map has all turns. It is asked for again only when one more began or ended, and not at each step of the slider.
+  const { marks, status, ts } = known();
+  if (at === null) kept.status = status;
+  const told = `${marks.filter(([, kind]) => kind === "turn").length} ${kept.status}`;
+  if (kept.mapped !== told) kept.timeline.map((await get(`${path}/columns`)).columns);
+  kept.mapped = told;
+  kept.timeline.until(at === null ? Infinity : ts);
   return kept.timeline.element;
 }
 
@@ -17,7 +24,8 @@ function view(ask, select) {
   const pick = h("select", { "aria-label": "Turn", onchange: () => zoom(JSON.parse(pick.value)) });
   const out = h("button", { class: "button", onclick: () => zoom(null) }, "Show all");
   const empty = h("p", { class: "empty" }, "Nothing ran until then.");
-  const whole = h("div", {}, h("div", { class: "filters" }, pick, out), facts, chain, told, picture);
+  const map = h("div", { class: "map", role: "group", "aria-label": "All turns", hidden: true });
+  const whole = h("div", {}, map, h("div", { class: "filters" }, pick, out), facts, chain, told, picture);
   const element = h("div", { class: "timeline" }, empty, whole);
   const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to.";
   let found = null;
@@ -46,6 +54,7 @@ function view(ask, select) {
     if (JSON.stringify([options, chosen]) !== offered) pick.replaceChildren(...options.map(([value, label]) => h("option", { value, selected: value === chosen }, label)));
     offered = JSON.stringify([options, chosen]);
     out.hidden = !range;
+    mark();
     const focused = picture.contains(document.activeElement) && document.activeElement.getAttribute("href");
     picture.innerHTML = found.svg.replaceAll("<a ", '<a tabindex="-1" '); // made by the server, which escapes every text
     const bars = [...picture.querySelectorAll("a")];
@@ -59,6 +68,40 @@ function view(ask, select) {
     range = wanted;
     draw();
   }
+
+  /** The whole session: a column for each turn, or for some; its height is how long, its parts are what took the time. */
+  function drawMap(columns) {
+    const most = Math.sqrt(Math.max(...columns.map(([, , start, end]) => end - start), 1));
+    const part = (kind, ms) => ms > 0 && h("i", { class: kind, style: { flexGrow: ms } });
+    const made = columns.map(([first, last, start, end, model, tool, wait, failed], place) => {
+      const name = `${first === last ? `turn ${first}` : `turns ${first} to ${last}`} · ${lasted(end - start)}${failed ? ` · ${failed} failed` : ""}`;
+      const parts = [failed > 0 && h("i", { class: "failed" }), part("wait", wait), part("tool", tool), part("model", model)];
+      const column = h("span", { style: { height: `${Math.max(8, (Math.sqrt(Math.max(end - start, 0)) / most) * 100)}%` } }, parts);
+      const number = place % Math.ceil(columns.length / 8) === 0 && h("small", { "aria-hidden": true }, first);
+      const chosen = JSON.stringify([start, end]);
+      return h("button", { "aria-label": name, title: name, "aria-pressed": "false", tabindex: place ? -1 : 0, "data-from": start, "data-to": end, onclick: () => zoom(JSON.stringify(range) === chosen ? null : [start, end]) }, column, number);
+    });
+    map.replaceChildren(...made);
+    map.hidden = columns.length < 2;
+    mark();
+  }
+
+  /** Mark the columns that the stretch touches. */
+  function mark() {
+    for (const each of map.children) each.setAttribute("aria-pressed", String(range !== null && Number(each.dataset.from) < range[1] && Number(each.dataset.to) > range[0]));
+  }
+
+  map.addEventListener("keydown", (press) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[press.key];
+    const next = by && (by > 0 ? press.target.nextElementSibling : press.target.previousElementSibling);
+    if (!by) return;
+    press.preventDefault();
+    press.stopPropagation();
+    if (!next) return;
+    press.target.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  });
 
   function focus(bar) {
     picture.querySelector('a[tabindex="0"]')?.setAttribute("tabindex", "-1");
@@ -147,6 +190,9 @@ function view(ask, select) {
       return true;
     },
     draw,
+    map: drawMap,
+    /** What began later is pale. */
+    until: (ts) => [...map.children].forEach((each) => (each.disabled = Number(each.dataset.from) > ts)),
   };
 }
 

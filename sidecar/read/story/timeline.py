@@ -23,6 +23,14 @@ _AROUND: Final = """
     FROM span WHERE session = :s AND kind = 'turn' AND at <= :n"""
 """The records that began the first and the last turn which has something of a stretch of time, also after its end."""
 
+_SOME: Final = f"session = :s AND at <= :n AND {ALIVE}"
+_TURNS: Final = f"""
+    SELECT key, start, CASE WHEN till <= :n THEN end END, CASE WHEN till <= :n THEN state END, number
+    FROM span WHERE kind = 'turn' AND {_SOME} ORDER BY at"""  # noqa: S608
+_TOOK: Final = f"""
+    SELECT up, kind, sum(max(end - start, 0)) FROM span
+    WHERE kind IN ('model', 'tool', 'wait') AND till <= :n AND {_SOME} GROUP BY up, kind"""  # noqa: S608
+
 _READ: Final = 200
 """How many spans are made at once."""
 
@@ -48,6 +56,24 @@ class Timeline:
         rows = self._at.rows("span", where, s=own, last=last)
         ends = [(now, "running") if self._at.is_open(row) else (row.end, row.state) for row in rows]
         return [(row.start, *end, row.number) for row, end in zip(rows, ends, strict=True)][::-1]
+
+    def columns(self, session: str, now: int, most: int) -> list[tuple[int, ...]]:
+        """All turns of a session in at most so many columns, oldest first: the numbers of its first and last turn, when
+        they started and ended, how many ms models and tools worked and a person was waited for, and how many turns
+        failed. ``now`` ends a turn that is open."""
+        own = next((key for key, row in self._at.sessions.items() if row.name == session), None)
+        given = {"s": own, "n": self._at.n}
+        turns = self._at.story.sql(_TURNS, **given)
+        took = {(up, kind): ms for up, kind, ms in self._at.story.sql(_TOOK, **given)}
+        each, found = -(-len(turns) // most), list[tuple[int, ...]]()
+        for some in (turns[first : first + each] for first in range(0, len(turns), max(each, 1))):
+            kinds = (sum(took.get((key, kind), 0) for key, *_ in some) for kind in ("model", "tool", "wait"))
+            model, tool, wait = kinds
+            until = max(now if end is None else end for _, _, end, _, _ in some)
+            failed = sum(state == "error" for *_, state, _ in some)
+            # The time of a tool has the time in which it waited to be allowed.
+            found.append((some[0][-1], some[-1][-1], some[0][1], until, model, max(tool - wait, 0), wait, failed))
+        return found
 
     def spans(self, last: int | None = None) -> list[Span]:
         """Every span; with ``last``, only so many of the newest steps, after the sessions."""

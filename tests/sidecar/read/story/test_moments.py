@@ -80,6 +80,26 @@ def test_a_moment_has_no_more_than_its_own_session_and_what_it_started() -> None
     assert [child.position(n + 1) for n in range(child.count)] == inside
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_map_has_every_turn_and_what_took_its_time(name: str) -> None:
+    past = past_of(recorded(name))
+    timeline, now = Timeline(past.at()), past.last_ts()
+    spans = [span for span in timeline.spans() if span.session == past.session]
+    turns = [span for span in spans if span.kind == "turn"]
+    took = {
+        kind: sum((s.end or s.start) - s.start for s in spans if s.kind == kind) for kind in ("model", "tool", "wait")
+    }
+    for most in (1, 2, 1000):
+        found = timeline.columns(past.session, now, most)
+        assert len(found) == min(len(turns), most) or len(turns) % most
+        assert [each for first, last, *_ in found for each in range(first, last + 1)] == [*range(1, len(turns) + 1)]
+        assert all(start <= end for _, _, start, end, *_ in found)
+        model, tool, wait, failed = (sum(each[place] for each in found) for place in (4, 5, 6, 7))
+        assert (model, wait, failed) == (took["model"], took["wait"], sum(turn.state == "error" for turn in turns))
+        assert took["tool"] - took["wait"] <= tool <= took["tool"]
+    assert Timeline(past.at(0)).columns(past.session, now, 3) == []
+
+
 @pytest.mark.parametrize("name", ["task_nested", "2/background", "permission_once"])
 def test_a_stretch_is_drawn_as_if_everything_around_it_were_known(name: str) -> None:
     past = past_of(recorded(name))
