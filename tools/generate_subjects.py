@@ -69,12 +69,9 @@ HEADERS = (
 )
 
 DECISIONS = (
-    "A message for `enqueue` without a depth gets its chain's depth; if the chain has none, it is refused. A captured "
-    "session whose parent is unknown has no depth.",
-    "A command without a valid `traceparent` gets a span in the trace that is recorded for its `correlation_id`.",
-    "A wakeup's `inbox_id` is the id of the command's event, and its `reason` is the command's type.",
+    "A message for `enqueue` without a depth gets its chain's depth; if the chain has none, it is refused.",
+    "A command without a valid `traceparent` gets a span in the trace of its `correlation_id`.",
     "In a captured session, `turn_epoch` numbers the turns from 1, and a turn's outcome is in `stats.outcome`.",
-    'A payload that is really of the form `{"$sha256": …}` looks forgotten, so verification tries both readings.',
 )
 
 

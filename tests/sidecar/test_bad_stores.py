@@ -126,19 +126,17 @@ def arguments(name: str, sound: Sound) -> list[str]:
     return [*name.split(), *more.get(name, [])]
 
 
-def is_sentence(done: Done, wanted: str, *, on_page: bool = True) -> bool:
-    """True if it failed with one line that matches ``wanted``; ``on_page``: docs/operations.md says what to do about
-    it."""
+def is_sentence(done: Done, wanted: str) -> bool:
+    """True if it failed with one line that matches ``wanted``, whose code docs/operations.md lists."""
     lines = done.err.splitlines()
     said = done.code == 1 and len(lines) == 1 and re.search(rf"^durable-stream: .*{wanted}", lines[0]) is not None
-    return said and (not on_page or explained(lines[0]))
+    return said and explained(lines[0])
 
 
 def explained(sentence: str) -> bool:
-    page = (ROOT / "docs" / "operations.md").read_text().split("### Messages about a store")[1]
-    quoted = [text for row in re.findall(r"^\| (`.*?) \|", page, re.M) for text in re.findall(r"`([^`]+)`", row)]
-    patterns = [re.sub(r"\bN\b", r"\\d+", re.escape(text).replace("…", ".*")) for text in quoted if len(text) > 15]
-    return any(re.search(pattern, sentence) for pattern in patterns)
+    page = (ROOT / "docs" / "operations.md").read_text().split("## Error codes")[1]
+    code = re.search(r" \[([a-z-]+)\]$", sentence)
+    return code is not None and f"`{code[1]}`" in page
 
 
 def told(done: Done) -> str:
