@@ -53,8 +53,11 @@ class Counters:
     handler_errors: int = 0
 
 
-class SocketWire:
-    """A connection and its link: reads events and writes what the link wants to send."""
+class Connection:
+    """A connection and its link: reads events and writes what the link wants to send.
+
+    The server makes one for the handshake, and then one of the peer's role, which goes on where that one stopped.
+    """
 
     def __init__(self, socket: ServerConnection, link: SidecarLink, counters: Counters) -> None:
         self.socket, self.link, self.counters = socket, link, counters

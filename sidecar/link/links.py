@@ -1,8 +1,9 @@
-"""The interface between links and the sidecar: ``Handler``, which the sidecar implements, and ``ShimConnection``.
+"""The interface between links and the sidecar: ``Handler``, which the sidecar implements, and the connection of each
+role: ``ShimConnection`` and ``ControlConnection``.
 
 ``server.py`` and ``connection.py`` handle sockets, and no websocket error can appear in this module.
 
-Each link runs three tasks: a reader, a writer, and a worker that awaits the
+A shim's link runs three tasks: a reader, a writer, and a worker that awaits the
 handler's ``hooks``. Reader and worker are separate so that a handler may await
 a ``call`` on the link whose hooks it is handling.
 """
@@ -14,16 +15,27 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from bridge.opencode.link.frames import ByeReason, HookItem, Hooks, Lossy, Result, ShimIdentity, Tool
-from bridge.opencode.link.protocol import CallError, Closed, LocalProtocolError, Refused, State
+from bridge.opencode.link.frames import HookItem, Hooks, Lossy, Request, Result, ShimIdentity, Tool
+from bridge.opencode.link.protocol import (
+    CallError,
+    Closed,
+    LocalProtocolError,
+    Refused,
+    RemoteError,
+    RequestError,
+    State,
+)
 from sidecar.components import Tasks
-from sidecar.link.connection import SocketWire
+from sidecar.link.connection import Connection
 
 MAX_QUEUED_BYTES: Final = 8 * 1024 * 1024
 """How many bytes of hooks may wait for a link's handler before the sidecar stops reading the link's socket."""
 
 MAX_REMEMBERED: Final = 4096
 """For how many shim instances the acked seq is remembered across reconnects."""
+
+MAX_REQUESTS: Final = 32
+"""Maximum number of requests from one control connection that run at the same time."""
 
 INTERNAL_ERROR: Final = 1011
 """Close code of a link whose handler failed."""
@@ -96,7 +108,7 @@ class AckMemory:
             self._acked.popitem(last=False)
 
 
-class ShimConnection:
+class ShimConnection(Connection):
     """One open link of one plugin instance, as the handler sees it.
 
     ``acked_seq`` is sent in the welcome. Set ``acked_seq`` in ``Handler.opened`` if more is known to be durable than
@@ -104,8 +116,9 @@ class ShimConnection:
     """
 
     def __init__(
-        self, wire: SocketWire, identity: ShimIdentity, memory: AckMemory, failed: Callable[[str, Exception], None]
+        self, first: Connection, identity: ShimIdentity, memory: AckMemory, failed: Callable[[str, Exception], None]
     ) -> None:
+        super().__init__(first.socket, first.link, first.counters)
         self.identity = identity
         self.shim_version = identity.shim_version
         self.boot_id = identity.boot_id
@@ -118,7 +131,7 @@ class ShimConnection:
         self.opencode_version = identity.opencode_version
         self.last_seq = identity.last_seq
         self.acked_seq = memory.get(self.key)
-        self._wire, self._memory, self._failed = wire, memory, failed
+        self._memory, self._failed = memory, failed
         self._context: dict[str, Any] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._call_count = 0
@@ -138,12 +151,7 @@ class ShimConnection:
     @property
     def is_open(self) -> bool:
         """True if the shim was welcomed and neither the shim nor the sidecar has said bye."""
-        return not self._closed and self._wire.link.is_open
-
-    @property
-    def reason(self) -> str | None:
-        """The reason given in the bye; None while the link is open, or if the socket closed without a bye."""
-        return self._wire.reason
+        return not self._closed and self.link.is_open
 
     async def call(self, method: str, args: Mapping[str, Any], timeout: float = 10.0) -> Any:  # noqa: ASYNC109
         """Have the shim call a method of OpenCode's client; return the response's data.
@@ -161,11 +169,11 @@ class ShimConnection:
         try:
             async with asyncio.timeout(timeout):
                 await self._open.wait()
-                if not self.is_open or self._wire.crowded():
+                if not self.is_open or self.crowded():
                     raise CallError("closed", "the link is closed")
-                self._wire.link.call(call_id, method, args)
+                self.link.call(call_id, method, args)
                 self._calls[call_id] = future
-                self._wire.wake()
+                self.wake()
                 return await future
         except LocalProtocolError as error:
             raise CallError("too_large", str(error)) from None
@@ -183,40 +191,36 @@ class ShimConnection:
         Raises:
             ValueError: a seq was never received on this link.
         """
-        if self._wire.link.finish(seqs):
-            self._memory.note(self.key, self._wire.link.acks.acked)
+        if self.link.finish(seqs):
+            self._memory.note(self.key, self.link.acks.acked)
             self._moved.set()
-            self._wire.wake()
+            self.wake()
 
     def push_context(self, context: Mapping[str, Any]) -> None:
         """Replace the shim's context. Before the welcome, this sets the context that the welcome carries."""
         self._context = dict(context)
-        if self.is_open and not self._wire.crowded():
-            self._wire.link.push_context(self._context)
-            self._wire.wake()
-
-    def close(self, reason: ByeReason) -> None:
-        """Say bye and close. Returns at once; ``Handler.closed`` follows."""
-        self._wire.bye(reason)
+        if self.is_open and not self.crowded():
+            self.link.push_context(self._context)
+            self.wake()
 
     async def settled(self) -> None:
         """Wait until everything received is acknowledged, or the link ends. Cancelling is safe."""
-        while self.is_open and self._wire.link.acks.unacked:
+        while self.is_open and self.link.acks.unacked:
             self._moved.clear()
             await self._moved.wait()
 
-    async def run(self, handler: Handler) -> None:
+    async def serve(self, handler: Handler) -> None:
         """Serve the link until it ends. Called by the server, not by the handler."""
-        if self._wire.link.state is not State.CLOSED:  # the link may have been drained while being opened
-            self._wire.link.welcome(acked_seq=self.acked_seq, context=self._context)
+        if self.link.state is not State.CLOSED:  # the link may have been drained while being opened
+            self.link.welcome(acked_seq=self.acked_seq, context=self._context)
         self._open.set()
-        writer = asyncio.create_task(self._wire.write())
+        writer = asyncio.create_task(self.write())
         worker = asyncio.create_task(self._work(handler))
         self._tasks.spawn(self._ready(handler))
         try:
             await self._read(handler)
             self.end()
-            self._wire.wake()
+            self.wake()
             self._queue.put_nowait(None)
             # Wait until the items that the shim delivered before it died are written.
             await worker
@@ -226,11 +230,11 @@ class ShimConnection:
             await self._tasks.cancel(worker, writer)
 
     async def _read(self, handler: Handler) -> None:
-        while (got := await self._wire.read()) is not None:
+        while (got := await self.read()) is not None:
             for event in got[0]:
                 match event:
                     case Hooks():
-                        self._wire.counters.repaired_values += event.repaired
+                        self.counters.repaired_values += event.repaired
                         self._queued_bytes += got[1]
                         self._queue.put_nowait((event, got[1]))
                     case Result():
@@ -241,12 +245,12 @@ class ShimConnection:
                         self._tasks.spawn(self._tool(handler, event))
                         await asyncio.sleep(0)  # one chunk of bytes may hold a thousand calls; let each begin in turn
                     case Closed():
-                        self._wire.noted(event)
+                        self.noted(event)
                         return
                     case _:
                         raise AssertionError(type(event).__name__)
-            self._wire.wake()  # send a repeated ack or the answer to a tool call
-            if self._wire.crowded():
+            self.wake()  # send a repeated ack or the answer to a tool call
+            if self.crowded():
                 return
             while self._queued_bytes > MAX_QUEUED_BYTES:
                 self._room.clear()
@@ -263,8 +267,8 @@ class ShimConnection:
             self._failed("tool", error)
             failed = CallError("internal", "this call failed in the sidecar; the sidecar's log says why")
         if self.is_open:
-            self._wire.link.result(event.id, value, failed)
-            self._wire.wake()
+            self.link.result(event.id, value, failed)
+            self.wake()
 
     async def _ready(self, handler: Handler) -> None:
         try:
@@ -280,7 +284,7 @@ class ShimConnection:
             except Exception as error:  # noqa: BLE001 - whatever happens in the handler, other links continue
                 self._failed("hooks", error)
                 # On this bye, the shim reconnects and resends what was not acknowledged.
-                self._wire.bye("draining", INTERNAL_ERROR)
+                self.bye("draining", INTERNAL_ERROR)
                 self._queued_bytes = 0
                 self._room.set()
                 return
@@ -306,3 +310,48 @@ class ShimConnection:
             if not future.done():
                 future.set_exception(CallError("closed", "the link closed before the answer arrived"))
         self._calls.clear()
+
+
+class ControlConnection(Connection):
+    """The link of one command of the command line."""
+
+    def __init__(self, first: Connection, failed: Callable[[str, Exception], None]) -> None:
+        super().__init__(first.socket, first.link, first.counters)
+        self._failed = failed
+
+    async def serve(self, handler: Handler) -> None:
+        """Answer requests until the link ends."""
+        self.link.welcome()
+        writer, requests = asyncio.create_task(self.write()), Tasks()
+        try:
+            while (got := await self.read()) is not None:
+                for event in got[0]:
+                    if isinstance(event, Closed):
+                        self.noted(event)
+                        await writer
+                        return
+                    if isinstance(event, Request):
+                        requests.spawn(self._answer(handler, event))
+                if len(requests) >= MAX_REQUESTS:
+                    await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+                await self.until_fewer(MAX_REQUESTS)  # a peer that does not read its answers sends no more requests
+        finally:
+            await requests.cancel(writer)
+
+    async def _answer(self, handler: Handler, event: Request) -> None:
+        value: Any = None
+        failure: RemoteError | None = None
+        try:
+            value = await handler.request(event.method, event.args)
+        except RemoteError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - the caller gets an error, the server continues
+            self._failed(f"request {event.method[:40]!r}", error)
+            failure = RequestError(
+                "unexpected", f"the sidecar failed with {type(error).__name__}; see the sidecar's log"
+            )
+        try:
+            self.link.result(event.id, value, failure)
+        except (LocalProtocolError, ValueError) as error:
+            self.link.result(event.id, error=RequestError("bad-answer", str(error)))
+        self.wake()

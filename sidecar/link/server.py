@@ -20,7 +20,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from socket import AF_INET
-from typing import Any, Final
+from typing import Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -28,21 +28,19 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response as HttpResponse
 from websockets.protocol import State as HttpState
 
-from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason, Request, ShimIdentity
+from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason
 from bridge.opencode.link.link import SidecarLink
 from bridge.opencode.link.protocol import (
     CallError,
     Closed,
     Identified,
-    LocalProtocolError,
     Refused,
-    RemoteError,
     RequestError,
 )
 from bridge.opencode.link.window import DEFAULT_WINDOW
 from sidecar.link import local
-from sidecar.link.connection import Counters, SocketWire
-from sidecar.link.links import INTERNAL_ERROR, AckMemory, Handler, ShimConnection
+from sidecar.link.connection import Connection, Counters
+from sidecar.link.links import INTERNAL_ERROR, AckMemory, ControlConnection, Handler, ShimConnection
 
 __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "ShimConnection"]
 
@@ -70,9 +68,6 @@ Correct proofs are never slowed down, so a failing peer cannot lock anybody out.
 
 FLOOD_LOG_SECONDS: Final = 60.0
 """How often the log mentions unproved connections that were closed to make room."""
-
-MAX_REQUESTS: Final = 32
-"""Maximum number of requests from one control connection that run at the same time."""
 
 WAITING_CONNECTIONS: Final = 1024
 """How many connections the system may queue before the sidecar accepts them. Further connections wait in the system,
@@ -110,7 +105,7 @@ class LinkServer:
         self._servers: list[Server] = []
         self._unproved: dict[ServerConnection, None] = {}  # a dict, because it keeps the order of arrival
         self._flood_told = -math.inf
-        self._wires: set[SocketWire] = set()  # only authenticated connections
+        self._connections: set[Connection] = set()  # only authenticated connections
         self._links: list[ShimConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = AckMemory()
@@ -125,7 +120,7 @@ class LinkServer:
     @property
     def connections(self) -> int:
         """The number of proved connections, of shims and command lines together."""
-        return len(self._wires)
+        return len(self._connections)
 
     async def start(self) -> int:
         """Listen; return the port.
@@ -177,8 +172,8 @@ class LinkServer:
         if self._home is not None:
             local.remove(self._home)
         await self._settle(min(SETTLE_SECONDS, grace_seconds))
-        for wire in self._wires:
-            wire.leave(reason)
+        for connection in self._connections:
+            connection.leave(reason)
         for socket in list(self._unproved):
             socket.transport.abort()  # a peer that has not proved itself gets no close handshake
         tasks = set(self._tasks)
@@ -215,7 +210,7 @@ class LinkServer:
         if not is_local and (len(hosts) != 1 or hosts[0] not in {f"{name}:{self.port}" for name in _HOSTS}):
             self.counters.refused_host += 1  # another host name points to this address (DNS rebinding)
             return socket.respond(HTTPStatus.FORBIDDEN, "Unexpected Host.\n")
-        if len(self._wires) >= self._max_connections or self._draining:
+        if len(self._connections) >= self._max_connections or self._draining:
             self.counters.refused_busy += 1
             return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.\n")
         return None
@@ -249,51 +244,54 @@ class LinkServer:
             version=self._version,
             window=self._window,
         )
-        wire = SocketWire(socket, link, self.counters)
+        first = Connection(socket, link, self.counters)
+        made: Connection = first
         try:
-            identified = await self._handshake(wire)
+            identified = await self._handshake(first)
             if identified is None:
                 return
             self._unproved.pop(socket, None)
-            if len(self._wires) >= self._max_connections or self._draining:
+            if len(self._connections) >= self._max_connections or self._draining:
                 self.counters.refused_busy += 1
                 await socket.close(_TRY_LATER)
                 return
-            self._wires.add(wire)
             _allow(socket, MAX_FRAME_BYTES)
             if identified.shim is None:
                 self.counters.controls_opened += 1
                 local.PEER.set(local.pid_of(socket.transport.get_extra_info("socket")))
-                await self._serve_control(wire)
+                self._connections.add(made := ControlConnection(first, self._handler_failed))
+                await made.serve(self._handler)
             else:
                 self.counters.shims_opened += 1
-                await self._serve_shim(wire, identified.shim)
+                shim = ShimConnection(first, identified.shim, self._memory, self._handler_failed)
+                self._connections.add(made := shim)
+                await self._serve_shim(shim)
         except ConnectionClosed:
             log.debug("a connection closed early")
         finally:
-            self._wires.discard(wire)
+            self._connections.discard(made)
             self._tasks.discard(task)
 
-    async def _handshake(self, wire: SocketWire) -> Identified | None:
+    async def _handshake(self, connection: Connection) -> Identified | None:
         try:
             async with asyncio.timeout(self._handshake_seconds):
-                while (got := await wire.read()) is not None:
+                while (got := await connection.read()) is not None:
                     for event in got[0]:
                         if isinstance(event, Identified):
                             return event
                         if isinstance(event, Refused):
                             self._refused(event)
                         if isinstance(event, Closed):
-                            wire.noted(event)
+                            connection.noted(event)
                             if event.reason == "auth" and self._proof_failed():
-                                await wire.socket.wait_closed()
-                            await wire.write()
+                                await connection.socket.wait_closed()
+                            await connection.write()
                             return None
-                    if not await wire.flush():
+                    if not await connection.flush():
                         return None
         except TimeoutError:
             self.counters.handshake_timeouts += 1
-            wire.abort()
+            connection.abort()
         return None
 
     def _refused(self, peer: Refused) -> None:
@@ -313,26 +311,25 @@ class LinkServer:
 
     # --- shims ---
 
-    async def _serve_shim(self, wire: SocketWire, identity: ShimIdentity) -> None:
-        link = ShimConnection(wire, identity, self._memory, self._handler_failed)
+    async def _serve_shim(self, link: ShimConnection) -> None:
         for other in self.links:
             if other.key == link.key and other.is_open:
                 # The shim must have given up its old link, because it has connected again.
                 self.counters.replaced += 1
-                other.close("replaced")
+                other.bye("replaced")
         try:
             await self._handler.opened(link)
         except Exception as error:  # noqa: BLE001 - whatever the handler did, other links continue
             self._handler_failed("opened", error)
             link.end()
-            await wire.socket.close(INTERNAL_ERROR)
+            await link.socket.close(INTERNAL_ERROR)
             return
         self._links.append(link)
         try:
-            await link.run(self._handler)
+            await link.serve(self._handler)
         except Exception as error:  # noqa: BLE001 - as above (Handler.lossy is called by the reader)
             self._handler_failed("lossy", error)
-            await wire.socket.close(INTERNAL_ERROR)
+            await link.socket.close(INTERNAL_ERROR)
         finally:
             self._links.remove(link)
             try:
@@ -344,49 +341,6 @@ class LinkServer:
         self.counters.handler_errors += 1
         # Log only the error's type, because its text may contain payload, which must not reach sidecar.log.
         log.error("the handler's %s failed with %s; closing that link", where, type(error).__name__)
-
-    # --- the command line ---
-
-    async def _serve_control(self, wire: SocketWire) -> None:
-        wire.link.welcome()
-        writer = asyncio.create_task(wire.write())
-        requests: set[asyncio.Task[None]] = set()
-        try:
-            while (got := await wire.read()) is not None:
-                for event in got[0]:
-                    if isinstance(event, Closed):
-                        wire.noted(event)
-                        await writer
-                        return
-                    if isinstance(event, Request):
-                        request = asyncio.create_task(self._answer(wire, event))
-                        requests.add(request)
-                        request.add_done_callback(requests.discard)
-                if len(requests) >= MAX_REQUESTS:
-                    await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
-                await wire.until_fewer(MAX_REQUESTS)  # a peer that does not read its answers sends no more requests
-        finally:
-            for task in (writer, *requests):
-                task.cancel()
-            await asyncio.gather(writer, *requests, return_exceptions=True)
-
-    async def _answer(self, wire: SocketWire, event: Request) -> None:
-        value: Any = None
-        failure: RemoteError | None = None
-        try:
-            value = await self._handler.request(event.method, event.args)
-        except RemoteError as error:
-            failure = error
-        except Exception as error:  # noqa: BLE001 - the caller gets an error, the server continues
-            self._handler_failed(f"request {event.method[:40]!r}", error)
-            failure = RequestError(
-                "unexpected", f"the sidecar failed with {type(error).__name__}; see the sidecar's log"
-            )
-        try:
-            wire.link.result(event.id, value, failure)
-        except (LocalProtocolError, ValueError) as error:
-            wire.link.result(event.id, error=RequestError("bad-answer", str(error)))
-        wire.wake()
 
 
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
