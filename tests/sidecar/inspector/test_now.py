@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.sidecar.inspector.conftest import Served, aside, looking, record
+from tests.sidecar.support import wait_for
 
 LONG = "x" * 300
 EVIL = "make <img src=x onerror=alert(1)> \u202etset"
@@ -73,7 +74,7 @@ def test_a_running_tool_is_in_the_conversation_with_its_seconds(open_: tuple[Pag
     count = runs.locator("[data-since]")
     expect(count).to_contain_text("m ")
     before = count.inner_text()
-    page.wait_for_function("before => document.querySelector('[data-since]').textContent !== before", arg=before)
+    expect(count).not_to_have_text(before)
     page.goto(f"{served.base}/s/ses_run?at=2")
     expect(page.locator(".body .runs code")).to_contain_text(SHOWN)
     page.goto(f"{served.base}/s/ses_run?at=1")
@@ -102,5 +103,5 @@ def test_a_long_word_makes_no_page_wider_than_the_screen(open_: tuple[Page, Serv
         page.wait_for_selector(".page, .session")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     page.goto(f"{served.base}/work")
-    # News draw the page again meanwhile.
-    page.wait_for_function("[...document.querySelectorAll('.card header .title')].at(-1)?.clientWidth >= 240")
+    width_of = "() => [...document.querySelectorAll('.card header .title')].at(-1)?.clientWidth ?? 0"
+    wait_for(lambda: page.evaluate(width_of) >= 240, "a title that can be read, also after news")
