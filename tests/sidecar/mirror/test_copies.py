@@ -369,7 +369,7 @@ def test_a_home_that_a_sidecar_has_or_that_has_no_log(
     copy = Copy(tmp_path / "home", server)
     copy.configure()
     for arguments in (["verify"], ["rebuild", "--yes"]):
-        assert is_sentence(run(copy.home.path, "mirror", *arguments), "no log exists in .* yet", on_page=False)
+        assert is_sentence(run(copy.home.path, "mirror", *arguments), "no log exists in .* yet")
     copy.make("chat")
     with copy.home.lock():
         done = run(copy.home.path, "mirror", "rebuild", "--yes")
@@ -395,7 +395,7 @@ def test_where_there_is_no_server_it_is_said_what_to_do(tmp_path: Path, server: 
     ):
         copy.home.config_path.write_text(config)
         done = run(copy.home.path, *command)
-        assert is_sentence(done, wanted, on_page=False) and "geheim" not in done.err, done
+        assert is_sentence(done, wanted) and "geheim" not in done.err, done
     assert re.search(r"^nats +off; set mode", run(copy.home.path, "mirror", "status").out) is None
     copy.home.config_path.write_text("")
     assert re.search(r"^nats +off; set `mode`", run(copy.home.path, "mirror", "status").out)
