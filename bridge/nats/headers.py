@@ -236,8 +236,8 @@ def message_id(event_id: str, *, rebuild: int = 0, part: str = "") -> str:
     """The ``Nats-Msg-Id`` of a message made from an event.
 
     The record's own message has the event's id, its L0 message has ``{event}:l0``, and a second L0 message has
-    ``{event}:l0:{part}``. A rebuild appends its number, ``{event}:{rebuild}``, because after a purge the server still
-    treats the old ids as duplicates.
+    ``{event}:l0:{part}``. If a stream was emptied, its next messages get a number, ``{event}:{rebuild}``, because the
+    server still treats the ids of purged messages as duplicates.
     """
     return ":".join([event_id, *([part] if part else []), *([str(rebuild)] if rebuild else [])])
 

@@ -1,8 +1,6 @@
 """``mirror rebuild``: this log's messages are removed from the server and published again, in order.
 
-The messages of records are removed with a filter for this log's subjects. L0 messages are removed one by one, if their
-header names this log. Other homes' messages stay. A rebuild may stop at any step. The next start or rebuild finishes
-it, because the mirror's task reads its progress from the stream.
+Other homes' messages stay. A rebuild may stop at any step: the mirror goes on with it, or the next rebuild does.
 """
 
 from __future__ import annotations
@@ -10,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar, Final
 
-from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.mirror.surveying import erase_l0
 from sidecar.mirror.task import MirrorTask
 
 LOOK_SECONDS: Final = 0.05
@@ -29,46 +25,37 @@ class RebuildStopped(Exception):
 
 
 class Rebuild:
-    """One rebuild. ``run`` returns when the mirror has caught up with the log; ``progress`` returns the progress so
-    far."""
+    """One rebuild. ``run`` returns when the mirror has caught up with the log."""
 
-    def __init__(self, task: MirrorTask, sessions: Sessions, log_id: str) -> None:
-        self._task, self._sessions, self._log_id = task, sessions, log_id
-        self._phase = "erasing"
+    def __init__(self, task: MirrorTask) -> None:
+        self._task, self._before = task, task.counts["rebuilt"]
+        self._is_done = False
 
     def progress(self) -> dict[str, Any]:
-        """``phase`` (``erasing``, ``publishing``, ``done``), ``position`` and ``head``, ``rebuild``, ``problem``."""
+        """``phase`` (``erasing``, ``publishing``, ``done``), ``position`` and ``head``, ``problem``."""
         status = self._task.status()
-        if self._phase == "erasing":
-            status["position"] = -1
-        return {"phase": self._phase, **{name: status[name] for name in ("position", "head", "rebuild", "problem")}}
+        is_erasing = self._task.counts["rebuilt"] == self._before
+        phase = "erasing" if is_erasing else "done" if self._is_done else "publishing"
+        position = -1 if is_erasing else status["position"]
+        return {"phase": phase, "position": position, "head": status["head"], "problem": status["problem"]}
 
     async def run(self) -> dict[str, Any]:
-        """Rebuild; return the last progress. If cancelled, the mirror continues the rebuild, if there is a mirror.
+        """Rebuild; return the last progress. If cancelled, the mirror continues the rebuild.
 
         Raises:
             RebuildStopped: the server was unreachable for too long, or the mirror cannot continue.
-            NatsError: the L0 messages could not be removed; the records' messages are unchanged.
         """
-        before = self._task.counts["republished"]
-        await self._task.pause()
-        try:
-            await erase_l0(await self._sessions.get(), self._log_id)
-            self._task.rebuild()
-            self._phase = "publishing"
-        finally:
-            self._task.resume()
+        self._task.rebuild()
         loop = asyncio.get_running_loop()
-        end, last, moved = self._task.status()["head"], None, loop.time()
+        end, last, moved = self._task.status()["head"], self.progress(), loop.time()
         while True:
-            status = self._task.status()
-            place = (self._task.counts["republished"] > before, status["position"])
-            if place >= (True, end):
-                self._phase = "done"
+            now = self.progress()
+            if now["phase"] == "publishing" and now["position"] >= end:
+                self._is_done = True
                 return self.progress()
-            if place != last:
-                last, moved = place, loop.time()
-            if loop.time() - moved > (PATIENCE_SECONDS if status["problem"] else SILENT_SECONDS):
-                why = status["problem"] or "publishing stopped"
-                raise RebuildStopped(f"{why}, at record {status['position']} of {end}")
+            if now["position"] != last["position"]:
+                last, moved = now, loop.time()
+            if loop.time() - moved > (PATIENCE_SECONDS if now["problem"] else SILENT_SECONDS):
+                why = now["problem"] or "publishing stopped"
+                raise RebuildStopped(f"{why}, at record {now['position']} of {end}")
             await asyncio.sleep(LOOK_SECONDS)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
+from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions, PullSettings
 from bridge.opencode.link.frames import HookItem
 from sidecar.agents.effects.runner import EffectKind
@@ -124,7 +124,14 @@ class NatsService:
         if self._source is None:
             return
         log_id, max_bytes = self._source.log_id, mirror_bytes(self._config)
-        self.mirror = MirrorTask(self._source.store, log_id, self.sessions, self._source.now_ms, max_bytes=max_bytes)
+        self.mirror = MirrorTask(
+            self._source.store,
+            log_id,
+            self.sessions,
+            self._source.now_ms,
+            max_bytes=max_bytes,
+            max_store=self._config.max_store_bytes if self._server is not None else 0,
+        )
         self.mirror.start()
         if self._config.deltas:
             self._deltas = DeltaStream(
@@ -285,7 +292,7 @@ class NatsService:
         """
         whole = self.status()
         at_rest = {"state": "off" if self._config.mode == "off" else "waiting"}
-        found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
+        found = whole["mirror"] or {**at_rest, "position": -1, "head": -1, "lag": 0, "problem": ""}
         problem = found["problem"] or whole["problem"]
         about = {name: whole[name] for name in ("mode", "connected", "servers", "version", "server")}
         return {**about, **found, "problem": problem}
@@ -296,14 +303,14 @@ class NatsService:
         Raises:
             NatsUnavailable: there is no mirror; the text says why.
         """
-        if self.mirror is None or self.sessions is None or self._source is None:
+        if self.mirror is None:
             raise NatsUnavailable(
                 self._problem or "NATS was off when this sidecar started", "run `durable-stream stop`, then try again"
             )
         if self._rebuilding is None or self._rebuilding.done():
             from sidecar.mirror.rebuild import Rebuild
 
-            self._rebuild = Rebuild(self.mirror, self.sessions, self._source.log_id)
+            self._rebuild = Rebuild(self.mirror)
             self._failed = ""
             self._rebuilding = asyncio.create_task(self._run_rebuild(self._rebuild))
         return self.rebuilding()
@@ -321,11 +328,11 @@ class NatsService:
 
         try:
             done = await rebuild.run()
-        except (NatsError, RebuildStopped) as error:
+        except RebuildStopped as error:
             self._failed = str(error)
             log.warning("the mirror was not rebuilt: %s", error)
             return
-        log.info("the mirror was rebuilt (rebuild number %d) up to position %d", done["rebuild"], done["position"])
+        log.info("the mirror was rebuilt up to position %d", done["position"])
 
     async def address(self) -> dict[str, Any]:
         """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.

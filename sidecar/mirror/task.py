@@ -1,9 +1,12 @@
-"""The mirror's task: reads the log and publishes new records; ``progress.py`` holds the mirror's position.
+"""The mirror's task: reads the log, and publishes each record once and in order. It remembers nothing.
 
-The log is the outbox. At most two runs are queued, so an unreachable server costs no memory, and recording never waits.
-After a failure, the mirror continues as it would after a start: by reading its position from the stream.
+The log is the outbox, so an unreachable server costs no memory, and recording never waits. At each connection and after
+each failure the stream says where the mirror is (``bridge/nats/mirror/place.py``). While one run is being stored, the
+next one is read, built and sent, except for the message that commits it.
 
-While one run is being published, the next one is read and built.
+Every few seconds the task looks whether the stream is as it left it. If another program changed the stream, it is
+emptied and published again. Only a copy of this home is left alone: if a stream with records of this process suddenly
+holds other records under the log's name, the mirror stands still until a person ends one of the two homes.
 """
 
 from __future__ import annotations
@@ -11,46 +14,68 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final, Literal
 
+from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NatsError
+from bridge.nats.jetstream.errors import BatchRefused, NatsError, NatsRefused, WrongExpectation
 from bridge.nats.jetstream.sessions import RECONNECT, Sessions
-from bridge.nats.jetstream.stream_plan import UNLIMITED, wanted
-from bridge.nats.jetstream.streams import StreamFacts, ensure_streams
-from bridge.nats.mirror.messages import Mirror
-from bridge.nats.mirror.publish import (
-    MAX_RUN,
-    BegunRun,
-    KnownL0,
-    Vanished,
-    begin_run,
-    finish_run,
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS, UNLIMITED, plan, server_version, wanted
+from bridge.nats.jetstream.streams import all_facts, ensure_streams, facts, last_message
+from bridge.nats.l0.context import ContextProjection
+from bridge.nats.mirror.messages import UNSENT, Mirror, mirrored
+from bridge.nats.mirror.place import (
+    Place,
+    Wrong,
+    empty,
+    erase_l0,
+    find_place,
+    forgotten_in,
+    has_payload,
+    l0_behind,
+    lacks_beginning,
+    may_have_removed,
+    settled,
 )
-from bridge.nats.mirror.resuming import MIRROR
-from sidecar.mirror.ahead import Ahead
-from sidecar.mirror.progress import Progress
+from bridge.nats.mirror.publish import Run, begin_run, finish_run
+from bridge.nats.subjects import log_pattern
 from streams.errors import StreamError
-from streams.store import StreamStore
+from streams.retention import StreamRemoval
+from streams.store import NOTHING, Record, StreamStore
+from streams.system.retry import Retry
 
 log = logging.getLogger("sidecar.mirror")
 
-LOOK_SECONDS: Final = 60.0
-"""How often the stream is checked even without a failure, because an administrator may have emptied it."""
+LOOK_SECONDS: Final = 10.0
+"""How often the task looks whether another program changed the stream."""
 
-SNAPSHOT_RECORDS: Final = 2000
+EMPTIED: Final = Retry(1.0, 300.0)
+"""The pauses before a stream is emptied again and again, because another program keeps changing it."""
+
+DAY_MS: Final = 24 * 3600 * 1000
+COMMAND_DAYS: Final = 1
+"""After this time a command that could not be sent is dropped, because nobody expects it to be carried out."""
+
+L0_DAYS: Final = 7
+"""How long the server keeps L0 events; older ones are no longer published."""
+
+YIELD_RECORDS: Final = 32
+"""How many records to process before yielding to other tasks: about a millisecond of work."""
+
+COMMANDS_SENT: Final = "mirror-commands"
+"""The cursor of the last command that was sent: a stream that somebody emptied does not say so any more."""
 
 
 class _Again(Exception):
-    pass
+    """The task must look for its place again, or end."""
 
 
 class MirrorTask:
     """The mirror of one log, bound to one event loop. ``log_id`` names the log on the server.
 
-    ``max_bytes`` limits the stream ``MESHFORGE_EVENTS``, which removes its oldest messages first. ``stop`` is for
-    tests.
+    ``max_bytes`` limits the stream ``MESHFORGE_EVENTS``, which removes its oldest messages first; ``max_store`` is the
+    size limit of an embedded server's store (0: unknown). ``stop`` is for tests.
     """
 
     def __init__(
@@ -61,93 +86,102 @@ class MirrorTask:
         now_ms: Callable[[], int],
         *,
         max_bytes: int = UNLIMITED,
+        max_store: int = 0,
         look_seconds: float = LOOK_SECONDS,
         stop: Callable[[Literal["before-publish", "after-publish"]], None] = lambda point: None,
     ) -> None:
         self._stop_at = stop
         self._store, self._log_id, self._sessions, self._now_ms = store, log_id, sessions, now_ms
-        self._definitions = wanted(max_bytes=max_bytes)
+        self._definitions, self._max_store = wanted(max_bytes=max_bytes), max_store
         self._look_seconds = look_seconds
         self._task: asyncio.Task[None] | None = None
-        self._wake, self._caught_up = asyncio.Event(), asyncio.Event()
-        self._ending = self._publishing = False
-        self._is_level = False
-        """Whether the state's contexts match its position, because every record that was read is stored."""
-        self._doing = "waiting"
-        self._problem = ""
+        self._wake = asyncio.Event()
+        self._ending: Literal["", "now", "level"] = ""
+        self._is_storing = False
+        self._doing, self._problem = "waiting", ""
+        self._rebuild = False
+        self._forgotten: set[str] = set()
+        self._checked: dict[str, StreamRemoval] = {}
+        """What the log had lost when the server was last searched for forgotten payloads."""
+        self._fresh_ids = False
+        self._emptied = 0
+        self._commands_to = NOTHING
+        """Commands up to this position were sent, also if their records are published again."""
+        self._place = Place(NOTHING, 0, 0)
+        self._read_to = self._level_to = NOTHING
+        """The log has no record between the last one that was read and ``_read_to``, nor between the last one that was
+        mirrored and ``_level_to``."""
+        self._contexts, self._folded_to = ContextProjection(), NOTHING
+        self._known_l0: set[tuple[str, str]] = set()
+        self._notes: Counter[str] = Counter()
+        self._full: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        """``published`` and ``duplicates`` (messages), ``republished`` (whole logs), ``erased`` (streams)."""
-        self._progress = Progress(store, log_id, self.counts)
+        """``published`` (messages), ``republished`` (how often the stream was emptied) and ``rebuilt`` (how often
+        because somebody asked), in the life of this object."""
 
     def start(self) -> None:
         if self._task is None:
-            self._ending = False
+            self._ending = ""
             self._task = asyncio.create_task(self._run())
 
     async def close(self, *, drain_seconds: float = 0) -> None:
-        """Stop, and save the position. Idempotent. The next start reads from the stream whether later records were
-        published.
-
-        A publish in progress may continue for ``drain_seconds``.
-        """
-        if self._task is not None and self.status()["state"] == "publishing":
-            self._caught_up.clear()
-            await _first(self._caught_up, tasks=(self._task,), seconds=drain_seconds)
+        """Stop. Idempotent. A mirror that is publishing may go on for ``drain_seconds``."""
+        if self._task is not None and drain_seconds and self.status()["state"] == "publishing":
+            self._ending = "level"
+            self._wake.set()
+            await asyncio.wait((self._task,), timeout=drain_seconds)
         await self._stop(patient=False)
-        await self._keep_last()
 
     async def pause(self) -> None:
         """Stop publishing until ``resume``. The run in progress is finished or abandoned before this returns."""
         await self._stop(patient=True)
         self._doing = "paused"
-        await self._keep_last()
 
     def resume(self) -> None:
-        """Continue after ``pause``. The position is re-read from the snapshot ``MIRROR`` and from the stream."""
+        """Continue after ``pause``, behind the last message of the stream."""
         self._doing = "waiting"
         self.start()
 
     def rebuild(self) -> None:
-        """Purge this log's part of the stream and publish everything again, in the background; see ``status``."""
-        self._progress.rebuild_requested = True
+        """Remove this log's messages and publish everything again, in the background; see ``counts`` and ``status``."""
+        self._rebuild = True
         self._wake.set()
 
     def forgotten(self, streams: Collection[str]) -> None:
-        """Erase the messages of these streams and publish them again without the forgotten payloads.
+        """Erase the messages of these streams, and publish the log again without the forgotten payloads.
 
-        Runs in the background. Without this call, the messages are erased on the next connection, because the log lists
-        what was forgotten.
+        Runs in the background. Without this call, the payloads are found at the next start, because the log lists what
+        was forgotten.
         """
-        self._progress.erase.update(streams)
+        self._forgotten.update(streams)
         self._wake.set()
 
     def project_of(self, session: str) -> str:
         """A session's project, from the part of the log read so far."""
-        return self._progress.state.contexts.project_of(session)
+        return self._contexts.project_of(session)
 
     def status(self) -> dict[str, Any]:
         """What ``status`` shows about the mirror.
 
-        ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` and
-        ``duplicates`` (messages, in the life of this object), ``rebuild`` (its number), ``state`` (``waiting``,
-        ``resuming``, ``forgetting``, ``publishing``, ``rebuilding``, ``paused`` or ``idle``), ``problem`` (one line;
-        empty while all is well) and ``notes`` (counts).
+        ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` (messages, in
+        the life of this object), ``state`` (``waiting``, ``resuming``, ``forgetting``, ``publishing``, ``paused`` or
+        ``idle``), ``problem`` (one line; empty while all is well), ``notes`` (counts) and ``full`` (how full the
+        mirror's ``stream`` and the server's ``store`` are, from 0 to 1, as far as they have limits).
         """
-        state = self._progress.state
-        position, head = max(state.position, self._progress.end), self._store.head
-        progress, doing = self._progress, self._doing
-        if progress.is_forgetting or (progress.erase and doing not in ("waiting", "paused")):
-            doing = "forgetting"
+        head, doing = self._store.head, self._doing
+        # The end of the log may have been pruned, so the last mirrored record need not be at its head.
+        position = max(self._place.position, self._level_to)
+        if (self._forgotten or self._rebuild) and doing not in ("waiting", "paused"):
+            doing = "forgetting" if self._forgotten else "resuming"
         return {
             "state": "publishing" if doing == "idle" and position < head else doing,
             "position": position,
             "head": head,
             "lag": max(head - position, 0),
             "published": self.counts["published"],
-            "duplicates": self.counts["duplicates"],
-            "rebuild": state.rebuild,
             "problem": self._problem or (self._sessions.problem if doing == "waiting" else ""),
-            "notes": dict(sorted(state.notes.items())),
+            "notes": dict(sorted(self._notes.items())),
+            "full": dict(self._full),
         }
 
     # --- start and stop ---
@@ -156,27 +190,29 @@ class MirrorTask:
         task, self._task = self._task, None
         if task is None:
             return
-        self._ending = True
+        self._ending = "now"
         self._wake.set()
-        if not (patient and self._publishing):
+        if not (patient and self._is_storing):
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
         failures = 0
-        await self._progress.load()
         while not self._is_ending():
             self._doing = "waiting"
-            before = self._progress.state.position
+            before = self.counts["published"]
             try:
                 await self._serve(await self._sessions.wait())
-                return  # ``_serve`` returns only when the log is closed
+                return
             except _Again:
+                if not self._is_ending():
+                    await asyncio.sleep(RECONNECT.pause(1))
                 continue
-            except Vanished as error:
-                # The server lost messages but still rejects their ids as duplicates, so publish them under new ids.
-                self._progress.state.rebuild += 1
+            except BatchRefused as error:
+                self._fresh_ids = True
                 self._note(str(error))
+            except WrongExpectation:
+                log.info("the mirror's stream was changed; looking for the place again")
             except (NatsError, StreamError, OSError) as error:
                 self._note(str(error))
             except asyncio.CancelledError:
@@ -185,140 +221,232 @@ class MirrorTask:
                 # Report an unexpected failure instead of ending the mirror silently. The log is not affected.
                 log.exception("the mirror failed")
                 self._note(f"{type(error).__name__}; see sidecar.log")
-            has_moved = self._progress.state.position > before
-            failures = 1 if has_moved else failures + 1
+            failures = 1 if self.counts["published"] > before else failures + 1
             self._doing = "waiting"
             await asyncio.sleep(RECONNECT.pause(failures))
 
     def _is_ending(self) -> bool:
         """Whether this task must end. The reason may be a cancellation that the client library swallowed."""
         task = asyncio.current_task()
-        return self._ending or (task is not None and task.cancelling() > 0)
-
-    async def _serve(self, session: JetStream) -> None:
-        self._doing, self._is_level = "resuming", False
-        streams = await ensure_streams(session, self._definitions)
-        unsure = await self._progress.resume(session)
-        self._doing = "rebuilding" if unsure > MAX_RUN else "publishing"
-        await self._progress.keep_cursor()
-        self._problem = ""
-        state = self._progress.state
-        mirror = Mirror(self._log_id, session.server.max_payload, state.rebuild)
-        ahead = Ahead(self._store, state, mirror, self._now_ms(), self._progress.commands_to)
-        reading = asyncio.create_task(ahead.read())
-        ended = asyncio.create_task(session.ended())
-        try:
-            await self._publish(session, streams, ahead, (reading, ended), unsure)
-        finally:
-            reading.cancel()
-            ended.cancel()
-            await asyncio.gather(reading, ended, return_exceptions=True)
-            self._is_level = not ahead.run.own and ahead.run.position == state.position
-
-    async def _publish(
-        self,
-        session: JetStream,
-        streams: dict[str, StreamFacts],
-        ahead: Ahead,
-        tasks: tuple[asyncio.Task[None], asyncio.Task[str]],
-        unsure: int,
-    ) -> None:
-        reading, ended = tasks
-        known: KnownL0 | None = KnownL0()
-        loop = asyncio.get_running_loop()
-        look = loop.time() + self._look_seconds
-        state = self._progress.state
-        sequence = 0
-        begun: BegunRun | None = None
-
-        async def begin() -> BegunRun:
-            nonlocal unsure, known
-            run = ahead.take()
-            if run.position - self._progress.kept >= SNAPSHOT_RECORDS:
-                # Dump the contexts now, because the next record changes them.
-                run.contexts = state.contexts.dump()
-                self._progress.kept = run.position
-            if unsure <= 0:
-                known = None
-            unsure -= len(run.own)
-            return await begin_run(session, streams, run, known=known)
-
-        while True:
-            if self._is_ending() or self._progress.has_work:
-                raise _Again
-            if loop.time() >= look:
-                if await self._progress.is_elsewhere(session):
-                    raise _Again
-                look = loop.time() + self._look_seconds
-            if begun is None:
-                if not ahead.is_ready and not reading.done():
-                    if not ahead.run.own:
-                        self._doing = "idle"
-                        if state.position < self._store.head:
-                            await self._progress.find_end()
-                        if state.position != self._progress.noted:
-                            # ``mirror verify`` reads the cursor: a message that is missing before the cursor is lost,
-                            # and one after the cursor is only waiting.
-                            await self._progress.keep_cursor()
-                    await self._wait_for_news(ahead, reading, ended, look - loop.time())
-                    continue
-                if not ahead.run.own:
-                    return reading.result()
-                begun = await begin()
-            run = begun.run
-            self._publishing = True
-            self._stop_at("before-publish")
-            finishing = asyncio.create_task(finish_run(begun, self._log_id))
-            try:
-                begun = None
-                await _first(ahead.ready, tasks=(finishing,))
-                if ahead.is_ready and not finishing.done():
-                    begun = await begin()
-                stored = await finishing
-                self._stop_at("after-publish")
-            finally:
-                self._publishing = False
-                finishing.cancel()
-                await asyncio.gather(finishing, return_exceptions=True)
-            if stored.sequence <= sequence:
-                raise Vanished("the mirror's stream was replaced", "the mirror is re-reading its position")
-            state.position, sequence = run.position, stored.sequence
-            if state.position >= self._store.head:
-                self._caught_up.set()
-            state.notes.update(run.notes)
-            self.counts["published"] += stored.published
-            self.counts["duplicates"] += stored.duplicates
-            if run.contexts is not None:
-                await self._store.put_snapshot(MIRROR, state.snapshot(run.contexts))
-            await self._progress.keep_cursor_if_due()
-
-    async def _wait_for_news(
-        self, ahead: Ahead, reading: asyncio.Task[None], ended: asyncio.Task[str], seconds: float
-    ) -> None:
-        self._wake.clear()
-        if self._ending or self._progress.has_work:
-            return
-        await _first(ahead.ready, self._wake, tasks=(reading, ended), seconds=max(seconds, 0))
-        if ended.done():
-            raise _Again
-
-    async def _keep_last(self) -> None:
-        """Save the position and the contexts, so that the next start is quick."""
-        await self._progress.keep_cursor()
-        if self._is_level:
-            await self._progress.keep_snapshot()
+        return self._ending == "now" or (task is not None and task.cancelling() > 0)
 
     def _note(self, problem: str) -> None:
         if problem != self._problem:
             log.warning("the mirror is waiting: %s", problem)
         self._problem = problem
 
+    # --- where it is ---
 
-async def _first(*events: asyncio.Event, tasks: tuple[asyncio.Task[Any], ...], seconds: float | None = None) -> None:
-    """Wait until an event is set, a task has ended, or the time is over."""
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait((*waiting, *tasks), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for each in waiting:
-            each.cancel()
+    async def _find(self, session: JetStream) -> Place:
+        """The place behind which to go on; up to there, the stream equals the log.
+
+        Raises:
+            _Again: the stream did not, and was emptied.
+        """
+        if not (await ensure_streams(session, self._definitions))[EVENTS].atomic:
+            reason = f"the NATS server {session.server.version} has no atomic batches for the stream {EVENTS}"
+            raise NatsRefused(reason, "use nats-server 2.12 or newer")
+        await settled(session, self._log_id)
+        events = await facts(session, EVENTS)
+        # Grows with each message that is stored, so it makes ids that the server does not know.
+        fresh = events.last_sequence + (await facts(session, L0_EVENTS)).last_sequence
+        found = await find_place(session, self._log_id, self._store, events, fresh, fresh_ids=self._fresh_ids)
+        if (
+            isinstance(found, Place)
+            and found.position == NOTHING < self._place.position
+            and self._place.sequence <= events.last_sequence
+            and may_have_removed(events)
+        ):
+            # The messages of another home pushed those of this one out of the full stream.
+            found = self._place._replace(sequence=0, time="")
+        sent = min(max(await self._store.cursor(COMMANDS_SENT), self._commands_to), self._store.head)
+        self._commands_to = max(found.position, sent) if isinstance(found, Place) else sent
+        if self._rebuild:
+            await erase_l0(session, self._log_id)
+            found = Wrong("asked", "a rebuild was requested")
+        elif isinstance(found, Place):
+            asked = set(self._forgotten)
+            if not await self._has_forgotten(session, asked):
+                self._forgotten -= asked
+                self._fresh_ids = False
+                return found
+            found = Wrong("forgotten", "the stream had payloads that the log has forgotten")
+        elif found.note == "diverged" and self.counts["published"]:
+            reason = "a copy of this home publishes other records under the same log's name"
+            raise NatsRefused(reason, "end one of the two homes, then restart this sidecar")
+        else:
+            await asyncio.sleep(EMPTIED.pause(self._emptied) if self._emptied else 0)
+            self._emptied += 1
+        log.warning("the mirror: %s; everything is published again", found.why)
+        await self._store.advance(COMMANDS_SENT, self._commands_to)
+        await self._store.write_hints()
+        await empty(session, self._log_id)
+        if found.note == "asked":
+            self._rebuild = False
+            self.counts["rebuilt"] += 1
+        self._notes[f"emptied:{found.note}"] += 1
+        self.counts["republished"] += 1
+        self._place, self._level_to = Place(NOTHING, 0, 0), NOTHING
+        raise _Again
+
+    async def _has_forgotten(self, session: JetStream, asked: Collection[str]) -> bool:
+        """Erase the L0 messages of the records that the log has forgotten; return whether the message of such a record
+        has a payload."""
+        removed = await self._store.removed()
+        if removed == self._checked and not asked:
+            return False
+        gone = await forgotten_in(self._store, removed, asked)
+        if gone:
+            await erase_l0(session, self._log_id, frozenset().union(*(each.positions for each in gone)))
+        for each in gone:
+            if await has_payload(session, self._log_id, each):
+                return True
+        self._checked = removed
+        return False
+
+    async def _fold(self, until: int) -> None:
+        """Fold the sessions' contexts up to a position."""
+        contexts, passed = (
+            (self._contexts, self._folded_to) if self._folded_to <= until else (ContextProjection(), NOTHING)
+        )
+        if passed < until:
+            async for record in self._store.read_all(after=passed):
+                if record.position > until:
+                    break
+                contexts.apply(record)
+                if record.position % (YIELD_RECORDS * 8) == 0:
+                    await asyncio.sleep(0)
+        self._contexts, self._folded_to = contexts, until
+
+    async def _look(self, session: JetStream) -> None:
+        """Raise ``_Again`` if another program changed the streams, or an end of the log's part; note how full they
+        are."""
+        there = await all_facts(session)
+        version = server_version(session.server.version)
+        plans = plan(self._definitions, [dict(each.config) for each in there], server=version)
+        last = await last_message(session, EVENTS, log_pattern(self._log_id))
+        if any(each.action != "keep" for each in plans) or (last.sequence if last else 0) != self._place.sequence:
+            raise _Again
+        events = next(each for each in there if each.name == EVENTS)
+        if last is not None and await lacks_beginning(session, self._log_id, self._store, events):
+            raise _Again
+        account = await session.api("INFO")
+        used = int(account.get("storage") or 0)
+        sizes = {
+            "stream": (int(events.state["bytes"]), int(events.config.get("max_bytes") or 0)),
+            "store": (used, self._max_store or int((account.get("limits") or {}).get("max_storage") or 0)),
+        }
+        self._full = {name: round(size / limit, 3) for name, (size, limit) in sizes.items() if limit > 0}
+
+    # --- publishing ---
+
+    async def _serve(self, session: JetStream) -> None:
+        """Publish until this task ends. Returns when the log is closed, or all is published and nothing more wanted."""
+        self._doing = "resuming"
+        self._place, self._level_to = await self._find(session), NOTHING
+        await self._fold(self._place.position)
+        self._known_l0 = await l0_behind(session, self._log_id, self._place)
+        await self._look(session)
+        self._doing, self._problem = "publishing", ""
+        mirror = Mirror(self._log_id, session.server.max_payload, self._place.number)
+        news = asyncio.create_task(self._news())
+        ended = asyncio.create_task(session.ended())
+        storing: asyncio.Task[int] | None = None
+        loop = asyncio.get_running_loop()
+        look = loop.time() + self._look_seconds
+        records = self._records(self._place.position)
+        waiting = Run(NOTHING)
+        try:
+            while True:
+                self._wake.clear()
+                run = await self._built(records, mirror)
+                begun = await begin_run(session, run) if run.own else None
+                if storing is not None:
+                    await self._stored(waiting, await storing)
+                    storing = None
+                if self._is_ending() or self._rebuild or self._forgotten or ended.done():
+                    raise _Again
+                if begun is not None:
+                    self._stop_at("before-publish")
+                    self._is_storing, waiting, self._doing = True, run, "publishing"
+                    storing = asyncio.create_task(finish_run(begun, self._log_id, behind=self._place.sequence))
+                    continue
+                self._doing, self._level_to = "idle", self._read_to
+                if self._ending or news.done():
+                    return
+                if loop.time() >= look:
+                    await self._look(session)
+                    self._emptied = 0
+                    look = loop.time() + self._look_seconds
+                await self._quiet(look - loop.time(), news, ended)
+        finally:
+            self._is_storing = False
+            tasks = [task for task in (storing, news, ended) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stored(self, run: Run, sequence: int) -> None:
+        self._is_storing = False
+        self._stop_at("after-publish")
+        self._place = self._place._replace(position=run.position, sequence=sequence)
+        self._notes.update(run.notes)
+        self.counts["published"] += len(run.l0) + len(run.commands) + len(run.own)
+        if run.commands:
+            self._commands_to = run.position
+            await self._store.advance(COMMANDS_SENT, run.position)
+
+    async def _records(self, after: int) -> AsyncIterator[Record | None]:
+        """The records behind a position, and ``None`` whenever there are no more for now."""
+        while True:
+            head = self._store.head
+            if after < head:
+                async for record in self._store.read_all(after=after):
+                    after = record.position
+                    yield record
+                after = max(after, head)  # the end of the log may have been pruned
+            self._read_to = after
+            yield None
+
+    async def _built(self, records: AsyncIterator[Record | None], mirror: Mirror) -> Run:
+        """The next run; empty if there are no records for now."""
+        run, now = Run(NOTHING), self._now_ms()
+        while not run.is_full and (record := await anext(records)) is not None:
+            self._add(run, record, mirror, now)
+            if len(run.own) % YIELD_RECORDS == 0:
+                await asyncio.sleep(0)
+        return run
+
+    def _add(self, run: Run, record: Record, mirror: Mirror, now_ms: int) -> None:
+        ts = record.event.ts
+        self._contexts.apply(record)
+        self._folded_to = run.position = record.position
+        made = mirrored(record, self._contexts.of(record.event), mirror)
+        *l0, own = made.messages
+        if ts < now_ms - L0_DAYS * DAY_MS:
+            run.notes += ["l0_old"] if l0 else []
+        elif l0 and self._known_l0:
+            run.l0 += [each for each in l0 if h.read_message_id(each.headers)[:2] not in self._known_l0]
+        else:
+            run.l0 += l0
+        if made.commands and record.position > self._commands_to:
+            if ts < now_ms - COMMAND_DAYS * DAY_MS:
+                run.notes.append(f"{UNSENT}:old")
+            else:
+                run.commands += made.commands
+        run.own.append(own)
+        run.notes += made.notes
+        run.size += sum([len(message.body) for message in made.messages])
+
+    async def _news(self) -> None:
+        """Wake the task whenever the log has grown; ends when the log is closed."""
+        async for _ in self._store.subscribe(after=self._place.position, wanted=lambda event: False):
+            self._wake.set()
+
+    async def _quiet(self, seconds: float, *tasks: asyncio.Task[Any]) -> None:
+        """Return after some seconds, or when the log has grown, the task has something to do, or a task has ended."""
+        woken = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait((woken, *tasks), timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()

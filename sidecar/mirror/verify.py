@@ -1,7 +1,7 @@
 """Compares a mirror with its log for ``mirror verify``: the I/O around ``bridge/nats/mirror/comparing.py``.
 
-The comparison changes neither the mirror nor the log, and takes no lock. Records appended during the comparison are not
-compared.
+The comparison changes neither the mirror nor the log, takes no lock, and reads only the headers of the messages.
+Records that come during the comparison are not compared.
 """
 
 from __future__ import annotations
@@ -9,29 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
+from bridge.nats.jetstream.errors import NotFound
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, count_messages, facts, read_back
+from bridge.nats.jetstream.stream_plan import DAY_S, EVENTS, L0_EVENTS
+from bridge.nats.jetstream.streams import StreamFacts, StreamMessage, facts, last_message, read_back
 from bridge.nats.l0.context import ContextProjection
-from bridge.nats.mirror.comparing import Comparer, Comparison, Difference, Family, Limits
+from bridge.nats.mirror.comparing import Comparer, Comparison, Difference
 from bridge.nats.mirror.messages import Mirror, mirrored
-from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION
+from bridge.nats.mirror.place import may_have_removed
 from bridge.nats.subjects import agent_events_pattern, log_pattern
 from streams.log.reader import LogReader
 from streams.store import NOTHING
 
-TRIES: Final = 3
-"""Maximum number of attempts in a row that are interrupted before any message arrives."""
-
 NAMED: Final = 500
 """Maximum number of event ids in one difference."""
 
-SILENCE_SECONDS: Final = 5.0
+L0_AGE_MS: Final = 7 * DAY_S * 1000
 _YIELD_RECORDS: Final = 256
 
 
@@ -50,35 +49,23 @@ class Disturbed(Exception):
 
 @dataclass(slots=True)
 class Verified:
-    """The result of a comparison: how many records the log has, and each stream's result.
-
-    ``is_forgetting``: the mirror is erasing forgotten payloads, so messages that still have one are no fault.
-    """
+    """The result of a comparison: how many records the log has, and each stream's result."""
 
     records: int = 0
     streams: list[Comparison] = field(default_factory=list)
-    is_forgetting: bool = False
 
     @property
     def kinds(self) -> Counter[str]:
         """The number of messages that are wrong, by kind of difference."""
-        found = sum((stream.differences for stream in self.streams), Counter[str]())
-        if self.is_forgetting:
-            del found["unforgotten"]
-        return found
+        return sum((stream.differences for stream in self.streams), Counter[str]())
 
     @property
     def differences(self) -> int:
         return self.kinds.total()
 
     @property
-    def forgetting(self) -> int:
-        """The number of messages with forgotten payloads that the mirror is about to erase."""
-        return sum(stream.differences["unforgotten"] for stream in self.streams) if self.is_forgetting else 0
-
-    @property
     def waiting(self) -> int:
-        """The number of records that were never mirrored."""
+        """The number of records that are not mirrored yet."""
         return self.streams[0].waiting if self.streams else 0
 
     def as_json(self) -> dict[str, Any]:
@@ -87,7 +74,6 @@ class Verified:
             "records": self.records,
             "differences": self.differences,
             "waiting": self.waiting,
-            "forgetting": self.forgetting,
             "streams": [stream.as_json() for stream in self.streams],
         }
 
@@ -124,39 +110,37 @@ class MirrorCheck:
         """Yield every difference. Cancelling is safe.
 
         Raises:
-            NatsError: the server is unreachable, or becomes unreachable and stays so.
+            NatsError: the server is unreachable, or the connection ended.
             CorruptLog: a record is damaged; the mirror may have an intact copy.
             Disturbed: the log or the stream changed during the comparison.
         """
-        # Read the mirror's position before reading the streams and the log, so that both contain everything up to it.
-        mirrored_to = await self._mirrored_to()
         session = await self._sessions.get()
-        streams: list[tuple[str, Family, str]] = [
-            (EVENTS, "records", log_pattern(self._log_id)),
-            (L0_EVENTS, "meanings", agent_events_pattern()),
-        ]
-        there = [await _facts(session, name) for name, _, _ in streams]
-        removed = await self._reader.removed()
-        head = self._reader.head
-        mirror, now_ms = Mirror(self._log_id, session.server.max_payload), self._now_ms()
-        sides = []
-        for (name, family, pattern), found in zip(streams, there, strict=True):
-            limits = Limits() if found is None else Limits.of(found.config, found.state, mirror.max_payload)
-            comparer = Comparer(name, family, mirror, head=head, removed=removed, limits=limits, now_ms=now_ms)
-            sides.append(_Side(self._sessions, name, pattern, found, comparer))
-        self.summary.streams = [side.comparer.result for side in sides]
         try:
-            async for difference in self._compare(sides, mirror, head):
-                yield difference
+            # Read where the mirror is before the log, so that the log contains everything up to there.
+            mirrored_to = await self._mirrored_to(session)
+            removed, head = await self._reader.removed(), self._reader.head
+            events, meanings = [await _facts(session, name) for name in (EVENTS, L0_EVENTS)]
+            is_full = events is not None and may_have_removed(events)
+            common: dict[str, Any] = {"head": head, "mirrored_to": min(mirrored_to, head), "removed": removed}
+            sides = [
+                _Side(
+                    Comparer(EVENTS, "records", self._log_id, is_full=is_full, **common),
+                    _messages(session, events, log_pattern(self._log_id)),
+                ),
+                _Side(
+                    Comparer(L0_EVENTS, "meanings", self._log_id, old_before_ms=self._now_ms() - L0_AGE_MS, **common),
+                    _messages(session, meanings, agent_events_pattern()),
+                ),
+            ]
+            self.summary.streams = [side.comparer.result for side in sides]
+            async with aclosing(sides[0].messages), aclosing(sides[1].messages):
+                async for difference in self._compare(sides, Mirror(self._log_id, session.server.max_payload), head):
+                    yield difference
             for side in sides:
-                missing = side.comparer.finish(min(mirrored_to, head), front_is_whole=await side.front_is_whole())
-                async for difference in self._named(side.comparer, list(missing)):
+                async for difference in self._named(side.comparer, list(side.comparer.finish())):
                     yield difference
         except NotFound:
             raise Disturbed("a stream of the copy was removed on the server") from None
-        finally:
-            for side in sides:
-                await side.close()
         if await self._reader.removed() != removed:
             raise Disturbed("the log was pruned or some of its records were forgotten")
 
@@ -166,10 +150,10 @@ class MirrorCheck:
             if record.position > head:
                 break
             contexts.apply(record)
-            context = contexts.of(record.event)
-            messages = mirrored(record, context, mirror).messages
-            for side in sides:
-                side.comparer.expect(record, context, messages)
+            l0 = mirrored(record, contexts.of(record.event), mirror).messages[:-1]
+            parts = [h.read_message_id(message.headers).part for message in l0]
+            for side, wanted in zip(sides, ([""], parts), strict=True):
+                side.comparer.expect(record, wanted)
                 while (message := await side.next()) is not None and side.comparer.is_due(message):
                     side.ahead = None
                     if found := side.comparer.take(message):
@@ -200,76 +184,38 @@ class MirrorCheck:
                     first, ids = record.position + 1, []
             yield run._replace(position=first, events=tuple(ids))
 
-    async def _mirrored_to(self) -> int:
-        cursor = await asyncio.to_thread(self._reader.cursor, MIRROR)
-        if cursor != NOTHING:
-            return cursor
-        snapshot = await self._reader.snapshot(MIRROR, MIRROR_VERSION)
-        return snapshot.position if snapshot is not None else NOTHING
+    async def _mirrored_to(self, session: JetStream) -> int:
+        try:
+            last = await last_message(session, EVENTS, log_pattern(self._log_id))
+        except NotFound:
+            return NOTHING
+        position = h.read_position(last.headers) if last is not None else None
+        return NOTHING if position is None else position
 
 
+@dataclass(slots=True)
 class _Side:
-    """One stream: its messages in order, across interruptions, up to the message that was the last one at the start."""
+    """One stream: its messages in order."""
 
-    def __init__(
-        self, sessions: Sessions, name: str, pattern: str, there: StreamFacts | None, comparer: Comparer
-    ) -> None:
-        self._sessions, self._name, self._pattern = sessions, name, pattern
-        self._there, self.comparer = there, comparer
-        self._messages = self._read()
-        self.ahead: StreamMessage | None = None
-        """The message that ``next`` returns again until somebody takes it by setting this to ``None``."""
+    comparer: Comparer
+    messages: Any
+    ahead: StreamMessage | None = None
+    """The message that ``next`` returns again until somebody takes it by setting this to ``None``."""
 
     async def next(self) -> StreamMessage | None:
         """Return the next message; ``None`` after the last one."""
         if self.ahead is None:
-            self.ahead = await anext(self._messages, None)
+            self.ahead = await anext(self.messages, None)
         return self.ahead
 
-    async def front_is_whole(self) -> bool:
-        """See ``Comparer.finish``. If limits removed messages, a result of false may be wrong; a result of true is
-        always right."""
-        there, first = self._there, self.comparer.result.first_sequence
-        if there is None:
-            return False
-        if not int(there.state.get("num_deleted") or 0):
-            return True
-        end = there.last_sequence + 1 if first is None else first
-        session = await self._sessions.get()
-        now = await facts(session, self._name)
-        begun, ended = [
-            await count_messages(session, self._name, from_sequence=sequence) for sequence in (now.first_sequence, end)
-        ]
-        return begun - ended == max(end - now.first_sequence, 0)
 
-    async def close(self) -> None:
-        await self._messages.aclose()
-
-    async def _read(self) -> Any:
-        if self._there is None or not self._there.messages:
-            return
-        following, tries = self._there.first_sequence, TRIES
-        while True:
-            try:
-                session = await self._sessions.get()
-                reading = read_back(
-                    session,
-                    self._name,
-                    subject=self._pattern,
-                    from_sequence=following,
-                    silence_seconds=SILENCE_SECONDS,
-                )
-                async for message in reading:
-                    if message.sequence > self._there.last_sequence:
-                        return
-                    following, tries = message.sequence + 1, TRIES
-                    yield message
+async def _messages(session: JetStream, there: StreamFacts | None, pattern: str) -> AsyncIterator[StreamMessage]:
+    """The headers of a stream's messages, up to the one that is the last now."""
+    if there is not None and there.messages:
+        async for message in read_back(session, there.name, subject=pattern, headers_only=True):
+            if message.sequence > there.last_sequence:
                 return
-            except NatsUnavailable:
-                tries -= 1
-                if not tries:
-                    raise
-                await asyncio.sleep(0.5)
+            yield message
 
 
 async def _facts(session: JetStream, name: str) -> StreamFacts | None:

@@ -7,6 +7,7 @@ an independent reader. Records arrive while the server is away, and never wait f
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import sqlite3
 import time
 from collections import Counter
@@ -14,19 +15,22 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
 from sidecar.mirror.task import MirrorTask
 from streams.identity import seeded_identity
 from streams.log.log import Log
-from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, session_events, unsynced
+from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, mirroring, session_events, unsynced
 from tests.nats_servers import RealServer, real_server
-from tests.streams.databases import change
 from tests.streams.sizes import is_set, size
 from tests.torture.figures import MAX_GROWTH_MIB, held_mib, note, seeded
 
-CYCLES = size("MIRROR_CYCLES", 11)
+CYCLES = size("MIRROR_CYCLES", 9)
 RECORDS = size("MIRROR_CYCLE_RECORDS", 80)
 SESSIONS = 60
+KILLS = size("MIRROR_KILLS", 3)
 HOLDS = (0.05, 0.5, 3.5) if is_set("MIRROR_CYCLES") else (0.05,)
 """For how many seconds a server is held."""
 
@@ -60,9 +64,7 @@ class Tormented:
             "killed": self.killed,
             "held": self.held,
             "wiped": self.wiped,
-            "upgraded": self.upgraded,
             "crashed": self.crashed,
-            "notes_lost": self.notes_lost,
             "forgotten": self.forgotten,
             "moved": self.moved,
             "locked": self.locked,
@@ -86,11 +88,6 @@ class Tormented:
         self.server.wipe()
         self.server.start()
 
-    async def upgraded(self) -> None:
-        self.server.kill()
-        self.server.version = "2.15"
-        self.server.start()
-
     async def crashed(self) -> None:
         """Stop the mirror at a random moment and start another one."""
         appending = asyncio.create_task(self.append())
@@ -104,12 +101,6 @@ class Tormented:
         self.sessions = Sessions(self.server.ask_options)
         self.task = MirrorTask(self.store, LOG_ID, self.sessions, lambda: NOW_MS)
         self.task.start()
-
-    async def notes_lost(self) -> None:
-        await self.task._stop(patient=False)
-        await self.store.write_hints()
-        change(self.store.store, "DELETE FROM hints")
-        await self.again()
 
     async def forgotten(self) -> None:
         stream = f"ses_{self.draw.randrange(SESSIONS)}"
@@ -148,7 +139,7 @@ async def test_whatever_happens_the_mirror_ends_as_the_log(tmp_path: Path) -> No
     store = await Log.open(tmp_path / "store", seeded_identity(3))
     done: Counter[str] = Counter()
     before = 0.0
-    with real_server(tmp_path / "nats", "2.10", jetstream=unsynced(tmp_path / "nats")) as server:
+    with real_server(tmp_path / "nats", jetstream=unsynced(tmp_path / "nats")) as server:
         one = Tormented(store, server)
         faults = one.faults()
         # Each of them once before any comes twice.
@@ -168,3 +159,64 @@ async def test_whatever_happens_the_mirror_ends_as_the_log(tmp_path: Path) -> No
     grown = held_mib() - before
     note("mirror", records=one.count, cycles=CYCLES, append_max_s=one.longest_append_s, rss_growth=grown, **done)
     assert grown < MAX_GROWTH_MIB
+
+
+def mirror_until_killed(path: Path, options: ConnectOptions, rebuilds: list[float]) -> None:
+    """A process that mirrors the log in a directory, as long as it lives; after these seconds it is to rebuild."""
+
+    async def given() -> ConnectOptions:
+        return options
+
+    async def work() -> None:
+        log = await Log.open(path, seeded_identity(5))
+        task = MirrorTask(log, LOG_ID, Sessions(given), lambda: NOW_MS)
+        task.start()
+        for seconds in rebuilds:
+            await asyncio.sleep(seconds)
+            task.rebuild()
+        await asyncio.Event().wait()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+async def test_neither_a_kill_of_the_mirror_nor_of_the_server_loses_or_doubles_anything(
+    tmp_path: Path, rebuilt: bool
+) -> None:
+    """Also not while a rebuild empties and fills the stream."""
+    draw, path = seeded(f"mirror kills {rebuilt}"), tmp_path / "store"
+    store = await Log.open(path, seeded_identity(3))
+    await fill(store, session_events(4000, sessions=40), batch=500)
+    await store.close()
+    with real_server(tmp_path / "nats", jetstream=unsynced(tmp_path / "nats")) as own:
+        spawning = multiprocessing.get_context("spawn")
+        for _ in range(KILLS):
+            rebuilds = [draw.uniform(0, 0.4) for _ in range(4)] if rebuilt else []
+            process = spawning.Process(target=mirror_until_killed, args=(path, own.options, rebuilds))
+            process.start()
+            # It takes a second until the process mirrors, and about one to mirror all.
+            await asyncio.to_thread(process.join, draw.uniform(0.9, 2.2))
+            victim = draw.choice(["mirror", "server", "both"])
+            if victim != "mirror":
+                own.kill()
+                own.start()
+            if victim == "server":
+                await asyncio.to_thread(process.join, draw.uniform(0.1, 1.0))
+            process.kill()
+            process.join()
+            process.close()
+            if rebuilt:
+                store = await Log.open(path, seeded_identity(3))
+                async with mirroring(store, own) as task:
+                    task.rebuild()
+                    await asyncio.sleep(draw.uniform(0, 0.3))
+                    task.rebuild()
+                    await drained(task)
+                await check_equal(store, own)
+                await store.close()
+        store = await Log.open(path, seeded_identity(3))
+        async with mirroring(store, own) as task:
+            await drained(task)
+            assert not task.counts["republished"]
+        await check_equal(store, own)
+        await store.close()

@@ -9,12 +9,14 @@ window without storing a message twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Final
 
 from bridge.nats.jetstream.connection import NO_RESPONDERS, JetStream, decoded, waited
-from bridge.nats.jetstream.errors import BatchRefused, NatsError, NoStream
+from bridge.nats.jetstream.errors import BatchRefused, NatsError, NoStream, WrongExpectation
 from bridge.nats.jetstream.wire import Message, Received
 
 MAX_BATCH: Final = 1000
@@ -30,6 +32,11 @@ BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
 BATCH_COMMIT: Final = "Nats-Batch-Commit"
 EXPECTED_REVISION: Final = "Nats-Expected-Last-Subject-Sequence"
 """The header of a message that is stored only after the message with this sequence on its subject; 0: as the first."""
+
+EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
+"""The header with the pattern whose last message is meant, instead of that of the message's own subject."""
+
+_EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,20 @@ async def publish(session: JetStream, message: Message) -> Stored:
     """
     answer = await session.begin(message.subject, message.body, message.headers)
     return _stored(message, await waited(answer, PUBLISH_SECONDS))
+
+
+async def settle(session: JetStream, subject: str) -> None:
+    """Return when the stream of a subject has handled every message that reached the server before this call.
+
+    The server answers requests beside the streams' queues, so a request can overtake a message whose answer is lost.
+    The message that this sends waits in the queue behind it, and is then refused.
+
+    Raises:
+        NatsError: the server did not answer, or no stream stores the subject.
+    """
+    answer = await session.begin(subject, b"", {_EXPECTED_STREAM: "-"})
+    with suppress(WrongExpectation):
+        _stored(Message(subject, {}, b""), await waited(answer, PUBLISH_SECONDS))
 
 
 async def publish_all(session: JetStream, messages: Sequence[Message], *, window: int = WINDOW) -> list[Stored]:
@@ -114,18 +135,20 @@ class StagedBatch:
     begun: asyncio.Future[Received] | None
     """The answer to the first message; ``None`` if the batch has only one message."""
 
-    async def commit(self) -> Stored:
+    async def commit(self, guard: Mapping[str, str] = MappingProxyType({})) -> Stored:
         """Send the last message, which stores all consecutively or none; return where the last is stored.
 
+        ``guard`` are more headers of the last message.
+
         Raises:
+            WrongExpectation: the stream is not as ``guard`` expects it; nothing was stored.
             BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
                 duplicates.
             NatsUnavailable: no answer came; either all messages are stored or none is.
         """
         last = len(self.messages)
         what = f"a batch to {self.messages[0].subject}"
-        headers = _in_batch(self.messages[-1], self.batch_id, last)
-        headers[BATCH_COMMIT] = "1"
+        headers = {**_in_batch(self.messages[-1], self.batch_id, last), **guard, BATCH_COMMIT: "1"}
         committed = await self.session.begin(self.messages[-1].subject, self.messages[-1].body, headers)
         if self.begun is not None:
             first = await waited(self.begun, PUBLISH_SECONDS)

@@ -7,6 +7,7 @@ import base64
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Final
 
 from bridge.nats.jetstream.connection import API, JetStream, decoded, waited
@@ -68,6 +69,8 @@ class StreamMessage:
     sequence: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    time: str = ""
+    """When the server stored it, in ISO 8601; empty if it was read with others."""
 
 
 async def facts(session: JetStream, name: str) -> StreamFacts:
@@ -201,7 +204,12 @@ async def count_messages(session: JetStream, stream: str, subject: str = ">", *,
 
 
 async def _consumer(
-    session: JetStream, stream: str, subject: str, from_sequence: int, idle_seconds: float
+    session: JetStream,
+    stream: str,
+    subject: str,
+    from_sequence: int,
+    idle_seconds: float,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """A new consumer of the messages on a subject, as the server describes it; an idle one is removed by itself."""
     config: dict[str, Any] = {
@@ -213,7 +221,10 @@ async def _consumer(
         "num_replicas": 1,
         "max_deliver": 1,
         **({"filter_subject": subject} if subject else {}),
+        **more,
     }
+    if "opt_start_time" in more:
+        del config["opt_start_seq"]
     return await session.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
 
 
@@ -242,9 +253,19 @@ async def delete_messages(session: JetStream, stream: str, sequences: Sequence[i
 
 
 async def read_back(
-    session: JetStream, stream: str, *, subject: str = "", from_sequence: int = 1, silence_seconds: float = 10.0
+    session: JetStream,
+    stream: str,
+    *,
+    subject: str = "",
+    from_sequence: int = 1,
+    since: str = "",
+    headers_only: bool = False,
+    silence_seconds: float = 10.0,
 ) -> AsyncIterator[StreamMessage]:
     """Read a stream in order, from ``from_sequence`` to the message that was the last one when this was called.
+
+    ``since``: begin with the first message that was stored at this time (ISO 8601) or later, instead.
+    ``headers_only``: leave the bodies on the server.
 
     Only messages on ``subject``, a subject or pattern, are read. Reading changes nothing on the server, and any number
     of readers can run at a time.
@@ -255,7 +276,10 @@ async def read_back(
             with the sequence after the last message.
     """
     last = (await facts(session, stream)).last_sequence
-    made = await _consumer(session, stream, subject, from_sequence, silence_seconds + 20)
+    more: dict[str, Any] = {"headers_only": True} if headers_only else {}
+    if since:
+        more |= {"deliver_policy": "by_start_time", "opt_start_time": since}
+    made = await _consumer(session, stream, subject, from_sequence, silence_seconds + 20, more)
     name, left = str(made["name"]), int(made.get("num_pending") or 0)
     inbox = session.new_inbox()
     arrived: asyncio.Queue[Received] = asyncio.Queue()
@@ -342,4 +366,5 @@ def _stream_message(answer: Mapping[str, Any]) -> StreamMessage:
         int(message["seq"]),
         HeaderBlock(base64.b64decode(message.get("hdrs") or "")),
         base64.b64decode(message.get("data") or ""),
+        str(message.get("time") or ""),
     )

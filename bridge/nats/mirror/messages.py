@@ -61,8 +61,8 @@ UNSENT: Final = "cmd_unsent"
 follows and says why.
 """
 
-BATCH_RESERVE: Final = 256
-"""Bytes reserved for the headers of atomic batches."""
+BATCH_RESERVE: Final = 512
+"""Bytes reserved for the headers that an atomic batch adds to a message."""
 
 _LONGEST_FORM = len(f"{FORM}: forgotten\r\n")
 

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from sidecar.care.checks.agents import RESERVED
@@ -21,6 +21,10 @@ from sidecar.read.wording import counted
 
 if TYPE_CHECKING:
     from sidecar.config import NatsConfig
+
+
+FULL_FROM: Final = 0.9
+"""From this share of its limit on, a store or stream is said to be full soon."""
 
 
 def check_nats(scene: Scene) -> list[Check]:
@@ -169,8 +173,13 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
         ]
     if (reserved := reserved_keys(mirror)) is not None:
         return [Check("mirror", "note", *reserved)]
+    if (full := mirror["full"].get("store", 0.0)) >= FULL_FROM:
+        text = f"the NATS server's store is {full:.0%} full; when it is full, nothing is mirrored any more"
+        return [Check("mirror", "note", text, "raise `max_store_bytes` in [nats], or remove messages from the server")]
     behind = f"{counted(mirror['lag'], 'record')} behind the log" if mirror["lag"] else "up to date with the log"
-    return [Check("mirror", "ok", f"{behind}; `durable-stream mirror verify` compares the two")]
+    stream = mirror["full"].get("stream", 0.0)
+    room = f"; its stream is {stream:.0%} full, then its oldest messages go" if stream >= FULL_FROM else ""
+    return [Check("mirror", "ok", f"{behind}{room}; `durable-stream mirror verify` compares the two")]
 
 
 def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -23,7 +23,6 @@ if RUNS:
     from sidecar.cli.shared.nats import at_rest, connection, mirror_words, nats_words
     from sidecar.config import Config, load_config
     from sidecar.home import Home
-    from sidecar.link.client import ClientError
     from sidecar.read.wording import counted
     from streams.errors import CorruptLog
     from streams.log.presence import located
@@ -52,7 +51,7 @@ async def status(run: Run) -> int:
     home = run.own_home
     config, out = load_config(home.config_path), run.out
     runs = home.running() is not None
-    found = await ask_running(home, "mirror") if runs else _at_rest(home, config)
+    found = await ask_running(home, "mirror") if runs else _at_rest(config)
     if out.json:
         out.object(found)
     else:
@@ -64,14 +63,12 @@ async def status(run: Run) -> int:
 async def verify(run: Run) -> int:
     """Compare the copy of the log on NATS with the log.
 
-    Compares ids, order, subjects, headers and bytes of every message. Messages that the
-    server's limits removed, that the log has pruned, or that the mirror is just about to forget, are not faults.
-    Changes nothing.
+    Compares order, id, hash and form of every message. Messages that the server's limits removed, or that the log has
+    pruned, are not faults. Changes nothing.
     """
     out, home = run.out, run.own_home
     async with connection(home) as sessions:
         check = await _check(home, sessions, with_ids=out.json)
-        check.summary.is_forgetting = await _is_forgetting(home)
         await _run_check(out, check)
     summary = check.summary
     if out.json:
@@ -110,24 +107,24 @@ async def rebuild(run: Run, yes: YesFlag = False) -> None:
 # --- the mirror's status ---
 
 
-def _at_rest(home: Home, config: Config) -> dict[str, Any]:
-    """The state to show if no sidecar is running: the mirror's last saved position, compared with the log."""
-    found = at_rest(home, config.nats)
-    mirror = found.pop("mirror") or {"state": "off", "position": -1, "head": -1, "lag": 0, "rebuild": 0, "problem": ""}
-    del found["deltas"]
-    return {**found, **mirror}
+def _at_rest(config: Config) -> dict[str, Any]:
+    """The state to show if no sidecar is running."""
+    found = at_rest(config.nats)
+    del found["mirror"], found["deltas"]
+    state = "off" if config.nats.mode == "off" else "stopped"
+    return {**found, "state": state, "position": -1, "head": -1, "lag": 0, "problem": ""}
 
 
 def _rows(found: dict[str, Any], *, runs: bool) -> list[tuple[str, str]]:
     rows = [("nats", nats_words(found, runs=runs))]
     if found["mode"] == "off":
         return rows
+    if found["state"] == "stopped":
+        return [*rows, ("mirror", "goes on when a sidecar runs; `durable-stream mirror verify` says how far it is")]
     rows.append(("mirror", mirror_words(found)))
     if found["lag"]:
         last = f"position {found['position']} of {found['head']}" if found["position"] >= 0 else "none yet"
         rows.append(("last", last))
-    if found["rebuild"]:
-        rows.append(("rebuilds", str(found["rebuild"])))
     if found["problem"]:
         rows.append(("problem", found["problem"]))
     return rows
@@ -141,16 +138,6 @@ async def _check(home: Home, sessions: Sessions, *, with_ids: bool) -> MirrorChe
 
     reader = LogReader(home.store_path)
     return MirrorCheck(reader, _log_id(home), sessions, now_ms=own_identity().now_ms, with_ids=with_ids)
-
-
-async def _is_forgetting(home: Home) -> bool:
-    """Whether a running sidecar is erasing forgotten payloads on the server."""
-    if home.running() is None:
-        return False
-    try:
-        return bool((await ask_running(home, "mirror"))["state"] == "forgetting")
-    except ClientError:
-        return False  # the sidecar ended, or does not answer; then the comparison tells what is there
 
 
 def _log_id(home: Home) -> str:
@@ -168,8 +155,6 @@ async def _run_check(out: Output, check: MirrorCheck) -> None:
         async for found in check.run():
             if out.json:
                 out.object({"difference": found.as_json()})
-                continue
-            if found.kind == "unforgotten" and check.summary.is_forgetting:
                 continue
             shown[found.kind] += 1
             if shown[found.kind] <= SHOWN:
@@ -191,21 +176,14 @@ def _verdict(out: Output, summary: Verified) -> None:
         if count
     ]
     waiting = f"; {counted(summary.waiting, 'record')} not mirrored yet" if summary.waiting else ""
-    if summary.forgetting:
-        text = f"{counted(summary.forgetting, 'message')} with a forgotten payload, which the mirror is erasing now"
-        out.text(f"{text}: see `durable-stream mirror status`", "yellow")
     if not summary.differences:
-        equals = "otherwise equals" if summary.forgetting else "equals"
         also = f" (and {', '.join(said)})" if said else ""
         what = f"{counted(kept, 'message')} of {counted(summary.records, 'record')}"
-        out.text(f"the copy {equals} the log: {what} compared{also}{waiting}", "green")
+        out.text(f"the copy equals the log: {what} compared{also}{waiting}", "green")
         return
     told = ", ".join(f"{count} {WORDS[kind]}" for kind, count in summary.kinds.items())
     out.text(f"the copy differs from the log: {told}; nothing was changed{waiting}", "bold")
-    if summary.is_forgetting:
-        out.text("the mirror is still forgetting: compare again when `durable-stream mirror status` no longer says so")
-    else:
-        out.text("`durable-stream mirror rebuild` publishes this log again")
+    out.text("`durable-stream mirror rebuild` publishes this log again")
 
 
 # --- rebuilding ---

@@ -59,31 +59,12 @@ async def connection(home: Home) -> AsyncIterator[Sessions]:
 # --- the state of NATS in words, the same in `status` and `mirror status` ---
 
 
-def at_rest(home: Home, config: NatsConfig) -> dict[str, Any]:
-    """The ``nats`` field of ``status`` while no sidecar is running: the configuration, and the mirror's last known
-    position.
-
-    Raises:
-        StreamError: the store cannot be read.
-    """
+def at_rest(config: NatsConfig) -> dict[str, Any]:
+    """The ``nats`` field of ``status`` while no sidecar is running. Only the server knows how far the mirror is."""
     from sidecar.mirror.settings import external_options
-    from streams.log.reader import LogReader
 
-    mirror = None
-    if config.mode != "off":
-        reader = LogReader(home.store_path)
-        head = reader.head
-        position = reader.cursor("mirror")
-        mirror = {
-            "state": "stopped",
-            "position": position,
-            "head": head,
-            "lag": head - position,
-            "rebuild": None,
-            "problem": "",
-        }
     servers = external_options(config).shown if config.mode == "external" else None
-    return dict(OFF) | {"mode": config.mode, "servers": servers, "mirror": mirror}
+    return dict(OFF) | {"mode": config.mode, "servers": servers}
 
 
 def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
@@ -108,7 +89,6 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
 def mirror_words(found: Mapping[str, Any]) -> str:
     state = found["state"]
     if not found["lag"]:
-        doing = {"idle": "", "publishing": "", "stopped": ", when the sidecar last ran"}.get(state, f", {state}")
+        doing = {"idle": "", "publishing": ""}.get(state, f", {state}")
         return f"the whole log, up to position {found['head']}{doing}" if found["head"] >= 0 else "nothing mirrored yet"
-    later = "; published when a sidecar is running" if state == "stopped" else f", {state}"
-    return f"{counted(found['lag'], 'record')} behind the log{later}"
+    return f"{counted(found['lag'], 'record')} behind the log, {state}"

@@ -78,7 +78,7 @@ def _nats_stopped(home: Home) -> dict[str, Any] | None:
     from sidecar.config import ConfigError, load_config
 
     try:
-        return at_rest(home, load_config(home.config_path).nats)
+        return at_rest(load_config(home.config_path).nats)
     except (ConfigError, StreamError, OSError):
         return None  # the reason is already among the problems
 

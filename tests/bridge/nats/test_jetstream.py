@@ -70,7 +70,7 @@ async def test_all_streams_are_made_as_they_must_be_and_once(tmp_path: Path, ser
         assert list(made) == [each.name for each in wanted()]
         assert made["MESHFORGE_COMMANDS"].config["retention"] == "workqueue"
         assert {each.config["storage"] for each in made.values()} == {"file"}
-        assert made["MESHFORGE_EVENTS"].atomic == (server.version == "2.15"), "as it reads back, not as it was asked"
+        assert made["MESHFORGE_EVENTS"].atomic, "as it reads back, not as it was asked"
         again = await keeping.ensure_streams(session, wanted())
         assert {name: each.config for name, each in again.items()} == {name: each.config for name, each in made.items()}
         assert [each.name for each in await keeping.all_facts(session)] == sorted(made)
@@ -136,11 +136,6 @@ async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, 
     stream = definition()
     facts = (await keeping.ensure_streams(session, [stream]))[stream.name]
     sent = messages(stream.name, 50)
-    if server.version == "2.10":
-        assert not facts.atomic
-        with pytest.raises(BatchRefused):
-            await batch(session, sent, batch_id="b0")
-        return
     assert facts.atomic
     last = await batch(session, sent, batch_id="b0")
     assert last.sequence == 50

@@ -37,9 +37,9 @@ def computed() -> list[dict[str, Any]]:
         {"name": name, "messages": [shown(m) for m in each.messages], "notes": list(each.notes)}
         for name, each in zip(made, mirror_all(chained(made.values())), strict=True)
     ]
-    small = mirror_all(chained([*list(made.values())[:4], made["tool step"]]), Mirror(LOG, max_payload=1150))
+    small = mirror_all(chained([*list(made.values())[:4], made["tool step"]]), Mirror(LOG, max_payload=1406))
     rows.append({"name": "pointer", "messages": [shown(m) for m in small[-1].messages], "notes": list(small[-1].notes)})
-    tiny = mirror_all(chained([*list(made.values())[:4], made["tool step"]]), Mirror(LOG, max_payload=1000))
+    tiny = mirror_all(chained([*list(made.values())[:4], made["tool step"]]), Mirror(LOG, max_payload=1256))
     rows.append({"name": "stub", "messages": [shown(m) for m in tiny[-1].messages], "notes": list(tiny[-1].notes)})
     again = mirror_all(chained([*list(made.values())[:4], made["turn ended"]]), Mirror(LOG, rebuild=2))
     rows.append({"name": "rebuilt", "messages": [shown(m) for m in again[-1].messages], "notes": list(again[-1].notes)})

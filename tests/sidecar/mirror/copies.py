@@ -145,10 +145,5 @@ class Copy:
         return run_and_stop(self.home.path, "mirror", "rebuild", "--yes", "--json")
 
 
-def store_files(server: RealServer, name: str) -> list[Path]:
-    """Files of a stopped server's store whose names end in ``name``."""
-    return sorted(path for path in (server.directory / "store").rglob("*") if path.name.endswith(name))
-
-
 def shown(found: list[dict[str, Any]]) -> str:
     return json.dumps(found, indent=1)

@@ -17,7 +17,7 @@ from sidecar.care.checks.nats import _unprotected, check_nats
 from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.mirror.settings import FREE_PORT, server_config
-from tests.nats_servers import TOKEN, VERSIONS, RealServer, program, real_server
+from tests.nats_servers import OLDEST, TOKEN, VERSIONS, RealServer, program, real_server
 
 
 def test_the_server_is_told_to_sync_always_to_stay_at_home_and_to_log_nothing_of_messages() -> None:
@@ -46,13 +46,13 @@ def test_the_server_understands_every_word_of_it(version: str, tmp_path: Path) -
 
 EMBEDDED = f'[nats]\nmode = "embedded"\nexecutable = "{program("2.15")}"\n'
 SERVER = {"state": "running", "pid": 7, "port": 4222, "version": "2.15.0", "restarts": 0, "problem": ""}
-MIRROR = {"state": "idle", "position": 4, "head": 4, "lag": 0, "problem": ""}
+MIRROR = {"state": "idle", "position": 4, "head": 4, "lag": 0, "problem": "", "full": {}}
 NOW = {"mode": "embedded", "problem": "", "server": SERVER, "mirror": MIRROR}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("nats"), "2.10") as one:
+    with real_server(tmp_path_factory.mktemp("nats"), OLDEST) as one:
         yield one
 
 
@@ -111,7 +111,7 @@ def test_external(home: Home, server: RealServer, tmp_path: Path) -> None:
 
     place = f"127.0.0.1:{server.port}"
     good = external(f"nats://{TOKEN}@{place}")
-    assert good.level == "ok" and place in good.text and "2.10" in good.text and TOKEN not in str(good)
+    assert good.level == "ok" and place in good.text and OLDEST in good.text and TOKEN not in str(good)
     for found, text, hint in (
         (external(f"nats://wrong@{place}"), "the login", "[nats]"),
         (external("nats://127.0.0.1:1"), NOTHING_LISTENS, "[nats]"),
@@ -125,11 +125,11 @@ def test_external(home: Home, server: RealServer, tmp_path: Path) -> None:
 def test_an_external_one_without_jetstream_or_too_old(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with real_server(tmp_path / "plain", "2.10", authorization={}) as plain:
+    with real_server(tmp_path / "plain", OLDEST, authorization={}) as plain:
         config = f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{plain.port}"]\n'
-        monkeypatch.setattr("sidecar.mirror.server.executable.OLDEST", (2, 11))
-        assert "oldest supported version is 2.11" in only(look(home, config)).text
-    with real_server(tmp_path / "bare", "2.10", authorization={}, jetstream=False) as bare:
+        monkeypatch.setattr("sidecar.mirror.server.executable.OLDEST", (2, 13))
+        assert "oldest supported version is 2.13" in only(look(home, config)).text
+    with real_server(tmp_path / "bare", OLDEST, authorization={}, jetstream=False) as bare:
         found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))
         assert found.level == "note" and "JetStream" in found.text and found.hint
 

@@ -1,9 +1,11 @@
-"""A mirror catches up with the log even if its notes, stream or log changed; forgetting reaches it."""
+"""A mirror that remembers nothing catches up with the log, whatever happens to it, to the stream or to the log."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from itertools import pairwise
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,7 @@ from nats.js.client import JetStreamContext
 
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.publishing import publish_all
-from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from bridge.nats.mirror.resuming import MIRROR, MIRROR_VERSION, MirrorState
-from bridge.nats.mirror.surveying import erase_l0
 from sidecar.mirror.rebuild import Rebuild
 from tests.memory import MemoryStore
 from tests.mirrors import (
@@ -29,8 +28,11 @@ from tests.mirrors import (
     open_store,
     read_independently,
     session_events,
+    unsynced,
 )
-from tests.nats_servers import TOKEN, RealServer, forgets_ids, own_of_both, until
+from tests.nats_servers import TOKEN, RealServer, forgets_ids, real_server, until
+
+LOOK = 0.2
 
 
 @pytest.fixture
@@ -49,179 +51,213 @@ async def mirrored_log(count: int, own: RealServer) -> MemoryStore:
     return store
 
 
-def lose_hints(store: MemoryStore) -> None:
-    store._cursors.clear()
-    store._snapshots.clear()
-
-
 async def let_ids_expire(own: RealServer) -> None:
     session = await JetStream.connect(own.options)
     await forgets_ids(session, EVENTS, L0_EVENTS)
     await session.close()
 
 
-# --- our own notes ---
+# --- its own ends ---
 
 
-@pytest.mark.parametrize("lost", [False, True])
-async def test_without_its_notes_and_after_the_duplicate_window_nothing_is_there_twice(
-    own: RealServer, lost: bool
-) -> None:
+async def test_after_the_duplicate_window_nothing_is_there_twice(own: RealServer) -> None:
     store = await mirrored_log(250, own)
-    if lost:
-        lose_hints(store)
     await let_ids_expire(own)
     await fill(store, session_events(50, first=250))
     async with mirroring(store, own) as task:
-        status = await drained(task)
-    assert status["rebuild"] == 0
+        await drained(task)
+        assert not task.counts["republished"]
     await check_equal(store, own)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
+@pytest.mark.parametrize("stored", ["some L0 messages", "all L0 messages"])
 async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
-    own: RealServer, runs: int, monkeypatch: pytest.MonkeyPatch
+    own: RealServer, runs: int, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between L0 messages and records, within both, and before the cursor is saved."""
-    monkeypatch.setattr("bridge.nats.mirror.publish.MAX_RUN", 40)
+    """Within the L0 messages of a run, or between them and its records."""
+    monkeypatch.setattr("bridge.nats.mirror.publish.MAX_BATCH", 40)
     store = MemoryStore()
     await fill(store, session_events(200))
-    sent = 0
+    from sidecar.mirror import task as module
+
+    finish, finished = module.finish_run, 0
 
     class Broken(Exception):
         pass
 
-    from bridge.nats.mirror import publish as module
-
-    publish = module._publish
-
-    async def breaking(session: Any, parts: Any) -> Any:
-        nonlocal sent
-        sent += 1
-        if sent == runs:
-            messages = [message for part in parts for message in part.messages]
-            await publish_all(session, messages[: len(messages) // 2])
-        if sent >= runs:
+    async def breaking(begun: Any, log_id: str, *, behind: int) -> int:
+        nonlocal finished
+        finished += 1
+        if finished == runs:
+            there = len(begun.run.l0) // (2 if stored.startswith("some") else 1)
+            await publish_all(begun.session, begun.run.l0[:there])
+        if finished >= runs:
             raise Broken
-        return await publish(session, parts)
+        return await finish(begun, log_id, behind=behind)
 
-    monkeypatch.setattr(module, "_publish", breaking)
+    monkeypatch.setattr(module, "finish_run", breaking)
     async with mirroring(store, own) as task:
         await until(lambda: task.status()["problem"], "it broke")
-    monkeypatch.setattr(module, "_publish", publish)
-    lose_hints(store)
+    monkeypatch.setattr(module, "finish_run", finish)
     await let_ids_expire(own)
     async with mirroring(store, own) as task:
         await drained(task)
     await check_equal(store, own)
 
 
-class Dies(Exception):
-    """Simulates a kill -9."""
+# --- foreign hands on the stream ---
+
+Hand = Callable[[JetStreamContext], Awaitable[Any]]
 
 
-@pytest.mark.parametrize("step", ["purged", "published"])
-async def test_no_rebuild_number_is_used_twice_however_often_it_is_killed(
-    own: RealServer, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Within the duplicate window, the server treats a purged message's number as a duplicate."""
-    from bridge.nats.mirror import publish as module
-    from sidecar.mirror import task as task_module
-
-    store = await mirrored_log(60, own)
-    publish = module._publish
-    used: list[set[int]] = []
-
-    async def dying(session: Any, parts: Any) -> Any:
-        messages = [message for part in parts for message in part.messages]
-        if not messages:
-            return await publish(session, parts)
-        kept = await store.snapshot(MIRROR, MIRROR_VERSION)
-        number = max(int(message.headers["Nats-Msg-Id"].rpartition(":")[2]) for message in messages)
-        assert kept is not None and MirrorState.of(kept).rebuild >= number, "kept before it is used"
-        used[-1].add(number)
-        if step != "purged" and not messages[0].subject.startswith("evt."):
-            return await publish(session, parts)
-        if step == "published":
-            await publish_all(session, messages[: len(messages) // 2])
-        raise Dies
-
-    monkeypatch.setattr(module, "_publish", dying)
-    for _ in range(3):
-        used.append(set())
-        sessions = Sessions(own.ask_options)
-        task = task_module.MirrorTask(store, LOG_ID, sessions, lambda: NOW_MS)
-        await erase_l0(await sessions.get(), LOG_ID)
-        task.rebuild()
-        task.start()
-        await until(lambda task=task: task.status()["problem"], "it died")
-        monkeypatch.setattr(task, "_keep_last", _nothing)  # one that is killed keeps nothing more
-        await task.close()
-        await sessions.close()
-    monkeypatch.setattr(module, "_publish", publish)
-    assert [max(before) < min(after) for before, after in pairwise(used)] == [True, True], "after each purge another"
-    async with mirroring(store, own) as last:
-        last.rebuild()
-        await until(lambda: last.counts["republished"], "it is published again")
-        await drained(last)
-    await check_equal(store, own)
-
-
-async def _nothing() -> None:
-    pass
-
-
-# --- the stream ---
-
-
-async def test_a_stream_that_was_emptied_or_made_anew_while_connected_is_filled_again(
-    own: RealServer, admin: JetStreamContext
-) -> None:
-    store = MemoryStore()
-    await fill(store, session_events(120))
-    async with mirroring(store, own, look_seconds=0.2) as task:
-        await drained(task)
-        await admin.purge_stream(EVENTS)
-        await until(lambda: task.status()["rebuild"] == 1, "it was noticed")
-        await drained(task)
-        await check_equal(store, own)
-        config = (await admin.stream_info(EVENTS)).config
-        await admin.delete_stream(EVENTS)
-        await admin.add_stream(config)
-        await fill(store, session_events(30, first=120))
-        await until(lambda: task.status()["rebuild"] == 2, "it was noticed")
-        await drained(task)
-        await check_equal(store, own)
-        assert task.status()["notes"]["resumed:wiped"] >= 1
-
-
-@own_of_both
-async def test_a_purge_within_the_duplicate_window_and_without_notes_is_made_good(
-    own: RealServer, admin: JetStreamContext
-) -> None:
-    """The server still knows all ids, reports duplicates, and stores nothing."""
-    store = await mirrored_log(60, own)
-    lose_hints(store)
+async def purged(admin: JetStreamContext) -> None:
     await admin.purge_stream(EVENTS)
-    async with mirroring(store, own) as task:
+
+
+async def removed(admin: JetStreamContext) -> None:
+    await admin.delete_stream(EVENTS)
+
+
+async def made_anew(admin: JetStreamContext) -> None:
+    config = (await admin.stream_info(EVENTS)).config
+    await admin.delete_stream(EVENTS)
+    await admin.add_stream(config)
+
+
+async def without_messages(admin: JetStreamContext, *, end: bool) -> None:
+    state = (await admin.stream_info(EVENTS)).state
+    first = state.last_seq - 9 if end else state.first_seq
+    for sequence in range(first, first + 10):
+        await admin.delete_msg(EVENTS, sequence)
+
+
+async def with_a_foreign_message(admin: JetStreamContext) -> None:
+    await admin.publish(f"evt.p.{LOG_ID}.s.x", b"hello")
+
+
+async def limited(admin: JetStreamContext, **limits: Any) -> None:
+    await admin.update_stream((await admin.stream_info(EVENTS)).config, **limits)
+
+
+HANDS: dict[str, Hand] = {
+    "purged": purged,
+    "stream removed": removed,
+    "stream made anew": made_anew,
+    "end deleted": partial(without_messages, end=True),
+    "beginning deleted": partial(without_messages, end=False),
+    "foreign message": with_a_foreign_message,
+    "max_msgs": partial(limited, max_msgs=50),
+    "full, and takes nothing new": partial(limited, max_msgs=120, discard="new"),
+}
+
+
+@pytest.mark.parametrize(
+    ("hand", "running"), [*((hand, True) for hand in HANDS), ("purged", False), ("end deleted", False)]
+)
+async def test_what_another_program_did_to_the_stream_is_mended(
+    own: RealServer, admin: JetStreamContext, hand: str, running: bool
+) -> None:
+    store = await mirrored_log(120, own)
+    if not running:
+        await HANDS[hand](admin)
+    async with mirroring(store, own, look_seconds=LOOK) as task:
+        if running:
+            await drained(task)
+            await HANDS[hand](admin)
+        await fill(store, session_events(30, first=120))
+        async with asyncio.timeout(60):
+            while True:
+                await drained(task)
+                try:
+                    await check_equal(store, own)
+                    break
+                except (AssertionError, nats.js.errors.NotFoundError):
+                    await asyncio.sleep(LOOK)
+
+
+async def test_messages_under_another_name_disturb_nobody(own: RealServer, admin: JetStreamContext) -> None:
+    store = await mirrored_log(20, own)
+    async with mirroring(store, own, look_seconds=LOOK) as task:
+        for number in range(5):
+            await admin.publish("evt.p.OTHER.s.x", b"%d" % number)
+            await fill(store, session_events(10, first=20 + 10 * number))
+            await drained(task)
+        assert not task.counts["republished"]
+    assert len(await read_independently(own, f"evt.*.{LOG_ID}.>")) == 70
+    assert len(await read_independently(own, "evt.*.OTHER.>")) == 5
+
+
+async def test_a_server_that_comes_back_with_an_older_store_is_filled_up(own: RealServer, tmp_path: Path) -> None:
+    store = await mirrored_log(100, own)
+    own.kill()
+    shutil.copytree(own.directory / "store", tmp_path / "older")
+    own.start()
+    async with mirroring(store, own, look_seconds=LOOK) as task:
+        await fill(store, session_events(100, first=100))
+        await drained(task)
+        own.kill()
+        own.wipe()
+        shutil.copytree(tmp_path / "older", own.directory / "store")
+        own.start()
+        await fill(store, session_events(10, first=200))
+        await until(lambda: len(store._records) - 1 == task.status()["position"], "it goes on")
         await drained(task)
     await check_equal(store, own)
 
 
-async def test_messages_that_are_gone_are_noticed_at_the_next_connection(
-    own: RealServer, admin: JetStreamContext
-) -> None:
-    store = await mirrored_log(90, own)
-    for gone in (range(86, 91), range(40, 44), range(1, 6)):  # the last, some in the middle, the first
-        first = (await admin.stream_info(EVENTS)).state.first_seq - 1
-        for sequence in gone:
-            await admin.delete_msg(EVENTS, first + sequence)
+async def test_an_older_log_replaces_what_a_later_one_published(own: RealServer) -> None:
+    """A home that was restored from a copy; once as it was, and once after it grew past the stream."""
+    await mirrored_log(100, own)
+    store = MemoryStore()
+    for first, count in ((0, 60), (60, 80)):
+        await fill(store, session_events(count, first=first, text=f"another {first}"))
         async with mirroring(store, own) as task:
             await drained(task)
-        await check_equal(store, own)
+        await check_equal(store, own, l0=False)
 
 
-async def test_what_the_streams_own_limits_removed_is_no_loss(own: RealServer, admin: JetStreamContext) -> None:
+async def test_of_two_copies_of_a_home_the_one_that_published_stands_still(own: RealServer) -> None:
+    store, copy = MemoryStore(), MemoryStore()
+    for each in (store, copy):
+        await fill(each, session_events(30))
+    async with mirroring(store, own, look_seconds=LOOK) as first:
+        await drained(first)
+        async with mirroring(copy, own, look_seconds=LOOK) as second:
+            await fill(copy, session_events(10, first=30, text="the copy's"))
+            await drained(second)
+            await fill(store, session_events(10, first=30))
+            await until(lambda: "a copy of this home" in first.status()["problem"], "the first one says so")
+            await fill(copy, session_events(10, first=40, text="the copy's"))
+            await drained(second)
+            assert not first.counts["republished"] and not second.counts["republished"]
+        await check_equal(copy, own)
+
+
+async def test_a_store_that_is_full_keeps_nobody_waiting_and_is_gone_on_with(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await fill(store, session_events(500))
+    directory = tmp_path / "nats"
+    with real_server(directory, jetstream={**unsynced(directory), "max_file_store": 12 * 2**20}) as server:
+        client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
+        ballast = client.jetstream()
+        async with mirroring(store, server, look_seconds=LOOK, max_store=12 * 2**20) as task:
+            await drained(task)
+            await ballast.add_stream(name="BALLAST", subjects=["ballast"])
+            for size in (100_000, 10_000):
+                with pytest.raises(nats.js.errors.APIError):
+                    while True:
+                        await ballast.publish("ballast", bytes(size))
+            await until(lambda: task.status()["full"]["store"] > 0.9, "status says so while it runs")
+            await fill(store, session_events(300, first=500, text="x" * 2000))
+            await until(lambda: task.status()["problem"], "it waits")
+            await ballast.delete_stream("BALLAST")
+            await drained(task)
+        await client.close()
+        await check_equal(store, server)
+
+
+async def test_what_the_streams_own_limit_removed_is_no_loss(own: RealServer) -> None:
     store = MemoryStore()
     async with mirroring(store, own, max_bytes=100_000) as task:
         await fill(store, session_events(400))
@@ -229,7 +265,7 @@ async def test_what_the_streams_own_limits_removed_is_no_loss(own: RealServer, a
     async with mirroring(store, own, max_bytes=100_000) as task:
         await fill(store, session_events(50, first=400))
         status = await drained(task)
-    assert status["rebuild"] == 0
+    assert status["full"]["stream"] > 0.9 and not task.counts["republished"]
     seen = await read_independently(own)
     positions = [int(each.headers["DS-Position"]) for each in seen]
     assert positions == list(range(positions[0], 450)) and 100 < positions[0] < 400
@@ -243,19 +279,15 @@ async def test_what_was_pruned_from_the_log_stays_in_the_mirror(own: RealServer)
     await store.prune({"ses_0": 12, "ses_1": 5}, at_ms=NOW_MS)
     await fill(store, session_events(30, first=100))
     async with mirroring(store, own) as task:
-        status = await drained(task)
-    assert status["rebuild"] == 0
-    assert len(await read_independently(own)) == 130
-    async with mirroring(store, own) as task:
-        task.rebuild()
-        await until(lambda: task.status()["rebuild"] == 1, "it was begun")
         await drained(task)
+        assert not task.counts["republished"]
+        assert len(await read_independently(own)) == 130
+        await Rebuild(task).run()
     seen = await read_independently(own)
     assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
-    lose_hints(store)
     async with mirroring(store, own) as task:
-        status = await drained(task)
-    assert status["rebuild"] == 1
+        await drained(task)
+        assert not task.counts["republished"]
 
 
 async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(own: RealServer) -> None:
@@ -270,15 +302,15 @@ async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(own: RealServer
         assert (status["position"], status["lag"], status["problem"]) == (19, 0, "")
     await fill(store, session_events(25, first=20))
     async with mirroring(store, own) as task:
-        status = await drained(task)
-    assert status["rebuild"] == 0 and not any(note.startswith("resumed") for note in status["notes"])
+        await drained(task)
+        assert not task.counts["republished"]
     seen = await read_independently(own)
     assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
     last = [record async for record in store.read_all()][-1]
     await store.prune({last.event.stream_id: last.offset + 1}, at_ms=NOW_MS)
     async with mirroring(store, own) as task:
-        done = await Rebuild(task, task._sessions, LOG_ID).run()
-    assert (done["phase"], done["position"], done["rebuild"]) == ("done", 44, 1)
+        done = await Rebuild(task).run()
+    assert (done["phase"], done["position"]) == ("done", 44)
     assert len(await read_independently(own)) == len([record async for record in store.read_all()])
 
 
@@ -307,7 +339,7 @@ async def test_what_is_forgotten_is_gone_from_the_server_and_the_mirror_is_the_l
         task.forgotten(["ses_3", "ses_4"])
         if away:
             own.start()
-        await until(lambda: task.status()["rebuild"] == 1, "it is published again")
+        await until(lambda: task.counts["republished"] == 1, "it is published again")
         await drained(task)
         await check_equal(store, own)
         forgotten = [e for e in await read_independently(own) if e.headers["DS-Form"] == "forgotten"]
@@ -316,7 +348,6 @@ async def test_what_is_forgotten_is_gone_from_the_server_and_the_mirror_is_the_l
     await store.close()
 
 
-@own_of_both
 async def test_the_bytes_of_what_is_forgotten_are_gone_from_the_servers_disk(own: RealServer) -> None:
     store = MemoryStore()
     await fill(store, session_events(30))
@@ -327,40 +358,49 @@ async def test_the_bytes_of_what_is_forgotten_are_gone_from_the_servers_disk(own
         assert holding(own.directory, SECRET)
         await store.forget(["ses_3"], at_ms=NOW_MS)
         task.forgotten(["ses_3"])
-        await until(lambda: task.status()["rebuild"] == 1, "it is published again")
+        await until(lambda: task.counts["republished"] == 1, "it is published again")
         await drained(task)
     own.kill()
     assert holding(own.directory, SECRET) == []
 
 
+async def test_a_single_record_that_was_forgotten_is_gone_and_its_neighbours_stay(own: RealServer) -> None:
+    store = await mirrored_log(100, own)
+    await store.forget([], positions=[42], at_ms=NOW_MS)
+    for republished in (1, 0):
+        async with mirroring(store, own) as task:
+            await drained(task)
+            assert task.counts["republished"] == republished
+        await check_equal(store, own)
+
+
 async def test_what_was_forgotten_while_no_mirror_ran_is_found_by_the_next_one(own: RealServer) -> None:
     store = await mirrored_log(100, own)
     await store.forget(["ses_2"], at_ms=NOW_MS)
-    assert await store.snapshot(MIRROR, MIRROR_VERSION) is None
     await fill(store, session_events(20, first=100))
-    async with mirroring(store, own) as task:
-        await drained(task)
-    await check_equal(store, own)
-    async with mirroring(store, own) as task:
-        status = await drained(task)
-    assert status["notes"]["resumed:forgotten"] == 1 and status["rebuild"] == 1
+    for republished in (1, 0):
+        async with mirroring(store, own) as task:
+            await drained(task)
+            assert task.counts["republished"] == republished
+        await check_equal(store, own)
 
 
+@pytest.mark.parametrize("step", ["erase_l0", "empty"])
 async def test_forgetting_that_is_cut_off_half_way_is_finished(
-    own: RealServer, monkeypatch: pytest.MonkeyPatch
+    own: RealServer, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     store = await mirrored_log(100, own)
-    from sidecar.mirror import progress as module
+    from sidecar.mirror import task as module
 
     async def broken(*_: Any, **__: Any) -> int:
         raise OSError("broken")
 
-    cut = module.cut
-    monkeypatch.setattr(module, "cut", broken)
+    whole = getattr(module, step)
+    monkeypatch.setattr(module, step, broken)
     await store.forget(["ses_2"], at_ms=NOW_MS)
     async with mirroring(store, own) as task:
-        await until(lambda: "broken" in task.status()["problem"], "it broke after the first half")
-    monkeypatch.setattr(module, "cut", cut)
+        await until(lambda: "broken" in task.status()["problem"], "it broke")
+    monkeypatch.setattr(module, step, whole)
     async with mirroring(store, own) as task:
         await drained(task)
     await check_equal(store, own)
@@ -379,5 +419,27 @@ async def test_while_it_is_paused_nothing_is_published(own: RealServer) -> None:
         assert task.status()["state"] == "paused" and task.status()["lag"] == 100
         assert len(await read_independently(own)) == 100
         task.resume()
+        await drained(task)
+    await check_equal(store, own)
+
+
+async def test_a_rebuild_that_is_asked_for_while_the_stream_is_emptied_is_not_lost(
+    own: RealServer, admin: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sidecar.mirror import task as module
+
+    store = await mirrored_log(60, own)
+    await with_a_foreign_message(admin)
+    empty, tasks = module.empty, list[module.MirrorTask]()
+
+    async def asked_meanwhile(*given: Any) -> None:
+        await empty(*given)
+        if not tasks[0].counts["republished"]:
+            tasks[0].rebuild()
+
+    monkeypatch.setattr(module, "empty", asked_meanwhile)
+    async with mirroring(store, own) as task:
+        tasks.append(task)
+        await until(lambda: task.counts["rebuilt"] == 1, "it is rebuilt")
         await drained(task)
     await check_equal(store, own)

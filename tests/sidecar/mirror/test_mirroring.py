@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import nats
-import pytest
 from nats.aio.msg import Msg
 
 from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.mirror.resuming import MIRROR
 from bridge.opencode.link.frames import HookItem
 from sidecar.mirror.deltas import MAX_WAITING, DeltaStream
 from tests.memory import MemoryStore
@@ -29,20 +27,6 @@ from tests.mirrors import (
     session_events,
 )
 from tests.nats_servers import HANG_SECONDS, TOKEN, RealServer, reached, real_server, until
-
-
-async def test_how_far_it_is_is_kept_when_nothing_more_comes(own: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``mirror verify`` counts missing messages up to the cursor as lost, and later ones as not sent yet."""
-    monkeypatch.setattr("sidecar.mirror.progress.CURSOR_SECONDS", 3600)
-    store = MemoryStore()
-    async with mirroring(store, own) as task:
-        for count in (30, 3):
-            await fill(store, session_events(count, first=store.head + 1))
-            await drained(task)
-            kept = 0
-            while kept < store.head:
-                kept = await store.cursor(MIRROR)
-                await asyncio.sleep(0.01)
 
 
 async def test_a_record_over_the_servers_limit_is_a_pointer_and_the_chain_holds(tmp_path: Path) -> None:

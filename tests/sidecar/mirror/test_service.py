@@ -23,7 +23,7 @@ from sidecar.link.launch import ensure_running
 from sidecar.mirror.reaching import sessions_of
 from sidecar.mirror.service import NatsService
 from streams.identity import seeded_identity, system_identity
-from tests.nats_servers import HANG_SECONDS, program, real_server, servers_of, until
+from tests.nats_servers import HANG_SECONDS, OLDEST, program, real_server, servers_of, until
 from tests.sidecar.cli.helpers import MAY_REMOVE, run
 from tests.sidecar.mirror.test_commands import consumers_of
 from tests.sidecar.support import running, start, wait_for
@@ -72,7 +72,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
-    served.start(f'[nats]\nmode = "embedded"\nexecutable = "{program("2.10")}"\n')
+    served.start(f'[nats]\nmode = "embedded"\nexecutable = "{program(OLDEST)}"\n')
     found = served.until(connected=True)
     server = found["server"]
     assert (found["mode"], found["problem"], server["state"]) == ("embedded", "", "running")
@@ -84,14 +84,8 @@ def test_embedded_it_is_shown_and_gone_with_the_sidecar(served: Served) -> None:
     assert served.end(signal.SIGTERM) == 0
     assert servers_of(served.home.nats_path) == []
     said = json.loads(run(served.home.path, "status", "--json").out)["nats"]
-    assert (said["mode"], said["servers"], said["server"], said["mirror"]["state"]) == (
-        "embedded",
-        None,
-        None,
-        "stopped",
-    )
-    rows = status_rows(served.home)
-    assert rows["nats"] == "embedded server, which starts with the sidecar" and rows["mirror"] == "nothing mirrored yet"
+    assert (said["mode"], said["servers"], said["server"], said["mirror"]) == ("embedded", None, None, None)
+    assert status_rows(served.home) == {"nats": "embedded server, which starts with the sidecar"}
 
 
 def status_rows(home: Home, *command: str) -> dict[str, str]:
@@ -108,16 +102,14 @@ def test_what_is_recorded_is_mirrored_and_status_says_so(served: Served) -> None
         lambda: (m := served.nats()["mirror"])["position"] >= 0 and m["state"] == "idle" and not m["lag"] and m,
         "all is mirrored",
     )
-    assert mirror["problem"] == "" and mirror["rebuild"] == 0 and mirror["published"] > mirror["head"]
+    assert mirror["problem"] == "" and mirror["published"] > mirror["head"]
     rows = status_rows(served.home)
     assert rows["mirror"] == f"the whole log, up to position {mirror['head']}"
     assert served.nats()["servers"] == f"127.0.0.1:{served.nats()['server']['port']}"
     assert status_rows(served.home, "mirror", "status") == rows, "the same words for the same"
     assert served.end(signal.SIGTERM) == 0
-    rows = status_rows(served.home)
-    last = f"the whole log, up to position {mirror['head']}, when the sidecar last ran"
-    assert rows["mirror"] == last and rows["nats"].startswith("embedded server, which")
-    assert status_rows(served.home, "mirror", "status") == rows
+    rows = status_rows(served.home, "mirror", "status")
+    assert rows["nats"].startswith("embedded server, which") and "when a sidecar runs" in rows["mirror"]
 
 
 def test_a_wrong_setting_is_a_note_and_the_sidecar_serves_all_the_same(served: Served) -> None:
