@@ -42,7 +42,13 @@ class MemoryEventBus:
         return message.sequence
 
     def subscribe(
-        self, durable: str, patterns: Sequence[str], handle: Handler, retry: Retry | None = None
+        self,
+        durable: str,
+        patterns: Sequence[str],
+        handle: Handler,
+        retry: Retry | None = None,
+        *,
+        exclusive: bool = False,
     ) -> MemorySubscription:
         return MemorySubscription(self, durable, [check_pattern(each) for each in patterns], handle, retry)
 

@@ -146,7 +146,11 @@ def _names() -> list[str]:
         "|---|---|",
         *(f"| `{json.dumps(name, ensure_ascii=False)}` | `{escape(name)}` |" for name in names),
         "",
-        f"An agent's durable consumer is `{{agent}}_consumer`: `{consumer_name('oracle')}`, `{consumer_name('a.b')}`.",
+        *_prose(
+            f"""An agent's durable is `{{agent}}_consumer`: `{consumer_name("oracle")}`, `{consumer_name("a.b")}`.
+            A home puts its log's id before it, `{{log}}_{{agent}}_consumer`, so that the server refuses a second
+            home's (error 10100)."""
+        ),
         "",
     ]
 

@@ -184,6 +184,20 @@ def consumer_name(agent: str) -> str:
     return token + _CONSUMER
 
 
+def exclusive_name(log: str, durable: str) -> str:
+    """The name of a durable that only the home of ``log`` may have, ``{log}_{durable}``; at most ``MAX_TOKEN`` long.
+
+    Without a log, ``durable`` itself.
+    """
+    name = f"{escape(log)}_{durable}" if log else durable
+    return name if len(name) <= MAX_TOKEN else shorten(name, name.encode(), MAX_TOKEN)
+
+
+def agent_pattern(agent: str) -> str:
+    """The pattern for an agent's commands, of any project and workspace."""
+    return check_pattern(f"cmd.{ONE}.{ONE}.{escape(agent)}.{REST}")
+
+
 # --- the L0 protocol's subjects ---
 
 

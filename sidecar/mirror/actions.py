@@ -71,7 +71,7 @@ INTERNAL: Final = "cmd.sys.pmo.internal.>"
 ASKED: Final = "request.asked"
 ANSWERED: Final = "request.answered"
 STREAM: Final = "system/requests"
-_PATTERN: Final = "cg.v1.*.*.cmd.sys.ui.action"
+ACTIONS_PATTERN: Final = "cg.v1.*.*.cmd.sys.ui.action"
 _KEYED: Final = frozenset({"signal", "spawn"})
 """The actions that would begin something new each time."""
 
@@ -134,7 +134,7 @@ class UiActions:
 
     async def run(self) -> None:
         """Take actions until cancelled. An action in progress is then cut off, and delivered again."""
-        await self._bus.subscribe(consumer_name(WORKER), [_PATTERN], self._handle).run()
+        await self._bus.subscribe(consumer_name(WORKER), [ACTIONS_PATTERN], self._handle, exclusive=True).run()
 
     async def _handle(self, delivery: Delivery) -> Outcome:
         try:

@@ -1,9 +1,8 @@
 """Takes commands from the bus, through one subscription for each agent of this home.
 
-A command is done once its results are durable in the log and, if another home may own the agent next, in the mirror:
-that home knows no more than the mirror, so what is not there must be delivered to it. A command that can never be
-handled becomes a dead letter: it is recorded in the log, and then the bus stores a copy and removes the command. Each
-step has a key, so nothing is repeated if the process is killed between two steps.
+A command is done once its results are durable in the log. A command that can never be handled becomes a dead letter: it
+is recorded in the log, and then the bus stores a copy and removes the command. Each step has a key, so nothing is
+repeated if the process is killed between two steps.
 
 An agent's failure counts as an attempt; after the last attempt, the command becomes a dead letter. While the log cannot
 be written, a command waits, because an outage must not turn commands into dead letters.
@@ -24,7 +23,7 @@ from bridge.nats.l0.arriving import Undecodable, known_headers, read_command
 from bridge.nats.l0.calls import REPORT, STOP
 from bridge.nats.l0.payloads import PayloadError, Wakeup
 from bridge.nats.l0.payloads import Stop as StopTurn
-from bridge.nats.subjects import PROTOCOL_VERSION, WAKEUP, consumer_name, escape
+from bridge.nats.subjects import PROTOCOL_VERSION, WAKEUP, agent_pattern, consumer_name, escape
 from sidecar.agents.deciding import AgentFailed
 from sidecar.agents.inputs import InputRefused, digest
 from sidecar.agents.owner import NotOwner
@@ -124,9 +123,10 @@ class _AgentConsumer:
         """How many messages wait until the runtime knows every chain of the log."""
         self._task: asyncio.Task[None] | None = None
         self._name, name = consumer_name(agent), escape(agent)
-        self._pattern = f"cmd.*.*.{name}.>"
+        self._pattern = agent_pattern(agent)
         # The bus must not give up by itself: while the agent is broken, its commands wait.
-        self._commands = bus.subscribe(self._name, [self._pattern], self._handle, replace(bus.retry, attempts=None))
+        retry = replace(bus.retry, attempts=None)
+        self._commands = bus.subscribe(self._name, [self._pattern], self._handle, retry, exclusive=True)
         # The subscription for commands is always open, so a wakeup has nothing to wake, and is only taken away. One
         # that is lost, late or doubled changes nothing.
         wakeups = f"cg.{escape(PROTOCOL_VERSION)}.*.*.cmd.agent.{name}.{WAKEUP}"

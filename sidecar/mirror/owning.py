@@ -1,72 +1,56 @@
-"""Which agents this home owns, by entries in a JetStream key-value bucket.
+"""Which agents this home owns. The server decides: it lets one durable consumer take an agent's commands.
 
-The bucket holds one entry for each agent: ``{log_id, boot, epoch}``. ``epoch`` is the revision at which its home took
-the agent, and grows each time another home takes it. An agent belongs to the home that took it first, also while that
-home is stopped or away: its history is in that home's log alone. Only a person gives it to another home (``claim``).
+The durable is named by log and agent, and its stream is a work queue, so the server refuses a second home's durable for
+the same commands (error 10100). The home that made its durable first owns the agent, also while that home is stopped or
+away: the agent's history is in that home's log alone. Only a person gives the agent to another home (``claim``): the
+other durable is deleted, and this home's is made. Then the command in hand may be done twice, because the former owner
+learns of it only at its next look.
 
-================================== ==========================================================
-the entry is                       then
-================================== ==========================================================
-missing                            this home takes the agent, unless it has seen another's entry
-this home's                        this home owns it; the lock shows that its earlier process is dead
-another home's                     this home waits
-any, and a person has claimed it   this home takes the agent
-================================== ==========================================================
-
-Each home looks at the entries every few seconds. So after a claim, the former owner may handle the command in hand once
-more before it stands still.
+A copy of this home has the same log and so the same durable; the mirror tells such a copy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final
 
-import orjson
-
+from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NatsError, WrongExpectation
-from bridge.nats.jetstream.publishing import EXPECTED_REVISION, publish
-from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import OWNER_KEYS, OWNERS, wanted
-from bridge.nats.jetstream.streams import ensure_streams, last_message
-from bridge.nats.jetstream.wire import Message
-from bridge.nats.subjects import escape
+from bridge.nats.jetstream.errors import NatsError, NotFound, StreamRefused
+from bridge.nats.jetstream.pulling import consumers_of, delete_consumer, ensure_consumer
+from bridge.nats.subjects import agent_pattern, consumer_name, unescape
 from sidecar.agents.owner import Owner
+from streams.bus.subjects import SubjectError, overlap
 from streams.errors import StreamError
 
 log = logging.getLogger("sidecar.mirror")
 
 LOOK_SECONDS: Final = 5.0
-"""How often a home looks at the entries of its agents."""
+"""How often a home looks at the durables of its agents."""
+
+TAKEN: Final = 10100
+"""The server's error number: another consumer of the work queue takes these messages."""
 
 Own = Callable[[str, int], Awaitable[None]]
 
 
-class Entry(NamedTuple):
-    """An agent's entry. ``revision`` is its place in the bucket. ``log_id`` is empty if there is none."""
-
-    log_id: str
-    boot: str
-    epoch: int
-    revision: int
-
-
 @dataclass(slots=True)
 class _Name:
-    """What this process knows of one agent."""
+    """What this process knows of one agent; its messages are those of ``pattern``."""
 
-    entry: Entry | None = None
-    """The entry as last seen; ``None`` before the first look."""
-    recorded: int | None = None
-    """The epoch of which the log says that this home took the agent."""
+    durable: str
+    pattern: str
     is_held: bool = False
-    is_anothers: bool = False
-    """Whether this process has seen that another one has the agent."""
+    epoch: int | None = None
+    """When the server made this home's durable, in ms since 1970: it grows with each home that takes the agent."""
+    others: str = ""
+    """The log whose home has the agent; empty if this process has seen none."""
     is_claimed: bool = False
     problem: str = "this home has not reached the NATS server yet"
     """Why the last look failed; empty if it did not."""
@@ -77,21 +61,30 @@ class _Name:
 
 
 class Owning(Owner):
-    """The agents of a home that other homes may have, too: an ``Owner``. Bound to one event loop."""
+    """The agents of a home that other homes may have, too: an ``Owner``. Bound to one event loop.
 
-    def __init__(self, agents: Sequence[str], log_id: str, boot: str, *, look_seconds: float = LOOK_SECONDS) -> None:
-        self._log_id, self._boot, self._look_seconds = log_id, boot, look_seconds
-        self._names = {agent: _Name() for agent in agents}
+    ``more``: durable and pattern of what takes messages like an agent, by name.
+    """
+
+    def __init__(
+        self,
+        agents: Collection[str],
+        more: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        *,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        names = {agent: (consumer_name(agent), agent_pattern(agent)) for agent in agents} | dict(more)
+        self._names, self._look_seconds = {name: _Name(*each) for name, each in names.items()}, look_seconds
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, sessions: Sessions, own: Own, resumed: Callable[[], Awaitable[None]]) -> None:
+    def start(self, bus: JetStreamEventBus, own: Own, resumed: Callable[[], Awaitable[None]]) -> None:
         """Begin to take the agents, in the background; their runtime must have started.
 
         ``own`` records that this home took an agent, with the epoch. ``resumed`` is called after it, and may be called
         more than once.
         """
-        self._own, self._resumed = own, resumed
-        self._tasks = [asyncio.create_task(self._run(sessions, *each)) for each in self._names.items()]
+        self._bus, self._own, self._resumed = bus, own, resumed
+        self._tasks = [asyncio.create_task(self._run(*each)) for each in self._names.items()]
 
     async def close(self) -> None:
         """Stop looking. Idempotent. The agents stay this home's."""
@@ -150,34 +143,27 @@ class Owning(Owner):
         name = self._names[agent]
         if name.problem:
             return f"it is unknown whether this home owns the agent {agent}: {name.problem}"
-        if name.entry is None or not name.is_anothers:
+        if not name.others:
             return f"this home is about to own the agent {agent}"
-        if name.entry.log_id == self._log_id:
-            return f"a copy of this home runs the agent {agent}; stop one of the two"
-        whose = f"the agent {agent} belongs to another home, whose log is {name.entry.log_id or 'unknown'}"
+        whose = f"the agent {agent} belongs to another home, whose log is {name.others}"
         return f"{whose}; give it another name here, or take it with `durable-stream agents --claim {agent}`"
 
     def status(self) -> list[dict[str, Any]]:
-        """For each agent: ``agent``, ``held``, ``epoch``, ``owner`` (a log's id), ``problem``."""
+        """For each agent: ``agent``, ``held``, ``epoch`` (in which this home took it), ``owner`` (a log's id),
+        ``problem``."""
         rows = []
         for agent, name in self._names.items():
-            about = {"epoch": name.entry and name.entry.epoch, "owner": name.entry and name.entry.log_id}
+            about = {"epoch": name.epoch, "owner": self._bus.log_id if name.is_held else name.others or None}
             rows.append({"agent": agent, "held": self.holds(agent), **about, "problem": self.refusal(agent)})
         return rows
 
-    # --- the entries ---
+    # --- the durables ---
 
-    async def _run(self, sessions: Sessions, agent: str, name: _Name) -> None:
-        """Look after one entry."""
-        ready: JetStream | None = None
+    async def _run(self, agent: str, name: _Name) -> None:
         while True:
             name.news.clear()
             try:
-                session = await sessions.get()
-                if session is not ready:
-                    await ensure_streams(session, [each for each in wanted() if each.name == OWNERS])
-                    ready = session
-                await self._look(session, agent, name)
+                await self._look(await self._bus.prepared(name.pattern), agent, name)
                 name.problem = ""
             except (NatsError, StreamError) as error:
                 name.problem = str(error)
@@ -190,34 +176,46 @@ class Owning(Owner):
                     await name.news.wait()
 
     async def _look(self, session: JetStream, agent: str, name: _Name) -> None:
-        entry = await self._read(session, agent)
-        is_home, is_mine = entry.log_id == self._log_id, (entry.log_id, entry.boot) == (self._log_id, self._boot)
-        if name.is_held and not is_mine:
-            log.warning("agent %s was taken by the log %s", agent, entry.log_id or "-")
-            self._set_held(name, False)
-            name.is_anothers = bool(entry.log_id)
-        name.entry = entry
-        if is_mine or name.is_claimed or (not name.is_anothers and (is_home or not entry.log_id)):
+        stream, wanted = self._bus.exclusive(name.durable, name.pattern)
+        if not name.is_held:
+            others = {
+                each["name"]: _filters(each["config"])
+                for each in await consumers_of(session, stream)
+                if each["name"] != wanted["name"]
+                and any(overlap(one, name.pattern) for one in _filters(each["config"]))
+            }
+            # A claim takes nothing from a consumer of other messages.
+            taken = [each for each, filters in others.items() if filters == [name.pattern]] if name.is_claimed else []
+            for each in taken:
+                log.warning("taking agent %s from the durable %s", agent, each)
+                await delete_consumer(session, stream, each)
+                del others[each]
+            if others or (name.others and not name.is_claimed):
+                name.others = _log_of(next(iter(others)), name.durable) if others else name.others
+                return
             try:
-                await self._take(session, agent, name, entry)
-            except WrongExpectation:
-                name.news.set()  # another home was faster, or the answer to an earlier attempt was lost
-        else:
-            name.is_anothers = not name.is_held
-
-    async def _take(self, session: JetStream, agent: str, name: _Name, entry: Entry) -> None:
-        if name.is_held:
+                await ensure_consumer(session, stream, wanted)
+            except StreamRefused as error:
+                if error.server_code != TAKEN:
+                    raise
+                name.news.set()  # another home was faster
+                return
+        try:
+            # After its restart, the server answers the making of a durable that is there with the present time.
+            found = await session.api(f"CONSUMER.INFO.{stream}.{wanted['name']}")
+        except NotFound:
+            # Perhaps another home is taking the agent, so let it: this home tries again at its next look.
+            log.warning("the durable of agent %s is gone", agent)
+            self._set_held(name, False)
             return
-        is_mine = entry.log_id == self._log_id
-        if not is_mine or entry.boot != self._boot:
-            entry = await self._write(session, agent, entry, entry.epoch if is_mine else 0)
-        name.entry, name.is_anothers, name.is_claimed = entry, False, False
-        if name.recorded != entry.epoch:
-            await self._own(agent, entry.epoch)
-            name.recorded = entry.epoch
-        log.info("this home owns agent %s, in epoch %d", agent, entry.epoch)
-        self._set_held(name, True)
-        await self._resumed()
+        epoch = int(datetime.fromisoformat(found["created"]).timestamp() * 1000)
+        if name.epoch != epoch:
+            await self._own(agent, epoch)
+        name.epoch, name.others, name.is_claimed = epoch, "", False
+        if not name.is_held:
+            log.info("this home owns agent %s, in epoch %d", agent, epoch)
+            self._set_held(name, True)
+            await self._resumed()
 
     def _set_held(self, name: _Name, held: bool) -> None:
         name.is_held = held
@@ -225,26 +223,14 @@ class Owning(Owner):
         now.set()
         then.clear()
 
-    async def _write(self, session: JetStream, agent: str, entry: Entry, epoch: int) -> Entry:
-        """Replace an entry by this process's, whose revision an epoch of 0 stands for.
 
-        Raises:
-            WrongExpectation: the entry has changed.
-            NatsError: the server did not answer; the entry may be written.
-        """
-        value = {"log_id": self._log_id, "boot": self._boot, "epoch": epoch}
-        expected = {EXPECTED_REVISION: str(entry.revision)}
-        message = Message(f"{OWNER_KEYS}.{escape(agent)}", expected, orjson.dumps(value))
-        revision = (await publish(session, message)).sequence
-        return Entry(self._log_id, self._boot, epoch or revision, revision)
+def _filters(config: Mapping[str, Any]) -> list[str]:
+    return list(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
 
-    async def _read(self, session: JetStream, agent: str) -> Entry:
-        found = await last_message(session, OWNERS, f"{OWNER_KEYS}.{escape(agent)}")
-        if found is None or not found.body:  # none, or one that a person deleted
-            return Entry("", "", 0, 0 if found is None else found.sequence)
-        try:
-            value = orjson.loads(found.body)
-            epoch = int(value["epoch"]) or found.sequence
-            return Entry(str(value["log_id"]), str(value["boot"]), epoch, found.sequence)
-        except (ValueError, KeyError, TypeError):
-            return Entry("?", "", found.sequence, found.sequence)  # nobody of ours wrote it
+
+def _log_of(consumer: str, durable: str) -> str:
+    """The log whose home made a durable, or the durable's name if no home made it."""
+    try:
+        return unescape(consumer.removesuffix(f"_{durable}"))
+    except SubjectError:
+        return consumer

@@ -118,12 +118,13 @@ class NatsService:
             self._server.start()
         self.sessions = Sessions(self._options)
         streams = wanted(max_bytes=mirror_bytes(self._config))
+        log_id = self._source.log_id if self._source is not None else ""
         pulling = PullSettings(ack_wait_s=self._config.ack_wait_seconds)
-        self._bus = JetStreamEventBus(self.sessions, pulling, streams, record=self._record)
+        self._bus = JetStreamEventBus(self.sessions, pulling, streams, log_id=log_id, record=self._record)
         self._keeping = asyncio.create_task(self._keep(self.sessions))
         if self._source is None:
             return
-        log_id, max_bytes = self._source.log_id, mirror_bytes(self._config)
+        max_bytes = mirror_bytes(self._config)
         self.mirror = MirrorTask(
             self._source.store,
             log_id,
@@ -143,12 +144,19 @@ class NatsService:
 
         All are its own unless the server is one that other homes can reach.
         """
-        names = [*agents, *(["ui_worker"] if worker.ui_allowed else []), *(["pmo"] if worker.internal_allowed else [])]
-        if self._config.mode != "external" or self._source is None or not names:
+        if self._config.mode != "external" or self._source is None:
             return ALONE
+        if not (agents or worker.ui_allowed or worker.internal_allowed):
+            return ALONE
+        from bridge.nats.l0.calls import tool_pattern
+        from bridge.nats.subjects import consumer_name
+        from sidecar.mirror.actions import ACTIONS_PATTERN, INTERNAL, PMO, WORKER
         from sidecar.mirror.owning import Owning
+        from sidecar.mirror.serving import tool_consumer
 
-        self._owning = Owning(names, self._source.log_id, self._new_token())
+        more = {WORKER: (consumer_name(WORKER), ACTIONS_PATTERN)} if worker.ui_allowed else {}
+        more |= {PMO: (tool_consumer(INTERNAL), tool_pattern(INTERNAL))} if worker.internal_allowed else {}
+        self._owning = Owning(agents, more)
         return self._owning
 
     def calls(self, worker: WorkerConfig, identity: Identity) -> dict[str, RemoteKind]:
@@ -197,7 +205,8 @@ class NatsService:
             deeds = Deeds(source.store, identity, answer, source.clean)
             if worker.internal_allowed:
                 internal = {INTERNAL: InternalTools(deeds, worker.internal_allowed)}
-                runs.append(self._owned(PMO, ServedTools(self._bus, internal, source.now_ms, source.clean).run))
+                served = ServedTools(self._bus, internal, source.now_ms, source.clean, exclusive=True)
+                runs.append(self._owned(PMO, served.run))
             if worker.ui_allowed:
                 runs.append(self._owned(WORKER, UiActions(self._bus, deeds, worker.ui_allowed, source.now_ms).run))
         return [asyncio.create_task(run) for run in runs]
@@ -210,8 +219,8 @@ class NatsService:
 
         Returns ``None`` if there is no connection or no agent.
         """
-        if self.sessions is not None and self._owning is not None:
-            self._owning.start(self.sessions, runtime.own, runtime.resume)
+        if self._bus is not None and self._owning is not None:
+            self._owning.start(self._bus, runtime.own, runtime.resume)
         if self._bus is None or not agents:
             return None
         from sidecar.mirror.commands import CommandConsumers

@@ -40,7 +40,8 @@ WORKSPACE: Final = "_"
 
 class ServedTools:
     """The tools that this home carries out for others, by their short subject, or a pattern that ends in ``.>``. Bound
-    to one event loop."""
+    to one event loop. ``exclusive``: no other home may carry them out.
+    """
 
     def __init__(
         self,
@@ -48,10 +49,14 @@ class ServedTools:
         tools: Mapping[str, EffectKind],
         now_ms: Callable[[], int],
         clean: Callable[[Any], Any],
+        *,
+        exclusive: bool = False,
     ) -> None:
         self._bus, self._now_ms, self._clean = bus, now_ms, clean
         self._taking = {
-            subject: bus.subscribe(tool_consumer(subject), [tool_pattern(subject)], self._handler(tool))
+            subject: bus.subscribe(
+                tool_consumer(subject), [tool_pattern(subject)], self._handler(tool), exclusive=exclusive
+            )
             for subject, tool in tools.items()
         }
 

@@ -116,9 +116,18 @@ class EventBus(Protocol):
         """
 
     def subscribe(
-        self, durable: str, patterns: Sequence[str], handle: Handler, retry: Retry | None = None
+        self,
+        durable: str,
+        patterns: Sequence[str],
+        handle: Handler,
+        retry: Retry | None = None,
+        *,
+        exclusive: bool = False,
     ) -> Subscription:
-        """A subscription, which still has to be run. ``retry`` takes the place of the bus's own."""
+        """A subscription, which still has to be run. ``retry`` takes the place of the bus's own.
+
+        ``exclusive``: no other home may take these messages, not even under the same durable name.
+        """
 
 
 def settled(outcome: Outcome, delivery: Delivery, retry: Retry) -> Outcome:

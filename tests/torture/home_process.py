@@ -68,8 +68,8 @@ class Held:
 class HeldBus(JetStreamEventBus):
     """The bus, where the process is held after a call or a report was published."""
 
-    def __init__(self, sessions: Sessions, held: Held) -> None:
-        super().__init__(sessions, SETTINGS, stop=held.stop)
+    def __init__(self, sessions: Sessions, log_id: str, held: Held) -> None:
+        super().__init__(sessions, SETTINGS, log_id=log_id, stop=held.stop)
         self._held = held
 
     async def publish(self, subject: str, headers: Mapping[str, str], body: bytes) -> int:
@@ -116,10 +116,10 @@ async def _run(home: Given, held: Held) -> None:
         return home.options
 
     identity, sessions = system_identity(), Sessions(given)
-    bus = HeldBus(sessions, held)
     store = await Log.open(home.path, identity)
     log_id = store.manifest.log_id
-    owning = Owning(["tally"], log_id, identity.ulid())
+    bus = HeldBus(sessions, log_id, held)
+    owning = Owning(["tally"])
     calls = RemoteCalls(lambda: bus, store, identity, log_id, lambda value: value)
     runtime = Runtime(
         store,
@@ -138,5 +138,5 @@ async def _run(home: Given, held: Held) -> None:
     mirror = MirrorTask(store, log_id, sessions, identity.now_ms, stop=held.stop)
     mirror.start()
     CommandConsumers(runtime, bus, owning=owning, calls=calls).start()
-    owning.start(sessions, runtime.own, runtime.resume)
+    owning.start(bus, runtime.own, runtime.resume)
     await asyncio.gather(served.run(), asyncio.Event().wait())

@@ -184,7 +184,7 @@ async def test_neither_a_kill_of_the_mirror_nor_of_the_server_loses_or_doubles_a
     tmp_path: Path, rebuilt: bool
 ) -> None:
     """Also not while a rebuild empties and fills the stream."""
-    draw, path = seeded(f"mirror kills {rebuilt}"), tmp_path / "store"
+    draw, path, rebuilds_seen = seeded(f"mirror kills {rebuilt}"), tmp_path / "store", 0
     store = await Log.open(path, seeded_identity(3))
     await fill(store, session_events(4000, sessions=40), batch=500)
     await store.close()
@@ -212,11 +212,13 @@ async def test_neither_a_kill_of_the_mirror_nor_of_the_server_loses_or_doubles_a
                     await asyncio.sleep(draw.uniform(0, 0.3))
                     task.rebuild()
                     await drained(task)
+                    rebuilds_seen += task.counts["rebuilt"]
                 await check_equal(store, own)
                 await store.close()
         store = await Log.open(path, seeded_identity(3))
         async with mirroring(store, own) as task:
             await drained(task)
             assert not task.counts["republished"]
+        note(f"mirror kills, {rebuilt=}", kills=KILLS, rebuilds=rebuilds_seen)
         await check_equal(store, own)
         await store.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from bridge.nats.headers import MESSAGE_ID
 from bridge.nats.jetstream.connection import JetStream
@@ -20,6 +21,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import DEAD, StreamDefinition, keeps, wanted
 from bridge.nats.jetstream.streams import ensure_streams, read_back
 from bridge.nats.jetstream.wire import Message, wire_size
+from bridge.nats.subjects import exclusive_name
 from streams.bus.contract import Delivery, Handler, Poison, dead_letter
 from streams.bus.subjects import DEAD_LETTERS, REST
 from streams.system.retry import Retry
@@ -28,7 +30,8 @@ Record = Callable[[str, Delivery, Poison], Awaitable[Poison]]
 
 
 class JetStreamEventBus:
-    """``EventBus`` on a server's streams. The caller closes ``sessions``. ``stop`` is for tests.
+    """``EventBus`` on a server's streams. The caller closes ``sessions``. ``log_id`` names the home's log in the names
+    of its exclusive consumers. ``stop`` is for tests.
 
     ``record`` records a message that its durable name did not handle, before the bus stores the dead letter that
     ``record`` returns.
@@ -40,10 +43,11 @@ class JetStreamEventBus:
         settings: PullSettings | None = None,
         definitions: Iterable[StreamDefinition] | None = None,
         *,
+        log_id: str = "",
         record: Record | None = None,
         stop: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        self.sessions, self._record = sessions, record
+        self.sessions, self.log_id, self._record = sessions, log_id, record
         self._settings, self._stop = settings or PullSettings(), stop
         self._definitions = tuple(wanted() if definitions is None else definitions)
         self._ready: dict[str, JetStream] = {}
@@ -58,16 +62,23 @@ class JetStreamEventBus:
         return (await self._publish(await self._session(subject), Message(subject, headers, body))).sequence
 
     def subscribe(
-        self, durable: str, patterns: Sequence[str], handle: Handler, retry: Retry | None = None
+        self,
+        durable: str,
+        patterns: Sequence[str],
+        handle: Handler,
+        retry: Retry | None = None,
+        *,
+        exclusive: bool = False,
     ) -> JetStreamSubscription:
+        name = exclusive_name(self.log_id, durable) if exclusive else durable
         return JetStreamSubscription(
             self.sessions,
             self._stream_of(patterns[0]).name,
-            consumer_config(durable, patterns, self._settings),
+            consumer_config(name, patterns, self._settings),
             handle,
             self._settings,
             retry or self.retry,
-            prepare=partial(self._prepared, patterns[0], f"{DEAD_LETTERS}.{REST}"),
+            prepare=partial(self.prepared, patterns[0], f"{DEAD_LETTERS}.{REST}"),
             bury=partial(self._bury, durable),
             stop=self._stop,
         )
@@ -76,9 +87,14 @@ class JetStreamEventBus:
         """A connection to a server on which the stream of this subject was made ready before."""
         session = await self.sessions.get()
         is_ready = self._ready.get(self._stream_of(subject).name) is session
-        return session if is_ready else await self._prepared(subject)
+        return session if is_ready else await self.prepared(subject)
 
-    async def _prepared(self, *subjects: str) -> JetStream:
+    def exclusive(self, durable: str, pattern: str) -> tuple[str, dict[str, Any]]:
+        """Stream and configuration of the consumer of an exclusive subscription to one pattern."""
+        name = exclusive_name(self.log_id, durable)
+        return self._stream_of(pattern).name, consumer_config(name, [pattern], self._settings)
+
+    async def prepared(self, *subjects: str) -> JetStream:
         """A connection to a server on which the streams of these subjects are as they must be now."""
         streams = [self._stream_of(subject) for subject in subjects]
         async with self._readying:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from bridge.nats.jetstream.connection import API, JetStream
@@ -58,6 +59,23 @@ def consumer_config(durable: str, patterns: Sequence[str], settings: PullSetting
     if len(patterns) == 1:
         return {**config, "filter_subject": patterns[0]}
     return {**config, "filter_subjects": list(patterns)}
+
+
+async def consumers_of(session: JetStream, stream: str) -> list[dict[str, Any]]:
+    """All consumers of a stream, in the server's JSON. Raises ``NotFound`` if there is no such stream."""
+    found: list[dict[str, Any]] = []
+    while True:
+        page = await session.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
+        consumers = page.get("consumers") or []
+        found += consumers
+        if not consumers or len(found) >= int(page.get("total") or 0):
+            return found
+
+
+async def delete_consumer(session: JetStream, stream: str, name: str) -> None:
+    """Delete a consumer, if it is there. What it has delivered without an answer is delivered to the next one."""
+    with suppress(NotFound):
+        await session.api(f"CONSUMER.DELETE.{stream}.{name}")
 
 
 async def ensure_consumer(session: JetStream, stream: str, wanted: dict[str, Any]) -> None:

@@ -19,10 +19,6 @@ from streams.bus.subjects import DEAD_LETTERS, REST, covers, overlap
 
 COMMANDS: Final = "MESHFORGE_COMMANDS"
 DEAD: Final = "MESHFORGE_DLQ"
-OWNERS: Final = "KV_durable_stream_owners"
-"""The bucket that says which home owns an agent, in the form that JetStream's key-value clients read."""
-
-OWNER_KEYS: Final = "$KV.durable_stream_owners"
 L0_COMMANDS: Final = f"cg_cmd_{escape(PROTOCOL_VERSION)}"
 L0_EVENTS: Final = f"cg_evt_{escape(PROTOCOL_VERSION)}"
 
@@ -48,7 +44,6 @@ class StreamDefinition:
     max_bytes: int = UNLIMITED
     duplicate_window_s: int = DUPLICATE_WINDOW_S
     atomic: bool = False
-    per_subject: int = UNLIMITED
 
     def config(self, server: tuple[int, int]) -> dict[str, Any]:
         """The configuration for creating the stream, in the server's JSON; ``server`` is the (major, minor) version."""
@@ -62,7 +57,7 @@ class StreamDefinition:
             "max_age": self.max_age_s * _NS,
             "max_bytes": self.max_bytes,
             "max_msgs": UNLIMITED,
-            "max_msgs_per_subject": self.per_subject,
+            "max_msgs_per_subject": UNLIMITED,
             "max_msg_size": UNLIMITED,
             "duplicate_window": self.duplicate_window_s * _NS,
             "no_ack": False,
@@ -107,7 +102,6 @@ def wanted(*, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
             max_age_s=7 * DAY_S,
             atomic=True,
         ),
-        StreamDefinition(OWNERS, (f"{OWNER_KEYS}.{REST}",), "limits", "Which home owns an agent", per_subject=1),
         StreamDefinition(DEAD, (f"{DEAD_LETTERS}.{REST}",), "limits", "Messages that could not be handled"),
     )
 

@@ -53,7 +53,6 @@ def test_the_streams_are_those_of_the_documents() -> None:
         "MESHFORGE_COMMANDS": (("cmd.>",), "workqueue", "file", 0),
         "cg_cmd_v1": (("cg.v1.*.*.cmd.>",), "workqueue", "file", DAY_S),
         "cg_evt_v1": (("cg.v1.*.*.evt.>",), "limits", "file", 7 * DAY_S),
-        "KV_durable_stream_owners": (("$KV.durable_stream_owners.>",), "limits", "file", 0),
         "MESHFORGE_DLQ": (("dlq.>",), "limits", "file", 0),
     }
 

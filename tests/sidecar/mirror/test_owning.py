@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import nats
 import orjson
 import pytest
 
 from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.bus import JetStreamEventBus
-from bridge.nats.jetstream.publishing import publish, publish_all
+from bridge.nats.jetstream.publishing import publish_all
+from bridge.nats.jetstream.pulling import consumer_config, ensure_consumer
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import COMMANDS, OWNER_KEYS
+from bridge.nats.jetstream.stream_plan import COMMANDS
 from bridge.nats.jetstream.wire import Message
 from sidecar.agents.owner import NotOwner
 from sidecar.agents.runtime import Runtime
@@ -25,7 +25,7 @@ from sidecar.mirror.owning import Owning
 from streams.event import StreamEvent
 from streams.identity import Identity, seeded_identity
 from tests.memory import MemoryStore
-from tests.nats_servers import TOKEN, RealServer
+from tests.nats_servers import RealServer
 from tests.sidecar.agents.agents import Counter, Watcher
 from tests.sidecar.agents.kinds import Work
 from tests.sidecar.agents.support import agents, command, records, state
@@ -63,7 +63,8 @@ async def living(server: RealServer, home: Here, *makes: Callable[[], Any]) -> A
     """The home at work, in the order in which the sidecar starts and stops its parts."""
     sessions = Sessions(server.ask_options)
     names = [make.name for make in makes or (Counter,)]  # type: ignore[attr-defined]
-    owning = home.owning = Owning(names, home.name, f"boot-{id(sessions)}", look_seconds=LOOK)
+    bus = JetStreamEventBus(sessions, QUICK, log_id=home.name)
+    owning = home.owning = Owning(names, look_seconds=LOOK)
     runtime = home.runtime = Runtime(
         home.store,
         home.identity,
@@ -72,9 +73,9 @@ async def living(server: RealServer, home: Here, *makes: Callable[[], Any]) -> A
         owner=owning,
     )
     await runtime.start()
-    home.consumers = CommandConsumers(runtime, JetStreamEventBus(sessions, QUICK), agents=["counter"], owning=owning)
+    home.consumers = CommandConsumers(runtime, bus, agents=["counter"], owning=owning)
     home.consumers.start()
-    owning.start(sessions, runtime.own, runtime.resume)
+    owning.start(bus, runtime.own, runtime.resume)
     try:
         yield home
     finally:
@@ -119,15 +120,9 @@ async def owned(home: Here) -> list[dict[str, Any]]:
     return [one.event.payload for one in await records(home.store, "agent/counter") if one.event.type == "agent.owned"]
 
 
-async def read_as_others_do(server: RealServer) -> dict[str, Any]:
-    """The entry of ``counter``, by the client library's own reader of key-value buckets."""
-    client = await nats.connect(f"nats://127.0.0.1:{server.port}", token=TOKEN)
-    try:
-        bucket = await client.jetstream().key_value("durable_stream_owners")
-        found: dict[str, Any] = orjson.loads((await bucket.get("counter")).value or b"{}")
-        return found
-    finally:
-        await client.close()
+async def durables(sessions: Sessions) -> list[str]:
+    names = await (await sessions.get()).api(f"CONSUMER.NAMES.{COMMANDS}")
+    return names.get("consumers") or []
 
 
 async def test_two_homes_with_one_agent_handle_each_command_once(server: RealServer, sessions: Sessions) -> None:
@@ -148,8 +143,7 @@ async def test_two_homes_with_one_agent_handle_each_command_once(server: RealSer
             assert "log-a" in second.runtime.status()[0]["reasons"][0]
             assert "log-a" in row["problem"] and not first.consumers.status()[0]["problem"]
             assert await owned(first) == [{"epoch": first.epoch}]
-            entry = await read_as_others_do(server)
-            assert entry["log_id"] == "log-a" and entry["epoch"] in (0, first.epoch)  # 0: its revision
+            assert await durables(sessions) == ["log-a_counter_consumer"]
             assert not await owned(second) and second.epoch is None
 
 
@@ -187,20 +181,43 @@ async def test_a_restarted_home_keeps_its_epoch(server: RealServer, sessions: Se
     assert len(set(seen)) == 1 and len(await owned(home)) == 1
 
 
-async def test_entries_that_a_person_deleted_are_replaced_and_foreign_ones_on_a_claim(
+async def test_a_durable_that_a_person_deleted_is_made_again_and_a_foreign_one_goes_on_a_claim(
     server: RealServer, sessions: Sessions
 ) -> None:
-    home = Here("log-a")
+    home, session = Here("log-a"), await sessions.get()
     async with living(server, home):
         await until(lambda: home.owning.holds("counter"))
-    session = await sessions.get()
-    await publish(session, Message(f"{OWNER_KEYS}.counter", {"KV-Operation": "DEL"}, b""))
+        before = home.epoch
+        await session.api(f"CONSUMER.DELETE.{COMMANDS}.log-a_counter_consumer")
+        await until(lambda: home.epoch not in (None, before))
+        await send(sessions, ADD, range(3), {"by": 1})
+        await emptied(sessions)
+        assert state(home.runtime)["total"] == 3
+    await session.api(f"CONSUMER.DELETE.{COMMANDS}.log-a_counter_consumer")
+    await ensure_consumer(session, COMMANDS, consumer_config("somebody", ["cmd.*.*.counter.>"], QUICK))
     async with living(server, home):
-        await until(lambda: home.owning.holds("counter"))
-    await publish(session, Message(f"{OWNER_KEYS}.counter", {}, b"nonsense"))
-    async with living(server, home):
-        await until(lambda: "another home" in home.owning.refusal("counter"))
+        await until(lambda: "somebody" in home.owning.refusal("counter"))
         assert await home.owning.claim("counter", 20)
+        assert await durables(sessions) == ["log-a_counter_consumer"]
+
+
+async def test_a_claim_takes_nothing_from_a_consumer_of_other_messages(server: RealServer, sessions: Sessions) -> None:
+    await ensure_consumer(await sessions.get(), COMMANDS, consumer_config("greedy", ["cmd.>"], QUICK))
+    async with living(server, Here("log-a")) as home:
+        await until(lambda: "greedy" in home.owning.refusal("counter"))
+        assert not await home.owning.claim("counter", 3 * LOOK)
+        assert await durables(sessions) == ["greedy"]
+
+
+async def test_an_owner_keeps_its_epoch_when_the_server_restarts(own: RealServer) -> None:
+    home, seen = Here("log-a"), []
+    for _ in range(2):
+        async with living(own, home):
+            await until(lambda: home.owning.holds("counter"))
+            seen.append(home.epoch)
+        own.kill()
+        own.start()
+    assert len(set(seen)) == 1 and len(await owned(home)) == 1
 
 
 async def test_an_owner_goes_on_without_the_server(own: RealServer) -> None:
@@ -243,33 +260,27 @@ async def test_an_agent_waits_for_its_owner_until_a_person_claims_it(server: Rea
             assert state(old.runtime)["total"] == 2 and len(await owned(old)) == 2
 
 
-async def test_a_server_that_lost_its_entries_does_not_give_an_agent_to_a_home_that_waited(
+async def test_a_server_that_lost_its_durables_does_not_give_an_agent_to_a_home_that_waited(
     server: RealServer, sessions: Sessions
 ) -> None:
     async with living(server, Here("log-a")) as first, living(server, Here("log-b")) as second:
         await until(lambda: first.owning.holds("counter") or second.owning.holds("counter"))
         owner, other = sorted((first, second), key=lambda home: not home.owning.holds("counter"))
         await until(lambda: owner.name in other.owning.refusal("counter"))
-        owner.owning._tasks[0].cancel()  # it does not look now
+        await owner.consumers.close()
+        await owner.owning.close()  # it does not look now
         session = await sessions.get()
-        await publish(session, Message(f"{OWNER_KEYS}.counter", {"KV-Operation": "DEL"}, b""))
-        await until(lambda: "unknown" in other.owning.refusal("counter"))
-        assert not other.owning.holds("counter")
-
-
-async def test_of_two_copies_of_a_home_one_stands_still(server: RealServer, sessions: Sessions) -> None:
-    async with living(server, Here("log-a")) as first:
-        await until(lambda: first.owning.holds("counter"))
-        async with living(server, Here("log-a")) as copy:
-            await until(lambda: copy.owning.holds("counter"))
-            await until(lambda: "a copy of this home" in first.owning.refusal("counter"))
+        await session.api(f"CONSUMER.DELETE.{COMMANDS}.{owner.name}_counter_consumer")
+        looked = other.owning._names["counter"].looked
+        for _ in range(3):
+            looked.clear()
+            await looked.wait()
+        assert not other.owning.holds("counter") and await durables(sessions) == []
 
 
 async def test_of_homes_that_start_at_once_one_takes_the_agent(server: RealServer, sessions: Sessions) -> None:
     homes = [Here(f"log-{number}") for number in range(4)]
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(stack.enter_async_context(living(server, home)) for home in homes))
-        await until(
-            lambda: all(home.owning.holds("counter") or home.owning._names["counter"].is_anothers for home in homes)
-        )
+        await until(lambda: all(home.owning.holds("counter") or home.owning._names["counter"].others for home in homes))
         assert sum(home.owning.holds("counter") for home in homes) == 1

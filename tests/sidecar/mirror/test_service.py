@@ -166,7 +166,9 @@ async def _ack_wait(home: Path) -> int:
     """What the sidecar asked the server for, in nanoseconds."""
     sessions = sessions_of(Home(home), NatsConfig(mode="embedded"), system_identity().nonce)
     try:
-        return int((await consumers_of(await sessions.wait()))["counter_consumer"]["ack_wait"])
+        found = await consumers_of(await sessions.wait())
+        (config,) = [each for name, each in found.items() if name.endswith("_counter_consumer")]
+        return int(config["ack_wait"])
     finally:
         await sessions.close()
 
