@@ -99,7 +99,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
             bare = Bare(client, "BARE")
             rows = []
             for label, make, floor in (
-                ("mirror, atomic batches", an_event, (0.7, 0.85)),
+                ("mirror, atomic batches", an_event, (0.45, 0.6)),
                 ("mirror, steps: records and L0 messages", a_step, None),
             ):
                 rate, limit = await beside(bare.rate, _Mirroring(directory / label[8:13], server, make).rate, seconds)

@@ -261,12 +261,13 @@ class MirrorTask:
             found = self._place._replace(sequence=0, time="")
         sent = min(max(await self._store.cursor(COMMANDS_SENT), self._commands_to), self._store.head)
         self._commands_to = max(found.position, sent) if isinstance(found, Place) else sent
+        asked = set(self._forgotten)
+        is_forgotten = await self._has_forgotten(session, asked)
         if self._rebuild:
             await erase_l0(session, self._log_id)
             found = Wrong("asked", "a rebuild was requested")
         elif isinstance(found, Place):
-            asked = set(self._forgotten)
-            if not await self._has_forgotten(session, asked):
+            if not is_forgotten:
                 self._forgotten -= asked
                 self._fresh_ids = False
                 return found

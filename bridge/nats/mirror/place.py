@@ -147,7 +147,9 @@ async def l0_behind(session: JetStream, log_id: str, place: Place) -> set[tuple[
 
 
 async def erase_l0(session: JetStream, log_id: str, positions: Collection[int] | None = None) -> int:
-    """Erase a log's L0 messages, or those of the records at some positions; return how many were erased.
+    """Delete a log's L0 messages, or erase those of the records at some positions; return how many there were.
+
+    To erase takes the server twenty times as long, because it overwrites the bytes of each message on its disk.
 
     Raises:
         NatsError: some may still be there; it is safe to call this again.
@@ -157,7 +159,7 @@ async def erase_l0(session: JetStream, log_id: str, positions: Collection[int] |
         async for found in _l0_of(session, log_id)
         if positions is None or h.read_position(found.headers) in positions
     ]
-    return await delete_messages(session, L0_EVENTS, sequences, erase=True)
+    return await delete_messages(session, L0_EVENTS, sequences, erase=positions is not None)
 
 
 async def _l0_of(session: JetStream, log_id: str, since: str = "") -> AsyncIterator[StreamMessage]:
