@@ -34,7 +34,7 @@ async def test_every_row_of_the_mirror_runs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(mirror, "CHUNK", 200)
     monkeypatch.setattr(limits, "ROUNDS", 1)
     rows = await mirror.measure(tmp_path, 0.02)
-    assert [row.floor for row in rows] == [0.7, None]
+    assert [row.floor for row in rows] == [0.45, None]
     assert all(row.value > 0 and row.limit for row in rows)
 
 
