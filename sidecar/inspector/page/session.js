@@ -55,7 +55,7 @@ export async function session(name, tab = "conversation") {
     const fact = (label, value, title) => h("span", { title }, `${label} `, h("b", {}, value));
     const error = head.marks.findLast(([number, kind]) => kind === "error" && number <= head.at);
     top.replaceChildren(
-      h("h1", {}, head.title || "(no title)"),
+      h("h1", { dir: "auto" }, head.title || "(no title)"),
       h(
         "p",
         { class: "facts" },

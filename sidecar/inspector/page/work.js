@@ -94,7 +94,7 @@ function ask(each, now, press) {
   return h(
     "article",
     { class: "card waits", "data-row": true },
-    h("header", {}, h("span", { class: "title" }, each.heading), each.session ? h("a", { class: "link", dir: "auto", href: `/s/${encodeURIComponent(each.session)}` }, cut(each.title || each.session, 80)) : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
+    h("header", {}, h("span", { class: "title", dir: "auto" }, each.heading), each.session ? h("a", { class: "link", dir: "auto", href: `/s/${encodeURIComponent(each.session)}` }, cut(each.title || each.session, 80)) : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
     linesOf(each.lines),
     h("p", {}, h("b", {}, each.text)),
     each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
@@ -136,7 +136,7 @@ function job(each, now, press, depth) {
       "header",
       {},
       status(each.state),
-      h("a", { class: "title", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || cut(each.prompt ?? "", 120) || each.id),
+      h("a", { class: "title", dir: "auto", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || cut(each.prompt ?? "", 120) || each.id),
       h("span", { class: "quiet" }, facts.join(" · ")),
       h("span", { class: "faint" }, ago(each.ended || each.started || each.created, now)),
     ),
