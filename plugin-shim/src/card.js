@@ -23,7 +23,7 @@ const MAX_TITLE = 30;
 const ORDER = 150;
 
 /**
- * @typedef {{id: string, title: string, state: string, since: number | null, cost: number, asks: number,
+ * @typedef {{id: string, title: string, state: string, ran: number | null, since: number | null, cost: number, asks: number,
  *   parent: string | null, root: string, session?: string | null}} Agent
  * @typedef {{id: string, session: string, text: string}} Ask
  * @typedef {{id: string, session: string, title: string, text: string}} Toast
@@ -174,9 +174,10 @@ export class CardFile {
 
 /** @param {any} agent @returns {boolean} */
 function isWhole(agent) {
-  const { title, state, since, cost, asks } = agent ?? {};
+  const { title, state, ran, since, cost, asks } = agent ?? {};
   const texts = typeof title === "string" && typeof state === "string";
-  return texts && (since === null || typeof since === "number") && typeof cost === "number" && typeof asks === "number";
+  const times = [ran, since].every((each) => each === null || typeof each === "number");
+  return texts && times && typeof cost === "number" && typeof asks === "number";
 }
 
 /** @param {any} ask @returns {boolean} */
@@ -203,7 +204,8 @@ function of(agents, session) {
  */
 export function lines(agents, now) {
   const rows = agents.slice(-MAX_SHOWN).flatMap((agent) => {
-    const ran = agent.since === null ? "" : span(now - agent.since);
+    const ms = agent.since === null ? agent.ran : now - agent.since;
+    const ran = ms === null ? "" : span(ms);
     const cost = agent.cost >= 0.005 ? `$${agent.cost.toFixed(2)}` : "";
     const state = agent.asks > 0 ? "waiting for you" : agent.state;
     return [

@@ -5,8 +5,8 @@ import path from "node:path";
 import { test } from "node:test";
 import { CardFile, FILE, lines, notesOf, showCard } from "../src/card.js";
 
-const RUNS = { id: "int_1", title: "run the\u001b[31m tests", state: "running", since: 1000, cost: 0.5, asks: 0, parent: "ses_1", root: "ses_1" };
-const QUEUED = { ...RUNS, id: "int_2", title: "x".repeat(50), state: "queued", since: null, cost: 0, parent: "ses_2" };
+const RUNS = { id: "int_1", title: "run the\u001b[31m tests", state: "running", ran: null, since: 1000, cost: 0.5, asks: 0, parent: "ses_1", root: "ses_1" };
+const QUEUED = { ...RUNS, id: "int_2", title: "x".repeat(50), state: "queued", ran: null, since: null, cost: 0, parent: "ses_2" };
 const ASKS = { ...RUNS, id: "int_3", asks: 2 };
 
 function newHome() {

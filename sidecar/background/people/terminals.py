@@ -39,8 +39,9 @@ _RANK: Final[tuple[Focus, ...]] = ("unknown", "away", "front")
 def card_text(
     unfinished: Iterable[Intent], checkpoints: Iterable[Message], toasts: Iterable[Mapping[str, str]] = ()
 ) -> bytes:
-    """The text of the file: ``agents``, ``asks`` and ``toasts``, oldest first. ``since`` is in ms UTC; ``asks`` of an
-    agent counts what is waiting for a person. ``asks`` has no asks that OpenCode shows by itself.
+    """The text of the file: ``agents``, ``asks`` and ``toasts``, oldest first. While an agent's time
+    counts, it is the time since ``since``, in ms UTC; while it stands still, it is ``ran`` ms, and ``None`` before the
+    start. Its ``asks`` counts what waits for a person. ``asks`` has no asks that OpenCode shows by itself.
     """
     waiting = [each for each in checkpoints if each.is_open]
     told = [
@@ -53,7 +54,8 @@ def card_text(
             "id": intent.id,
             "title": one_line(visible(intent.title)),
             "state": intent.state,
-            "since": intent.started,
+            "ran": intent.ran_ms if intent.started is not None and intent.since is None else None,
+            "since": intent.since - intent.ran_ms if intent.since is not None else None,
             "cost": round(intent.cost, 2),
             "asks": len(intent.asks),
             "parent": intent.parent,

@@ -157,7 +157,11 @@ def test_it_says_what_runs_and_what_waits_on_one_line_each() -> None:
     intent = Intent("int_1", "a prompt", "two\nlines", "ses_1", "/p", 5, state="running", started=7, root="ses_0")
     intent.asks = ["chk_open"]
     (agent,) = json.loads(card_text([intent], ()))["agents"]
-    assert (agent["since"], agent["asks"], agent["parent"], agent["root"]) == (7, 1, "ses_1", "ses_0")
+    assert (agent["since"], agent["asks"], agent["parent"], agent["root"]) == (None, 1, "ses_1", "ses_0")
+    for counted, since, ran in ((None, None, 400), (1_000, 600, None)):
+        intent.ran_ms, intent.since = 400, counted
+        (agent,) = json.loads(card_text([intent], ()))["agents"]
+        assert (agent["since"], agent["ran"]) == (since, ran)
     assert "\n" not in agent["title"] and "a prompt" not in agent.values()
 
 
