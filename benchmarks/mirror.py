@@ -16,7 +16,7 @@ from benchmarks.limits import beside
 from benchmarks.report import Row
 from benchmarks.store import an_event
 from bridge.nats.jetstream.sessions import Sessions
-from bridge.nats.jetstream.stream_plan import server_version
+from bridge.nats.jetstream.stream_plan import OLDEST, server_version
 from sidecar.config import NatsConfig
 from sidecar.mirror.server.server import EmbeddedServer, State
 from sidecar.mirror.task import MirrorTask
@@ -36,7 +36,6 @@ BATCH = 1000
 """Messages per batch of the bare publisher: the most that a server accepts."""
 
 APPEND = 200
-ATOMIC_SINCE = (2, 12)
 
 
 def a_step(number: int) -> StreamEvent:
@@ -85,7 +84,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     """Measure the mirror's rows; return none, and say so on stderr, if the server has no atomic batches."""
     async with serving(directory / "nats") as server:
         found = server.status()["version"]
-        if server_version(found) < ATOMIC_SINCE:
+        if server_version(found) < OLDEST:
             print(f"mirror: NATS server {found} takes no atomic batches; install a newer one", file=sys.stderr)
             return []
         options = await server.options()

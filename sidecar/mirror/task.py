@@ -21,7 +21,7 @@ from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import BatchRefused, NatsError, NatsRefused, WrongExpectation
 from bridge.nats.jetstream.sessions import RECONNECT, Sessions
-from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS, UNLIMITED, plan, server_version, wanted
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS, UNLIMITED, plan, wanted
 from bridge.nats.jetstream.streams import all_facts, ensure_streams, facts, last_message
 from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.messages import UNSENT, Mirror, mirrored
@@ -243,9 +243,7 @@ class MirrorTask:
         Raises:
             _Again: the stream did not, and was emptied.
         """
-        if not (await ensure_streams(session, self._definitions))[EVENTS].atomic:
-            reason = f"the NATS server {session.server.version} has no atomic batches for the stream {EVENTS}"
-            raise NatsRefused(reason, "use nats-server 2.12 or newer")
+        await ensure_streams(session, self._definitions)
         await settled(session, self._log_id)
         events = await facts(session, EVENTS)
         # Grows with each message that is stored, so it makes ids that the server does not know.
@@ -323,8 +321,7 @@ class MirrorTask:
         """Raise ``_Again`` if another program changed the streams, or an end of the log's part; note how full they
         are."""
         there = await all_facts(session)
-        version = server_version(session.server.version)
-        plans = plan(self._definitions, [dict(each.config) for each in there], server=version)
+        plans = plan(self._definitions, [each.config for each in there])
         last = await last_message(session, EVENTS, log_pattern(self._log_id))
         if any(each.action != "keep" for each in plans) or (last.sequence if last else 0) != self._place.sequence:
             raise _Again

@@ -1,4 +1,4 @@
-"""Publishes one message, many messages with a limited number in flight (a window), or an atomic batch.
+"""Publishes one message, many messages with a limited number in flight, or an atomic batch.
 
 When a function returns, the messages are stored; otherwise the function raises an error.
 
@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import Final
 
 from bridge.nats.jetstream.connection import NO_RESPONDERS, JetStream, decoded, waited
-from bridge.nats.jetstream.errors import BatchRefused, NatsError, NoStream, WrongExpectation
+from bridge.nats.jetstream.errors import BatchRefused, NoStream, WrongExpectation
 from bridge.nats.jetstream.wire import Message, Received
 
 MAX_BATCH: Final = 1000
@@ -26,6 +26,7 @@ PUBLISH_SECONDS: Final = 10.0
 """How many seconds to wait for the confirmation of a message."""
 
 WINDOW: Final = 256
+"""How many messages are in flight at a time."""
 
 BATCH_ID: Final = "Nats-Batch-Id"
 BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
@@ -47,23 +48,6 @@ class Stored:
     stream: str
     sequence: int
     duplicate: bool = False
-
-
-class PublishStopped(Exception):
-    """Publishing stopped with ``error``. The messages before the failed one are stored; ``stored`` says where.
-
-    Some of the later messages may also be stored. Publish again, starting with the failed message; the ids prevent
-    duplicates.
-    """
-
-    code: ClassVar[str] = "nats-publish-stopped"
-
-    def __init__(self, stored: list[Stored], error: NatsError) -> None:
-        super().__init__(stored, error)
-        self.stored, self.error = stored, error
-
-    def __str__(self) -> str:
-        return f"publishing stopped after {len(self.stored)} messages: {self.error}"
 
 
 async def publish(session: JetStream, message: Message) -> Stored:
@@ -93,33 +77,18 @@ async def settle(session: JetStream, subject: str) -> None:
 
 
 async def publish_all(session: JetStream, messages: Sequence[Message], *, window: int = WINDOW) -> list[Stored]:
-    """Publish messages in order, up to ``window`` of them at a time; return one ``Stored`` for each message, in order.
-
-    After a failure no further message is sent.
+    """Publish messages in order, ``window`` of them at a time; return one ``Stored`` for each message, in order.
 
     Raises:
-        PublishStopped: a message failed; the messages before it are stored.
+        NatsError: of the first message that failed. Those before its window are stored, others may be.
     """
     stored: list[Stored] = []
-    in_flight: list[asyncio.Future[Received]] = []
-    try:
-        for sent, message in enumerate(messages):
-            if len(in_flight) - len(stored) >= window:
-                # Wait for half of the window at once, because waking up for every answer costs more than it gains.
-                await _take(messages, in_flight, stored, sent - window // 2)
-            in_flight.append(await session.begin(message.subject, message.body, message.headers))
-        await _take(messages, in_flight, stored, len(messages))
-    except NatsError as error:
-        raise PublishStopped(stored, error) from None
+    for first in range(0, len(messages), window):
+        part = messages[first : first + window]
+        answers = [await session.begin(each.subject, each.body, each.headers) for each in part]
+        for each, answer in zip(part, answers, strict=True):
+            stored.append(_stored(each, await waited(answer, PUBLISH_SECONDS)))
     return stored
-
-
-async def _take(
-    messages: Sequence[Message], in_flight: list[asyncio.Future[Received]], stored: list[Stored], until: int
-) -> None:
-    while len(stored) < until:
-        place = len(stored)
-        stored.append(_stored(messages[place], await waited(in_flight[place], PUBLISH_SECONDS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +133,7 @@ class StagedBatch:
 async def stage_batch(session: JetStream, messages: Sequence[Message], *, batch_id: str) -> StagedBatch:
     """Send all messages of an atomic batch except the last.
 
-    The stream must support atomic batches (``StreamFacts.atomic``). ``batch_id`` must be unique and at most 64
+    The stream must support atomic batches. ``batch_id`` must be unique and at most 64
     characters.
 
     Raises:

@@ -22,6 +22,9 @@ DEAD: Final = "MESHFORGE_DLQ"
 L0_COMMANDS: Final = f"cg_cmd_{escape(PROTOCOL_VERSION)}"
 L0_EVENTS: Final = f"cg_evt_{escape(PROTOCOL_VERSION)}"
 
+OLDEST: Final = (2, 12)
+"""The oldest version of a server that takes atomic batches."""
+
 HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S
 DUPLICATE_WINDOW_S: Final = 120
@@ -45,9 +48,9 @@ class StreamDefinition:
     duplicate_window_s: int = DUPLICATE_WINDOW_S
     atomic: bool = False
 
-    def config(self, server: tuple[int, int]) -> dict[str, Any]:
-        """The configuration for creating the stream, in the server's JSON; ``server`` is the (major, minor) version."""
-        config: dict[str, Any] = {
+    def config(self) -> dict[str, Any]:
+        """The configuration for creating the stream, in the server's JSON."""
+        return {
             "name": self.name,
             "description": self.description,
             "subjects": list(self.subjects),
@@ -62,17 +65,8 @@ class StreamDefinition:
             "duplicate_window": self.duplicate_window_s * _NS,
             "no_ack": False,
             "allow_direct": True,
+            **({"allow_atomic": True} if self.atomic else {}),
         }
-        for name, (since, value) in _NEWER.items():
-            if server >= since and getattr(self, value):
-                config[name] = True
-        return config
-
-
-_NEWER: Final[dict[str, tuple[tuple[int, int], str]]] = {"allow_atomic": ((2, 12), "atomic")}
-"""Settings that older servers lack: for each setting, the first version that has it, and its field in
-``StreamDefinition``. The values are read back from the server, never assumed.
-"""
 
 
 def wanted(*, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
@@ -170,8 +164,6 @@ _IN_THE_WAY: Final[dict[str, str]] = {
 def plan_stream(
     definition: StreamDefinition,
     found: Mapping[str, Any] | None,
-    *,
-    server: tuple[int, int],
     others: Iterable[Mapping[str, Any]] = (),
 ) -> StreamPlan:
     """Decide what to do about one stream; ``found`` is its configuration on the server, or ``None`` if it does not
@@ -187,7 +179,7 @@ def plan_stream(
         for theirs in other.get("subjects") or ()
         if any(overlap(mine, theirs) for mine in definition.subjects)
     ]
-    config = definition.config(server)
+    config = definition.config()
     if found is None:
         return StreamPlan(name, "refuse", reasons=tuple(reasons)) if reasons else StreamPlan(name, "create", config)
     reasons += [why for setting, why in _IN_THE_WAY.items() if found.get(setting)]
@@ -207,12 +199,10 @@ def plan_stream(
     return StreamPlan(name, "update", {**found, **config}, changes)
 
 
-def plan(
-    definitions: Iterable[StreamDefinition], found: Iterable[Mapping[str, Any]], *, server: tuple[int, int]
-) -> list[StreamPlan]:
+def plan(definitions: Iterable[StreamDefinition], found: Iterable[Mapping[str, Any]]) -> list[StreamPlan]:
     """What to do about each stream, in order; ``found`` are the configurations of all streams of the account."""
     there = {str(config.get("name")): config for config in found}
-    return [plan_stream(each, there.get(each.name), server=server, others=list(there.values())) for each in definitions]
+    return [plan_stream(each, there.get(each.name), list(there.values())) for each in definitions]
 
 
 def server_version(text: str) -> tuple[int, int]:

@@ -11,8 +11,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from bridge.nats.jetstream.connection import API, JetStream, decoded, waited
-from bridge.nats.jetstream.errors import NatsUnavailable, NotFound, ServerBusy, ServerRefused, StreamRefused
-from bridge.nats.jetstream.stream_plan import StreamDefinition, StreamPlan, plan, server_version
+from bridge.nats.jetstream.errors import (
+    NatsRefused,
+    NatsUnavailable,
+    NotFound,
+    ServerBusy,
+    ServerRefused,
+    StreamRefused,
+)
+from bridge.nats.jetstream.stream_plan import OLDEST, StreamDefinition, StreamPlan, plan, server_version
 from bridge.nats.jetstream.wire import HeaderBlock, Received
 from streams.system.retry import Retry
 
@@ -44,18 +51,8 @@ class StreamFacts:
     """When the server created the stream, as reported by the server. A different time means a different stream."""
 
     @property
-    def atomic(self) -> bool:
-        """Whether the stream accepts atomic batches, as read back from the server."""
-        return self.config.get("allow_atomic") is True
-
-    @property
     def messages(self) -> int:
         return int(self.state["messages"])
-
-    @property
-    def first_sequence(self) -> int:
-        """Sequence of the oldest message; ``last_sequence`` + 1 if the stream is empty."""
-        return int(self.state["first_seq"])
 
     @property
     def last_sequence(self) -> int:
@@ -97,17 +94,18 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
     """Create missing streams and update streams that differ; return the facts of all these streams, by name, as read
     back from the server.
 
-    If one stream is refused, no stream is changed. Idempotent. Settings that a server's version does not know are left
-    out, so rely on the returned facts, not on the definitions.
+    If one stream is refused, no stream is changed. Idempotent.
 
     Raises:
+        NatsRefused: the server is older than ``OLDEST``.
         StreamRefused: an existing stream with the same name or subjects is unsuitable; the text says what to do.
         NatsUnavailable: no answer came. It is safe to call this again.
     """
     wanted = list(definitions)
-    version = server_version(session.server.version)
-    there = [dict(each.config) for each in await all_facts(session)]
-    plans = plan(wanted, there, server=version)
+    if server_version(session.server.version) < OLDEST:
+        reason = f"the NATS server has version {session.server.version}, which is too old"
+        raise NatsRefused(reason, f"use nats-server {'.'.join(map(str, OLDEST))} or newer")
+    plans = plan(wanted, [each.config for each in await all_facts(session)])
     for each in plans:
         if each.action == "refuse":
             raise StreamRefused(f"stream {each.name}", 0, "; ".join(each.reasons))
@@ -115,14 +113,10 @@ async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinit
         await _carry_out(session, each)
     read = {each.name: await facts(session, each.name) for each in wanted}
     # Read the settings back, because the server silently ignores changes to some settings.
-    for each in plan(wanted, [dict(one.config) for one in read.values()], server=version):
-        if each.action != "keep" and any(change.setting not in _OPTIONAL for change in each.changes):
+    for each in plan(wanted, [one.config for one in read.values()]):
+        if each.action != "keep":
             raise StreamRefused(f"stream {each.name}", 0, f"the server did not apply the settings: {each}")
     return read
-
-
-_OPTIONAL: Final = frozenset({"allow_atomic", "allow_direct", "description"})
-"""Optional settings: without them, a stream only works more slowly."""
 
 
 async def _carry_out(session: JetStream, wanted: StreamPlan) -> None:
@@ -189,18 +183,6 @@ async def _found(session: JetStream, stream: str, request: dict[str, Any]) -> St
         return _stream_message(await session.api(f"STREAM.MSG.GET.{stream}", request))
     except NotFound:
         return None
-
-
-async def count_messages(session: JetStream, stream: str, subject: str = ">", *, from_sequence: int = 1) -> int:
-    """How many messages on a subject or pattern the stream holds, starting with ``from_sequence``.
-
-    Raises:
-        NotFound: there is no such stream.
-        NatsUnavailable: no answer.
-    """
-    made = await _consumer(session, stream, subject, from_sequence, 5.0)
-    await _delete_consumer(session, stream, str(made["name"]))
-    return int(made.get("num_pending") or 0)
 
 
 async def _consumer(

@@ -18,7 +18,6 @@ from bridge.nats.jetstream.publishing import (
     EXPECTED_REVISION,
     EXPECTED_SUBJECT,
     MAX_BATCH,
-    PublishStopped,
     StagedBatch,
     publish_all,
     stage_batch,
@@ -83,15 +82,8 @@ async def finish_run(begun: BegunRun, log_id: str, *, behind: int) -> int:
             await part.commit()
         except BatchRefused:
             # The server knows an id of these. One by one, it takes what it does not have.
-            await _one_by_one(begun.session, part.messages)
+            await publish_all(begun.session, part.messages)
     # A work queue takes no atomic batches. The server knows a command that is sent again by its id.
-    await _one_by_one(begun.session, begun.run.commands)
+    await publish_all(begun.session, begun.run.commands)
     guard = {EXPECTED_REVISION: str(behind), EXPECTED_SUBJECT: log_pattern(log_id)}
     return (await begun.own.commit(guard)).sequence
-
-
-async def _one_by_one(session: JetStream, messages: Sequence[Message]) -> None:
-    try:
-        await publish_all(session, messages)
-    except PublishStopped as stopped:
-        raise stopped.error from None

@@ -101,8 +101,7 @@ def _bad_directory(directory: Path) -> tuple[str, str] | None:
 
 def _external(config: NatsConfig) -> list[Check]:
     from bridge.nats.jetstream.errors import NatsError, NatsRefused, NatsUnavailable
-    from bridge.nats.jetstream.stream_plan import server_version
-    from sidecar.mirror.server.executable import OLDEST
+    from bridge.nats.jetstream.stream_plan import OLDEST, server_version
     from sidecar.mirror.settings import external_options
 
     options = external_options(config)

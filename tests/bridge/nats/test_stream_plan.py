@@ -21,16 +21,15 @@ from bridge.nats.jetstream.stream_plan import (
 from bridge.nats.subjects import CommandSubject, L0Subject, RecordSubject
 from streams.bus.subjects import dead_letter_subject, overlap
 
-OLD, NEW = (2, 10), (2, 15)
 NS = 1_000_000_000
 BY_NAME = {definition.name: definition for definition in wanted()}
 ALL = list(BY_NAME.values())
 
 
-def answered(definition: StreamDefinition, server: tuple[int, int] = NEW, **changed: Any) -> dict[str, Any]:
+def answered(definition: StreamDefinition, **changed: Any) -> dict[str, Any]:
     """The configuration as a server returns it, with its own defaults filled in."""
     config = {
-        **definition.config(server),
+        **definition.config(),
         "max_consumers": -1,
         "num_replicas": 1,
         "sealed": False,
@@ -45,8 +44,7 @@ def answered(definition: StreamDefinition, server: tuple[int, int] = NEW, **chan
 
 def test_the_streams_are_those_of_the_documents() -> None:
     rows = {
-        d.name: (d.subjects, d.config(OLD)["retention"], d.config(OLD)["storage"], d.config(OLD)["max_age"] / NS)
-        for d in ALL
+        d.name: (d.subjects, d.config()["retention"], d.config()["storage"], d.config()["max_age"] / NS) for d in ALL
     }
     assert rows == {
         "MESHFORGE_EVENTS": (("evt.>",), "limits", "file", 0),
@@ -82,14 +80,12 @@ def test_each_subject_is_kept_where_it_belongs_and_str_nowhere() -> None:
         assert (found.name if found is not None else None) == stream
 
 
-@pytest.mark.parametrize("server", [OLD, NEW])
-def test_what_is_missing_is_created_and_what_is_right_is_kept(server: tuple[int, int]) -> None:
-    plans = plan(ALL, [], server=server)
+def test_what_is_missing_is_created_and_what_is_right_is_kept() -> None:
+    plans = plan(ALL, [])
     assert [(each.name, each.action) for each in plans] == [(d.name, "create") for d in ALL]
-    assert [each.config for each in plans] == [d.config(server) for d in ALL]
-    assert ("allow_atomic" in plans[0].config) == (server == NEW), "an old server is not asked for what it cannot do"
-    found = [answered(d, server) for d in ALL]
-    assert {str(each) for each in plan(ALL, found, server=server)} == {f"stream {d.name}: keep" for d in ALL}
+    assert [each.config for each in plans] == [d.config() for d in ALL]
+    found = [answered(d) for d in ALL]
+    assert {str(each) for each in plan(ALL, found)} == {f"stream {d.name}: keep" for d in ALL}
 
 
 DIFFERENT: dict[str, Any] = {
@@ -102,12 +98,12 @@ DIFFERENT: dict[str, Any] = {
 @pytest.mark.parametrize("setting", DIFFERENT)
 def test_what_differs_is_updated_and_what_else_is_set_there_stays(setting: str) -> None:
     found = answered(BY_NAME[EVENTS], **{setting: DIFFERENT[setting], "num_replicas": 3, "compression": "s2"})
-    made = plan_stream(BY_NAME[EVENTS], found, server=NEW)
+    made = plan_stream(BY_NAME[EVENTS], found)
     assert made.action == "update" and [change.setting for change in made.changes] == [setting]
-    assert made.config == {**found, **BY_NAME[EVENTS].config(NEW)}
+    assert made.config == {**found, **BY_NAME[EVENTS].config()}
     assert (made.config["num_replicas"], made.config["compression"]) == (3, "s2")
     assert setting in str(made)
-    assert plan_stream(BY_NAME[EVENTS], made.config, server=NEW).action == "keep"
+    assert plan_stream(BY_NAME[EVENTS], made.config).action == "keep"
 
 
 @pytest.mark.parametrize(
@@ -126,22 +122,22 @@ def test_what_differs_is_updated_and_what_else_is_set_there_stays(setting: str) 
     ],
 )
 def test_what_cannot_be_changed_is_refused_with_reasons(name: str, changed: dict[str, Any], reason: str) -> None:
-    made = plan_stream(BY_NAME[name], answered(BY_NAME[name], **changed), server=NEW)
+    made = plan_stream(BY_NAME[name], answered(BY_NAME[name], **changed))
     assert (made.action, made.config) == ("refuse", {})
     assert any(reason in each for each in made.reasons[:-1])
 
 
 def test_another_stream_with_our_subjects_is_in_the_way() -> None:
     other = {"name": "THEIRS", "subjects": ["a.b", "evt.special.>"]}
-    plans = {each.name: each for each in plan(ALL, [other], server=NEW)}
+    plans = {each.name: each for each in plan(ALL, [other])}
     assert plans[EVENTS].action == "refuse"
     (reason,) = plans[EVENTS].reasons
     assert "THEIRS" in reason and "evt.special.>" in reason
     assert plans[COMMANDS].action == "create"
     there = [other, answered(BY_NAME[EVENTS])]
-    assert plan(ALL, there, server=NEW)[0].action == "refuse"
+    assert plan(ALL, there)[0].action == "refuse"
     harmless = {"name": "THEIRS", "subjects": ["orders.>"]}
-    assert {each.action for each in plan(ALL, [harmless], server=NEW)} == {"create"}
+    assert {each.action for each in plan(ALL, [harmless])} == {"create"}
 
 
 def test_a_servers_version_is_read() -> None:

@@ -215,7 +215,6 @@ INTERNAL = {
     "bridge.opencode.link": "ends a link, or becomes ClientError",
     "bridge.nats.l0": "a message on the wire",
     "bridge.nats.headers": "a message on the wire",
-    "bridge.nats.jetstream.publishing.PublishStopped": "control flow of the mirror",
     "bridge.nats.jetstream.client_errors": "becomes NatsError",
     "sidecar.mirror.calling": "a failed effect",
     "sidecar.mirror.server": "shown by `status`",

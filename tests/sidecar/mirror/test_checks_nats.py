@@ -127,7 +127,7 @@ def test_an_external_one_without_jetstream_or_too_old(
 ) -> None:
     with real_server(tmp_path / "plain", OLDEST, authorization={}) as plain:
         config = f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{plain.port}"]\n'
-        monkeypatch.setattr("sidecar.mirror.server.executable.OLDEST", (2, 13))
+        monkeypatch.setattr("bridge.nats.jetstream.stream_plan.OLDEST", (2, 13))
         assert "oldest supported version is 2.13" in only(look(home, config)).text
     with real_server(tmp_path / "bare", OLDEST, authorization={}, jetstream=False) as bare:
         found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))
