@@ -137,14 +137,12 @@ class GuardedClient(Client):
         """Call ``on_message`` directly when a message is read from the socket: in order, with no queue and no task in
         between.
         """
-        # The library requires a callback, but our ``_process_msg`` never calls this one.
-        callback = _callback(on_message)
+
+        async def callback(message: Msg) -> None:
+            """The library requires one, but our ``_process_msg`` never calls it."""
+
         self._direct[callback] = on_message
         return await self.subscribe(pattern, cb=callback)
-
-    async def subscribe_queued(self, pattern: str, on_message: Callable[[Received], None]) -> Subscription:
-        """Call ``on_message`` with each message, in order, from the library's own task."""
-        return await self.subscribe(pattern, cb=_callback(on_message))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         # Bypass the library's header parser, which is so slow that it takes half the time of reading a stream.
@@ -152,8 +150,8 @@ class GuardedClient(Client):
         on_message = self._direct.get(subscription._cb) if subscription is not None and subscription._cb else None
         if on_message is None:
             await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        on_message(Received(subject.decode(), reply.decode(), HeaderBlock(headers) if headers else {}, data))
+        else:
+            on_message(Received(subject.decode(), reply.decode(), HeaderBlock(headers) if headers else {}, data))
 
     async def send_bytes(self, command: bytes) -> None:
         await self._send_command(command)
@@ -205,10 +203,3 @@ class GuardedClient(Client):
             self.abort()
             for subscription in list(self._subs.values()):
                 subscription._stop_processing()
-
-
-def _callback(on_message: Callable[[Received], None]) -> _Callback:
-    async def callback(message: Msg) -> None:
-        on_message(Received(message.subject, message.reply, message.headers or {}, message.data))
-
-    return callback

@@ -56,7 +56,7 @@ class JetStream:
         session = cls(client, options, ended)
         try:
             check_not_cancelled()
-            await client.subscribe_queued(f"{session._inbox}.*", session._answered)
+            await client.subscribe_directly(f"{session._inbox}.*", session._answered)
         except asyncio.CancelledError:
             await session.close()
             raise
@@ -184,20 +184,6 @@ class JetStream:
         self._check_open()
         try:
             await self._client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
-        except Exception as error:  # noqa: BLE001 - every error of the library is translated
-            raise translated(error, self._options) from None
-
-    async def flush(self) -> None:
-        """Return when the server has received everything sent so far.
-
-        Raises:
-            NatsUnavailable: the server did not answer in time.
-        """
-        self._check_open()
-        try:
-            # First write what is pending, because the library writes the PING of a flush before it.
-            await self._client.send_bytes(b"")
-            await self._client.flush(self._options.request_seconds)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - every error of the library is translated
             raise translated(error, self._options) from None
 

@@ -19,7 +19,7 @@ from bridge.nats.jetstream.connection import API, JetStream
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.sessions import RECONNECT, Sessions
-from bridge.nats.jetstream.streams import Delivered, arriving
+from bridge.nats.jetstream.streams import Delivered, arriving, listed
 from bridge.nats.jetstream.wire import Received
 from streams.bus.contract import Again, Delivery, Done, Handler, Outcome, Poison, settled
 from streams.system.retry import Retry
@@ -63,13 +63,7 @@ def consumer_config(durable: str, patterns: Sequence[str], settings: PullSetting
 
 async def consumers_of(session: JetStream, stream: str) -> list[dict[str, Any]]:
     """All consumers of a stream, in the server's JSON. Raises ``NotFound`` if there is no such stream."""
-    found: list[dict[str, Any]] = []
-    while True:
-        page = await session.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
-        consumers = page.get("consumers") or []
-        found += consumers
-        if not consumers or len(found) >= int(page.get("total") or 0):
-            return found
+    return await listed(session, f"CONSUMER.LIST.{stream}", "consumers")
 
 
 async def delete_consumer(session: JetStream, stream: str, name: str) -> None:

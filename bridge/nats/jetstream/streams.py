@@ -26,9 +26,6 @@ from streams.system.retry import Retry
 READ_BATCH: Final = 256
 """How many messages one request asks for; the next request is sent while these messages are still arriving."""
 
-_PAGE: Final = 256
-"""How many streams each answer from the server lists."""
-
 _NS: Final = 1_000_000_000
 _DELETIONS: Final = 128
 """Maximum number of deletions in flight at a time."""
@@ -81,13 +78,20 @@ async def facts(session: JetStream, name: str) -> StreamFacts:
 
 
 async def all_facts(session: JetStream) -> list[StreamFacts]:
-    found: list[StreamFacts] = []
+    return sorted(
+        [_facts(each) for each in await listed(session, "STREAM.LIST", "streams")], key=lambda each: each.name
+    )
+
+
+async def listed(session: JetStream, method: str, key: str) -> list[dict[str, Any]]:
+    """All pages of a list of the JetStream API, whose entries are under ``key``. Raises the same as ``api``."""
+    found: list[dict[str, Any]] = []
     while True:
-        page = await session.api("STREAM.LIST", {"offset": len(found)})
-        streams = page.get("streams") or []
-        found += [_facts(each) for each in streams]
-        if not streams or len(found) >= int(page.get("total") or 0):
-            return sorted(found, key=lambda each: each.name)
+        page = await session.api(method, {"offset": len(found)})
+        entries = page.get(key) or []
+        found += entries
+        if not entries or len(found) >= int(page.get("total") or 0):
+            return found
 
 
 async def ensure_streams(session: JetStream, definitions: Iterable[StreamDefinition]) -> dict[str, StreamFacts]:

@@ -41,16 +41,6 @@ async def test_a_held_server_is_noticed(tmp_path: Path) -> None:
         await session.close()
 
 
-async def test_a_flush_asks_only_after_what_was_sent() -> None:
-    """So the server has the subscription once the flush returns, and sends every message from then on."""
-    async with impostor(GREETING) as (port, sent):
-        session = await JetStream.connect(ConnectOptions((f"nats://127.0.0.1:{port}",)))
-        async with session.hearing("some.>", lambda message: None):
-            await session.flush()
-            assert sent.index(b"SUB some.>") < sent.rindex(b"PING")
-        await session.close()
-
-
 async def test_senders_that_wait_for_the_socket_learn_of_its_end(tmp_path: Path) -> None:
     """The library's writer forgets the tasks that wait for it when the connection ends."""
     with real_server(tmp_path) as own:
