@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -15,8 +17,18 @@ TARGET = ROOT / "docs" / "frames.schema.json"
 
 
 def render() -> str:
-    """The file's exact text."""
-    return json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
+    """The file's exact text, whichever msgspec is installed: some keep the indentation of docstrings."""
+    return json.dumps(_dedented(json_schema()), indent=2, sort_keys=True) + "\n"
+
+
+def _dedented(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_dedented(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    text = value.get("description")
+    own = {"description": inspect.cleandoc(text)} if isinstance(text, str) else {}
+    return {name: _dedented(each) for name, each in value.items()} | own
 
 
 def main(arguments: list[str]) -> int:
