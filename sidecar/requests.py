@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
-from sidecar.care.exported import import_export
+from sidecar.care.export_files import import_export
 from sidecar.care.metrics import SidecarMetrics
 from sidecar.handler import Sidecar
 from sidecar.record.opencode2.http import ServiceGone

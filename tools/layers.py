@@ -154,7 +154,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": (
         "streams/stores/sqlite/*.py",
         "streams/derived.py",
-        "sidecar/care/resting.py",
+        "sidecar/care/capture_tables.py",
         "sidecar/read/story/*.py",
     ),
     "aiosqlite": (),

@@ -11,8 +11,8 @@ from typing import Final, Literal
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.state import Intent
 from sidecar.background.messages.message import Message
-from sidecar.background.people import teller
-from sidecar.read.asked import on_one_line
+from sidecar.background.people import sentences
+from sidecar.read.ask_text import on_one_line
 from sidecar.read.wording import cut_middle, money, one_line, rough_span
 
 COMMAND: Final = "background"
@@ -62,11 +62,11 @@ def listing(intents: Iterable[Intent], waiting: Sequence[Message], now_ms: int) 
 def _waiting(each: Message) -> str:
     # The text alone is cut, so what `always` allows is shown whole.
     shown = replace(each, text=cut_middle(each.text, MAX_ASK)[0])
-    return on_one_line(f"{each.id} · {teller.asks(shown)} · {teller.since(each.queued)}")
+    return on_one_line(f"{each.id} · {sentences.asks(shown)} · {sentences.since(each.queued)}")
 
 
 def _line(intent: Intent, now_ms: int) -> str:
     ran = rough_span(intent.ran(now_ms)) if intent.started is not None else ""
     cost = money(intent.cost) if intent.cost else ""
-    parts = (intent.id, teller.state_of(intent), ran, cost, teller.work(intent))
+    parts = (intent.id, sentences.state_of(intent), ran, cost, sentences.work(intent))
     return one_line(" · ".join(filter(None, parts)))[:MAX_LINE]

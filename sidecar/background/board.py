@@ -16,12 +16,12 @@ from sidecar.background.intents.rows import spent_by
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.messages import agent as messages
 from sidecar.background.messages.message import State as Messages
-from sidecar.background.people import teller
+from sidecar.background.people import sentences
 from sidecar.background.reading import of_ask
-from sidecar.read.asked import CHECKPOINT, OpenAsk
+from sidecar.read.ask_text import CHECKPOINT, OpenAsk
+from sidecar.read.rendering.describe import describe
 from sidecar.read.select import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
-from sidecar.read.telling.describe import describe
 from sidecar.read.views import SessionView
 from streams.lineage import STEP_STARTED, TURN_STARTED
 from streams.log.reader import LogReader
@@ -128,7 +128,7 @@ class Board:
         names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes", "ended")
         row = {name: getattr(intent, name) for name in names}
         doing = self._last(intent.session if intent.session and intent.state not in ENDED else "")
-        told = {"shown": teller.state_of(intent), "what": teller.work(intent)}
+        told = {"shown": sentences.state_of(intent), "what": sentences.work(intent)}
         return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **told, **doing}
 
     def _waiting(self) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ class Board:
         names = ("id", "kind", "session", "text", "options")
         rows = [{name: getattr(each, name) for name in names} | {"since": each.queued} for each in open_]
         for row, each in zip(rows, open_, strict=True):
-            row["what"] = teller.asks(each)
+            row["what"] = sentences.asks(each)
         return sorted(rows, key=lambda row: row["since"])
 
     def _last(self, session: str) -> dict[str, Any]:

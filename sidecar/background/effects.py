@@ -27,9 +27,9 @@ from sidecar.background.messages.answers import ANSWER
 from sidecar.background.messages.deliver import WAKE
 from sidecar.background.messages.person import SHOW
 from sidecar.background.messages.wording import for_person
-from sidecar.background.people import teller
+from sidecar.background.people import sentences
 from sidecar.background.people.channels import Channels
-from sidecar.background.said import Said
+from sidecar.background.unredacted import Said
 
 log = logging.getLogger("sidecar.background")
 
@@ -234,7 +234,7 @@ async def send(
     links = {each: url for each in given if (url := link(each))}
     text = for_person(args["text"], link=links.get(given[0]) if len(given) == 1 else None)
     if since := args.get("since"):
-        text = f"{text}\n\nWaiting {teller.since(since)}."
+        text = f"{text}\n\nWaiting {sentences.since(since)}."
     if given and not links:
         text += "\n" + "\n".join(f"`durable-stream checkpoints {each}` shows how to answer it." for each in given)
     if len(given) > 1 and links:

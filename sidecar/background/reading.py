@@ -11,17 +11,17 @@ from typing import Any
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.inputs import agent_stream, is_applied
 from sidecar.agents.letters import letters_of
-from sidecar.background.gate import of_person
 from sidecar.background.intents.intents import NAME
 from sidecar.background.intents.lifecycle import after
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.messages import agent as messages
 from sidecar.background.messages.message import MESSAGE, Message, queued
 from sidecar.background.messages.message import State as Messages
+from sidecar.background.own_ids import of_person
 from sidecar.background.people.consent import answer_of, asked
-from sidecar.background.people.doubts import whole_text
+from sidecar.background.people.effects_in_doubt import whole_text
 from sidecar.processes import still_runs
-from sidecar.read.asked import CHECKPOINT, OpenAsk, checkpoint_id
+from sidecar.read.ask_text import CHECKPOINT, OpenAsk, checkpoint_id
 from sidecar.read.changes.approvals import Approval
 from sidecar.read.select import ask_catalog
 from sidecar.read.story.catalog import Catalog

@@ -24,7 +24,6 @@ from sidecar.background.copies.copies import Copies
 from sidecar.background.copies.effects import CopyActs
 from sidecar.background.copies.setup import Setup
 from sidecar.background.gardener import GardenerAgent
-from sidecar.background.gate import Caller, of_person
 from sidecar.background.hosts.headless import Headless, Terminal
 from sidecar.background.hosts.host import Call
 from sidecar.background.hosts.hosts import Hosts
@@ -42,11 +41,12 @@ from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.intents.works import Works
 from sidecar.background.messages.deliver import waiting_sessions
+from sidecar.background.own_ids import Caller, of_person
 from sidecar.background.people.people import People
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
-from sidecar.background.said import Said
 from sidecar.background.tools import tools_json
+from sidecar.background.unredacted import Said
 from sidecar.components import in_background
 from sidecar.config import Deed, PhantomConfig
 from sidecar.home import Home

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar.background import background_command, tools
-from sidecar.background.gate import Caller
 from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.registering import DEFAULT_MINUTES, RegisterArgs
@@ -19,6 +18,7 @@ from sidecar.background.intents.texts import told
 from sidecar.background.messages.deliver import notice_id
 from sidecar.background.messages.wording import inline
 from sidecar.background.model_tools import ModelTools
+from sidecar.background.own_ids import Caller
 from sidecar.background.people.answerers import IN_OPENCODE
 from sidecar.background.people.people import AnswerArgs, counted
 from sidecar.background.service import DurableStream

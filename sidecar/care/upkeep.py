@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from sidecar.care import retaining
+from sidecar.care import removal
 from sidecar.care.snapshots import CaptureSnapshot
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
@@ -160,11 +160,11 @@ class Upkeep:
         """
         async with self._exclusively():
             now = self._now_ms()
-            plan = await retaining.plan_prune(self._store, retaining.open_turns(self._state), request, now_ms=now)
+            plan = await removal.plan_prune(self._store, removal.open_turns(self._state), request, now_ms=now)
             if not plan.cuts:
                 return plan, None
             sessions = await self.ask(lambda catalog: catalog.sessions_of(plan.offsets))
-            done = await retaining.prune(self._store, self._capture, plan, sessions, now_ms=now)
+            done = await removal.prune(self._store, self._capture, plan, sessions, now_ms=now)
             self._removed()
         log.info("pruned %d records in %d streams, %d bytes", done.records, done.streams, done.bytes)
         return plan, done
@@ -173,14 +173,12 @@ class Upkeep:
         """Replace payloads by their digests, in all records of these streams and in all records of these sessions.
 
         Raises:
-            Failure: see ``retaining.forget``, and ``still-reading``: it is not known yet where records of them are.
+            Failure: see ``removal.forget``, and ``still-reading``: it is not known yet where records of them are.
             StreamError: the disk failed.
         """
         async with self._exclusively():
             elsewhere = await self.streams_beside(streams, sessions)
-            done = await retaining.forget(
-                self._store, self._capture, streams, sessions, elsewhere, now_ms=self._now_ms()
-            )
+            done = await removal.forget(self._store, self._capture, streams, sessions, elsewhere, now_ms=self._now_ms())
             self._removed()
         log.info("forgot the payloads of %d records in %d streams", done.records, done.streams)
         return done
@@ -188,8 +186,8 @@ class Upkeep:
     async def streams_beside(self, streams: Sequence[str], sessions: Sequence[str]) -> set[str]:
         def question(catalog: Catalog) -> set[str]:
             if catalog.behind:
-                raise Failure("still-reading", retaining.STILL_READING)
-            return retaining.streams_beside(catalog.sessions, streams, sessions)
+                raise Failure("still-reading", removal.STILL_READING)
+            return removal.streams_beside(catalog.sessions, streams, sessions)
 
         return await self.ask(question)
 

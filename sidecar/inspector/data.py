@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.background.gate import of_person
 from sidecar.background.intents.state import State
+from sidecar.background.own_ids import of_person
 from sidecar.background.reading import background_of, costs_of, diff_of, read_intents
 from sidecar.inspector.around import relatives, roots_of, shown_status
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
@@ -23,15 +23,15 @@ from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
 from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
+from sidecar.read.rendering.describe import describe, row_of
+from sidecar.read.rendering.detail import detail
 from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes
+from sidecar.read.story.conversation import Telling
 from sidecar.read.story.costs import WAYS, By
 from sidecar.read.story.past import Named, Past, asked, named
-from sidecar.read.story.telling import Telling
 from sidecar.read.story.timeline import Timeline
-from sidecar.read.telling.describe import describe, row_of
-from sidecar.read.telling.detail import detail
 from sidecar.read.transcript.html import turn_html
 from sidecar.read.transcript.model import Reading, Turn
 from sidecar.read.wording import one_line, printable

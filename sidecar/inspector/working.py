@@ -10,14 +10,14 @@ from sidecar.background.intents.rows import as_row, spent_by
 from sidecar.background.intents.state import State
 from sidecar.background.messages.answers import as_row as checkpoint_row
 from sidecar.background.messages.message import Message
-from sidecar.background.people import teller
+from sidecar.background.people import sentences
 from sidecar.background.reading import read_notices, waiting
 from sidecar.read.host_agents import host_agents
 from sidecar.read.kinds import repeats
+from sidecar.read.rendering.describe import row_of
+from sidecar.read.rendering.markup import unwrapped
 from sidecar.read.select import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
-from sidecar.read.telling.describe import row_of
-from sidecar.read.telling.markup import unwrapped
 from sidecar.read.views import SessionView
 from streams.log.reader import LogReader
 from streams.query import Filter
@@ -67,7 +67,10 @@ def running_in(sessions: Iterable[SessionView]) -> list[dict[str, Any]]:
 
 async def _ask(reader: LogReader, ask: Message, session: SessionView | None) -> dict[str, Any]:
     """What waits for a person, with the ``title`` of its session and the ``lines`` before it."""
-    row = checkpoint_row(ask) | {"heading": teller.heading(ask), "title": session.title if session is not None else ""}
+    row = checkpoint_row(ask) | {
+        "heading": sentences.heading(ask),
+        "title": session.title if session is not None else "",
+    }
     if session is None:
         return row | {"lines": []}
 

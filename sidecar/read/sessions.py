@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sidecar.read.asked import OpenAsk
+from sidecar.read.ask_text import OpenAsk
 from sidecar.read.views import SessionView, StreamView
 from streams.lineage import Tree
 from streams.store import Record

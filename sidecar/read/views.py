@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sidecar.read.asked import OpenAsk, OpenCall
+from sidecar.read.ask_text import OpenAsk, OpenCall
 from streams.lineage import Session
 from streams.store import NOTHING
 

@@ -15,7 +15,7 @@ from streams.derived import Derived, Write
 from streams.errors import StoreClosed, StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import Identity
-from streams.log.presence import located
+from streams.log.completeness import located
 from streams.retention import Removed
 from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_event
 from streams.stores.directory import LOCK, Manifest, StoreLock, create, name_log, take_lock

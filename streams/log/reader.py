@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from streams.errors import CorruptLog
-from streams.log.presence import located
+from streams.log.completeness import located
 from streams.query import Filter
 from streams.store import NOTHING, Record, Snapshot
 from streams.stores.directory import is_being_written

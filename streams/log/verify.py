@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from streams.findings import Finding, Kind, Summary
-from streams.log.beside import manifest_finding
-from streams.log.presence import holds_files
+from streams.log.completeness import holds_files
+from streams.log.manifest_verify import manifest_finding
 from streams.stores.directory import refuse_links
 from streams.stores.journal.verify import LogVerification
 

@@ -90,7 +90,7 @@ def write_manifest(store: Path, manifest: Manifest) -> None:
 def name_log(store: Path, manifest: Manifest | None, identity: Identity) -> Manifest:
     """The manifest of a newly opened store: ``manifest``, or, for a new log, a manifest that this function writes.
 
-    The manifest is written last, so any store named in a manifest once existed; see ``streams/log/presence.py``.
+    The manifest is written last, so any store named in a manifest once existed; see ``streams/log/completeness.py``.
     """
     if manifest is None:
         manifest = Manifest(identity.ulid())

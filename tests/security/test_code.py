@@ -48,7 +48,7 @@ LOOKED_AT = {
             f"sidecar/read/story/{name}.py",
             "S608",
         ): "the text has names of tables and conditions; values are bound"
-        for name in ("catalog", "changes", "ending", "moment", "past", "reading", "tables", "telling", "timeline")
+        for name in ("catalog", "changes", "ending", "moment", "past", "reading", "tables", "conversation", "timeline")
     },
     ("streams/stores/sqlite/rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from sidecar.background.hosts.lacks import MEANINGS, ONE, TWO
+from sidecar.background.hosts.missing_features import MEANINGS, ONE, TWO
 from sidecar.care.checks import home as at_home
 from sidecar.care.checks.check import Check, scene_of
-from sidecar.care.checks.mending import mend
 from sidecar.care.checks.recording import check_journal, check_tables
+from sidecar.care.checks.repairs import mend
 from sidecar.care.checks.table import diagnose
 from sidecar.home import Home, SidecarInfo
 from sidecar.install.plugin import FIRST_LINE, Target, uninstall

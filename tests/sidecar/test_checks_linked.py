@@ -14,14 +14,14 @@ import pytest
 
 from sidecar.background.hosts.facts import read_facts
 from sidecar.background.people.channels import channel_name
-from sidecar.care.checks import unlinked
+from sidecar.care.checks import not_connected
 from sidecar.care.checks.channels import check_channels, check_turns, check_urls
 from sidecar.care.checks.check import Check, Scene, scene_of
 from sidecar.care.checks.linked import check_links
+from sidecar.care.checks.not_connected import check_sandboxes, check_unlinked
 from sidecar.care.checks.opencode import check_opencode, check_services
 from sidecar.care.checks.recording import survey
 from sidecar.care.checks.table import BEFORE_THE_LOG, WITH_THE_LOG
-from sidecar.care.checks.unlinked import check_sandboxes, check_unlinked
 from sidecar.cli.printing.output import Output
 from sidecar.cli.shared.state import print_status
 from sidecar.home import Home, SidecarInfo
@@ -99,7 +99,7 @@ def test_a_service_in_another_sandbox_is_named_with_what_differs(
     status = facts.status + "\nNoNewPrivs: 1"
     other = facts._replace(status=status, spaces={**facts.spaces, "mnt": "mnt:[1]"}, is_beside_one=False, limits="")
     known = {os.getpid(): facts, service_pid: other}
-    monkeypatch.setattr(unlinked, "read_facts", known.get)
+    monkeypatch.setattr(not_connected, "read_facts", known.get)
     with socket.create_server(("127.0.0.1", 0)) as service:
         about = {"id": "i", "url": f"http://127.0.0.1:{service.getsockname()[1]}", "pid": service_pid, "password": "p"}
         file.write_text(json.dumps(about))

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import pytest
 
-from bridge.opencode.capture.resting import Changes
 from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, STATE_VERSION, CaptureState
+from bridge.opencode.capture.stored_map import Changes
 from sidecar.care import snapshots
 from sidecar.care import upkeep as module
-from sidecar.care.resting import CAPTURE, write
+from sidecar.care.capture_tables import CAPTURE, write
 from sidecar.care.snapshots import CaptureSnapshot, restore
 from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig

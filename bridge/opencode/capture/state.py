@@ -16,8 +16,8 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from pydantic import PlainSerializer, TypeAdapter
 
-from bridge.opencode.capture.resting import Changes, Found, LazyMap, Rows
 from bridge.opencode.capture.shapes import beginning, is_aborted_shell, mapping
+from bridge.opencode.capture.stored_map import Changes, Found, LazyMap, Rows
 from bridge.opencode.capture.tokens import add_tokens
 from streams.event import StreamEvent
 from streams.hashing import canonical

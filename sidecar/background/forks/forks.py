@@ -27,9 +27,9 @@ from sidecar.home import Home
 from sidecar.read.fields import as_text, is_forgotten
 from sidecar.read.select import SelectError, ask_catalog, family_of, find_event, find_session, open_reader
 from sidecar.read.story.catalog import Catalog
+from sidecar.read.story.conversation import Telling
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.reading import Snapshot, ask
-from sidecar.read.story.telling import Telling
 from sidecar.read.transcript.markdown import markdown_lines
 from sidecar.read.transcript.model import Reading, Session
 from sidecar.read.wording import cut_middle

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.opencode.capture.shapes import is_abort
 from bridge.opencode.capture.state import CaptureState, Turn
 from bridge.opencode.link.protocol import CallError
-from sidecar.background.hosts import lacks
+from sidecar.background.hosts import missing_features
 from sidecar.background.hosts.calling import CALL_SECONDS, call
 from sidecar.background.hosts.headless import Headless
 from sidecar.background.hosts.host import Call, Host, HostAbsent, HostError, Look, Part, Status
@@ -50,7 +50,7 @@ class V1Host(Host):
     """``Host`` on OpenCode 1. ``links`` returns the open links, and ``delivers`` says whether a link has ever delivered
     a hook."""
 
-    lacks = lacks.ONE
+    lacks = missing_features.ONE
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ each id only once, so a retry changes nothing.
 Measured on 2.0.15. A service that was killed or terminated continues its turns by itself: the session is active within
 0.3 s after the service answers, also on a busy machine. So nothing is prompted again before the service has had several
 seconds to continue.
-See ``v2_turn.py`` for how a turn ends, and ``lacks.py`` for what OpenCode 2 cannot do.
+See ``v2_turn.py`` for how a turn ends, and ``missing_features.py`` for what OpenCode 2 cannot do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.state import CaptureState
-from sidecar.background.hosts import lacks
+from sidecar.background.hosts import missing_features
 from sidecar.background.hosts import v2_requests as requests
 from sidecar.background.hosts.calling import call
 from sidecar.background.hosts.host import Call, Host, HostAbsent, HostError, Look, Part, State, Status
@@ -53,7 +53,7 @@ asked, or nobody continues the turn."""
 class V2Host(Host):
     """``Host`` on OpenCode 2. ``links`` returns the open links."""
 
-    lacks, starts = lacks.TWO, "subagent"
+    lacks, starts = missing_features.TWO, "subagent"
 
     def __init__(
         self,

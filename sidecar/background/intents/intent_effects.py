@@ -10,7 +10,7 @@ from sidecar.agents.agent import Output
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.watch import noted
 from sidecar.background.messages.person import SHOW, glance
-from sidecar.background.people.teller import who
+from sidecar.background.people.sentences import who
 
 CREATE, PROMPT, ABORT = "opencode.create", "opencode.prompt", "opencode.abort"
 CHECK = "opencode.check"

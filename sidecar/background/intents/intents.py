@@ -22,7 +22,7 @@ from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, State, intent_of
 from sidecar.background.intents.texts import cause_text, result_of, told
 from sidecar.background.own_agent import OwnAgent
-from sidecar.read.asked import on_one_line
+from sidecar.read.ask_text import on_one_line
 from streams.event import StreamEvent
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sidecar.background.intents.state import Intent, Spent, State
-from sidecar.background.people import teller
+from sidecar.background.people import sentences
 
 
 def spent_by(state: State, root: str) -> dict[str, Any]:
@@ -20,4 +20,4 @@ def as_row(intent: Intent) -> dict[str, Any]:
     """An intent in the form that ``intents --json`` prints; ``shown`` and ``what`` are its state and work in words."""
     about = asdict(intent)
     del about["rights"]
-    return {**about, "place": intent.place, "shown": teller.state_of(intent), "what": teller.work(intent)}
+    return {**about, "place": intent.place, "shown": sentences.state_of(intent), "what": sentences.work(intent)}

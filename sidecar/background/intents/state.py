@@ -93,7 +93,7 @@ class Intent:
     """Whether the model call that ended last also ended its turn. Work that may be finished is not stopped because of
     its cost before it is known whether it is."""
     said: str = ""
-    """A keyed digest of the prompt, if redaction replaced words in it (see ``said.py``)."""
+    """A keyed digest of the prompt, if redaction replaced words in it (see ``unredacted.py``)."""
     environment: str = ""
     """The identity in which OpenCode 1 must do the work; empty for OpenCode 2."""
     waits: str = ""

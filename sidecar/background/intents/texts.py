@@ -8,7 +8,7 @@ from typing import Any, Final
 from sidecar.background.intents.state import Intent
 from sidecar.background.messages.wording import inline, message, quoted
 from sidecar.read.fields import as_text
-from sidecar.read.telling.markup import QUOTES
+from sidecar.read.rendering.markup import QUOTES
 
 SHOWN_DIFF: Final = 4000
 """A longer diff is left out of the message."""

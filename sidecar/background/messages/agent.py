@@ -18,7 +18,7 @@ from sidecar.background.messages.answers import Questions
 from sidecar.background.messages.message import State
 from sidecar.background.messages.person import Person
 from sidecar.background.own_agent import OwnAgent
-from sidecar.background.people import doubts
+from sidecar.background.people import effects_in_doubt
 from sidecar.notify_config import NotifyConfig
 from streams.event import StreamEvent
 
@@ -143,7 +143,7 @@ class MessageAgent(OwnAgent[State]):
                 return self._person.reached(self.data, event)
             case person.LOOK:
                 return person.looked(self.data, event)
-            case answers.ANSWER | doubts.RESOLVE:
+            case answers.ANSWER | effects_in_doubt.RESOLVE:
                 return self._questions.acted(self.data, event)
         return []
 

@@ -22,10 +22,10 @@ from sidecar.background.messages.message import ASKS, Message, State, queued
 from sidecar.background.messages.person import Person
 from sidecar.background.messages.tool_results import is_earlier
 from sidecar.background.messages.wording import message, quoted
-from sidecar.background.people import doubts
+from sidecar.background.people import effects_in_doubt
 from sidecar.background.people.consent import answer_of, asked
-from sidecar.read.asked import answered_with, checkpoint_id
-from sidecar.read.telling.describe import input_text
+from sidecar.read.ask_text import answered_with, checkpoint_id
+from sidecar.read.rendering.describe import input_text
 from streams.event import StreamEvent
 
 ANSWER: Final = "opencode.answer"
@@ -99,7 +99,9 @@ class Questions:
         args = {"session": known.session, "request": known.request, "kind": known.kind, "answer": given["answer"]}
         args |= {"said": given["said"]} if given.get("said") else {}
         args |= {"effect": known.effect, "by": given["by"]} if known.effect else {}
-        act = Output("effect.requested", args, effect=doubts.RESOLVE if known.effect else ANSWER, node=known.id)
+        act = Output(
+            "effect.requested", args, effect=effects_in_doubt.RESOLVE if known.effect else ANSWER, node=known.id
+        )
         return [*outputs, Output("message.answering", {"message": known.id, **about}), act]
 
     def _reader(self, known: Message) -> str | None:
@@ -158,7 +160,7 @@ class Questions:
 
     def doubted(self, state: State, event: StreamEvent) -> list[Output]:
         """Ask about an effect in doubt. All requests that share its key share the question."""
-        asks = doubts.doubted(event.actor, event.payload)
+        asks = effects_in_doubt.doubted(event.actor, event.payload)
         identifier = checkpoint_id(str(asks["effect"]["run"]), "{key} {attempt}".format_map(asks["effect"]))
         if identifier in state.messages:
             return []

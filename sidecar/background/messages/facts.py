@@ -1,5 +1,6 @@
 """The facts that a person is told of without asking: background work ended, a budget is nearly used up, an agent is in
-trouble (see ``telling/agents``), a session costs more than a limit, or an ordinary turn ended (see ``rings``). Pure.
+trouble (see ``rendering/agents``), a session costs more than a limit, or an ordinary turn ended (see ``turn_alerts``).
+Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Any
 from sidecar.agents.agent import Output
 from sidecar.background.messages.message import Message, State
 from sidecar.background.messages.person import MAX_TEXT, SHOW, Person, glance, seen
-from sidecar.background.people import teller
-from sidecar.background.people.rings import cost_text, turn_text, why_not_raised
-from sidecar.read.asked import on_one_line
+from sidecar.background.people import sentences
+from sidecar.background.people.turn_alerts import cost_text, turn_text, why_not_raised
+from sidecar.read.ask_text import on_one_line
+from sidecar.read.rendering.agents import TROUBLE
 from sidecar.read.sums import add_cost
-from sidecar.read.telling.agents import TROUBLE
 from sidecar.read.wording import cut_middle
 from streams.event import StreamEvent
 
@@ -26,8 +27,8 @@ def work_ended(person: Person, state: State, event: StreamEvent) -> list[Output]
     """Show a toast at once, and queue an alert, except for short work that succeeded."""
     given, is_done = event.payload, event.type == "intent.completed"
     reason = "" if is_done else str(given.get("reason") or "unknown")
-    worker = teller.who(given.get("title") or "", given.get("directory") or "")
-    told = teller.ended(worker, reason, given.get("gist") or "")
+    worker = sentences.who(given.get("title") or "", given.get("directory") or "")
+    told = sentences.ended(worker, reason, given.get("gist") or "")
     toast, how = glance(given, told), "finished" if is_done else "failed"
     shown = [Output("effect.requested", toast, effect=SHOW, node=f"{given['intent']} {how}")] if toast else []
     if "created" not in given or given.get("child"):
@@ -44,8 +45,8 @@ def work_ended(person: Person, state: State, event: StreamEvent) -> list[Output]
 def unread(person: Person, state: State, event: StreamEvent, answer: Message) -> list[Output]:
     """Queue an alert: work ended before it read a person's answer, and no session above gets it."""
     given, asked = event.payload, state.messages.get(answer.about)
-    worker = teller.who(given.get("title") or "", given.get("directory") or "")
-    text = teller.unread(worker, given["intent"], asked.text if asked is not None else answer.about)
+    worker = sentences.who(given.get("title") or "", given.get("directory") or "")
+    text = sentences.unread(worker, given["intent"], asked.text if asked is not None else answer.about)
     return person.told(state, f"alr_{answer.about[4:]}", None, WORK, text, event.ts, about=given["intent"])
 
 

@@ -103,7 +103,7 @@ class Message:
     why: str = ""
     """Why it ended, or why OpenCode did not accept the last answer."""
     said: str = ""
-    """The digest of an answer, if redaction replaced some of its words (see ``said.py``)."""
+    """The digest of an answer, if redaction replaced some of its words (see ``unredacted.py``)."""
     key: str = ""
     """The key that marks it in the session's history; of a question, the key of the answer that won, if that answer
     came through the sidecar."""

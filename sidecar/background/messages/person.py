@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.messages.message import MOST_ALONE, TOAST, Message, State, noted, queued
-from sidecar.background.people import teller
+from sidecar.background.people import sentences
 from sidecar.background.people.channels import quiet_until
-from sidecar.background.people.rings import QUIET, Focus, why_not_sent
+from sidecar.background.people.turn_alerts import QUIET, Focus, why_not_sent
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.wording import cut_middle, visible
 from streams.event import StreamEvent
@@ -143,7 +143,7 @@ class Person:
             for one in (each, *joined)
         ]
         if stage == [TOAST]:
-            how = teller.how(each) if each.is_question else ""
+            how = sentences.how(each) if each.is_question else ""
             args = {"session": each.to, "title": each.title, "text": f"{_text(each)}\n{how}".strip()}
             return [*sending, Output("effect.requested", args, effect=SHOW, node=f"{each.id} {TOAST}")]
         later = quiet_until(self.config.quiet_hours, now, self._zone) or _gathering(each, now, recent)
@@ -151,7 +151,7 @@ class Person:
             return [Output("message.held", {"message": each.id, "due": later})]
         said: dict[str, Any] = {"title": each.title, "text": _text(each)}
         if joined:
-            text = teller.joined(_text(one) for one in (each, *joined))
+            text = sentences.joined(_text(one) for one in (each, *joined))
             said = {"title": f"OpenCode: {len(joined) + 1} messages", "text": text}
         if each.is_question:
             # The answer links are made while sending, so the log never contains them.
@@ -226,4 +226,4 @@ def _gathering(each: Message, now: int, recent: Mapping[str, Sequence[int]]) -> 
 
 
 def _text(each: Message) -> str:
-    return teller.in_message(each, MAX_TEXT) if each.is_question else each.text
+    return sentences.in_message(each, MAX_TEXT) if each.is_question else each.text

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qs
 
 from sidecar.background.messages.message import Message
-from sidecar.background.people import teller
+from sidecar.background.people import sentences
 from sidecar.background.people.consent import always_text, may_answer
 from sidecar.read.wording import visible
 
@@ -95,8 +95,8 @@ def form_page(known: Message, problem: str = "") -> str:
     if not known.is_open:
         # The link stays in the phone's history, so from now on it shows neither the question nor the answer.
         return _page(f"<h1>OpenCode asked</h1>{told}<p>It is {escape(known.state)}. There is nothing to do.</p>")
-    since = f"<p>Waiting {teller.since(known.queued)}.</p>"
-    head = f"<h1>{escape(teller.heading(known))}</h1>{since}<pre>{escape(visible(known.text))}</pre>{told}"
+    since = f"<p>Waiting {sentences.since(known.queued)}.</p>"
+    head = f"<h1>{escape(sentences.heading(known))}</h1>{since}<pre>{escape(visible(known.text))}</pre>{told}"
     if may_answer(known, ["once"]):
         return _page(head + _forms(known))
     seen = (

@@ -25,24 +25,24 @@ from sidecar.background.messages.agent import NAME, MessageAgent
 from sidecar.background.messages.answers import answer_text, as_row, is_own
 from sidecar.background.messages.deliver import notice_id, waiting_sessions
 from sidecar.background.messages.message import ASKS, TOAST, Message
-from sidecar.background.people import teller
+from sidecar.background.people import sentences
 from sidecar.background.people.answer_page import AnswerPage
 from sidecar.background.people.answerers import LINK, Answerers, Who
 from sidecar.background.people.channels import ChannelError, Channels
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
-from sidecar.background.people.doubts import DECISIONS, RESOLVE
+from sidecar.background.people.effects_in_doubt import DECISIONS, RESOLVE
 from sidecar.background.people.terminals import read_focus
 from sidecar.background.reading import find_checkpoint, read_checkpoints, waiting
-from sidecar.background.said import Said
 from sidecar.background.stream_read import read_lines
 from sidecar.background.tools import AskArgs, NotifyArgs, ReadArgs
+from sidecar.background.unredacted import Said
 from sidecar.components import until
 from sidecar.config import Deed
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.read.asked import checkpoint_id
+from sidecar.read.ask_text import checkpoint_id
+from sidecar.read.rendering.agents import agent_troubles
 from sidecar.read.select import open_reader
-from sidecar.read.telling.agents import agent_troubles
 from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
 from streams.bus.command import Command
@@ -431,7 +431,7 @@ def _how_it_ended(known: Message) -> str:
 
 
 def _late(known: Message) -> RequestError:
-    how = teller.how_it_stands(known)
+    how = sentences.how_it_stands(known)
     if known.state == "answered":
         how = f"{how} by {known.by or 'user'}: {'; '.join(known.answer)}"
     return RequestError("already-answered", f"{known.id} no longer accepts an answer: {how}"[:500])

@@ -16,10 +16,10 @@ from typing import Final
 
 from sidecar.background.intents.state import Intent
 from sidecar.background.messages.message import Message
-from sidecar.background.people import teller
-from sidecar.background.people.rings import Focus
+from sidecar.background.people import sentences
+from sidecar.background.people.turn_alerts import Focus
 from sidecar.processes import still_runs
-from sidecar.read.asked import on_one_line
+from sidecar.read.ask_text import on_one_line
 from sidecar.read.wording import cut_middle, one_line, visible
 from streams.system.files import write_durably
 
@@ -69,8 +69,8 @@ def card_text(
 
 def _ask(known: Message) -> str:
     """The lines that stay on the screen until the ask is answered."""
-    said = cut_middle(on_one_line(teller.asks(known)), MAX_ASK)[0]
-    return f"{said}\n{teller.how(known)} Waiting {teller.since(known.queued)}."
+    said = cut_middle(on_one_line(sentences.asks(known)), MAX_ASK)[0]
+    return f"{said}\n{sentences.how(known)} Waiting {sentences.since(known.queued)}."
 
 
 _NOTHING: Final = card_text((), ())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sidecar.care.checks.check import Check, Scene
-from sidecar.read.telling.agents import Trouble, agent_troubles
+from sidecar.read.rendering.agents import Trouble, agent_troubles
 from sidecar.read.wording import counted
 
 RESERVED: Final = "reserved_keys"

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.care.checks.asking import CONFIG_CHANGED
 from sidecar.care.checks.check import Check, Fix, Scene
+from sidecar.care.checks.running_sidecar import CONFIG_CHANGED
 from sidecar.home import Home
 from sidecar.private_files import HomeError
 from sidecar.read.wording import counted

@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidecar.background.hosts.lacks import MEANINGS, lacks_of
-from sidecar.care.checks.asking import refused_plugin
+from sidecar.background.hosts.missing_features import MEANINGS, lacks_of
 from sidecar.care.checks.check import Check, Fix, Plugin, Scene, again
+from sidecar.care.checks.running_sidecar import refused_plugin
 from sidecar.install.npm import (
     BOTH_READ,
     PLUGIN_PACKAGE,

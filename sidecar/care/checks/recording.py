@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.care.checks.asking import torn_files
 from sidecar.care.checks.check import Check, Scene, Survey
+from sidecar.care.checks.running_sidecar import torn_files
 from sidecar.home import Home
 from sidecar.read.kinds import WORK
 from sidecar.read.select import ask_catalog
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, lacking_text, waiting_text
 from streams.errors import CorruptLog, StreamError
-from streams.log.presence import HEAD_FILE
+from streams.log.completeness import HEAD_FILE
 from streams.log.reader import LogReader
 from streams.query import describe_span
 from streams.store import NOTHING

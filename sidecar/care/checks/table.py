@@ -6,10 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from sidecar.care.checks import agents, channels, linked, nats, opencode, recording, terminal, tracing, unlinked, work
+from sidecar.care.checks import (
+    agents,
+    channels,
+    linked,
+    nats,
+    not_connected,
+    opencode,
+    recording,
+    terminal,
+    tracing,
+    work,
+)
 from sidecar.care.checks import home as at_home
-from sidecar.care.checks.asking import heard
 from sidecar.care.checks.check import Check, Scene, scene_of
+from sidecar.care.checks.running_sidecar import heard
 from sidecar.home import Home
 from streams.identity import Identity
 
@@ -33,8 +44,8 @@ BEFORE_THE_LOG: Final[tuple[CheckFunction, ...]] = (
     recording.check_sidecar,
     recording.check_start,
     opencode.check_services,
-    unlinked.check_unlinked,
-    unlinked.check_sandboxes,
+    not_connected.check_unlinked,
+    not_connected.check_sandboxes,
     nats.check_nats,
     tracing.check_tracing,
     channels.check_urls,
@@ -69,8 +80,8 @@ DOCTOR_ALONE: Final[frozenset[CheckFunction]] = frozenset(
         opencode.check_copies,
         opencode.check_versions,
         opencode.check_services,
-        unlinked.check_unlinked,
-        unlinked.check_sandboxes,
+        not_connected.check_unlinked,
+        not_connected.check_sandboxes,
         channels.check_urls,
         channels.check_turns,
         recording.check_copies,

@@ -22,14 +22,14 @@ def check_work(scene: Scene) -> list[Check]:
 
 def notes_of(state: State, now_ms: int) -> Iterator[tuple[str, str]]:
     """What failed in the last day, and what waits for a terminal: a text and a hint each."""
-    from sidecar.background.people import teller
+    from sidecar.background.people import sentences
 
     ended = [each for each in state.intents.values() if each.state in ("failed", "refused")]
     failed = [each for each in ended if (each.ended or 0) >= now_ms - RECENT_MS]
-    yield from ((teller.failure(each), "") for each in failed[-MOST_SHOWN:])
+    yield from ((sentences.failure(each), "") for each in failed[-MOST_SHOWN:])
     if more := len(failed[:-MOST_SHOWN]):
         yield f"{more} more of the background work failed", "`durable-stream intents` lists it"
     for each in [intent for intent in state.unfinished() if intent.waits][:MOST_SHOWN]:
-        wanted = " and ".join(waited["text"] for waited in teller.waits(each, "", ()))
+        wanted = " and ".join(waited["text"] for waited in sentences.waits(each, "", ()))
         hint = f"`durable-stream intents {each.id} --resume` continues it with what your terminal may do"
         yield f"{each.id} waits for {wanted}", hint

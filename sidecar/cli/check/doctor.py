@@ -54,7 +54,7 @@ async def doctor(
 
 async def _mend(home: Home, command: list[str], check: Check) -> tuple[str | None, str | None]:
     """Return what was done about a finding, or why nothing was."""
-    from sidecar.care.checks.mending import mend
+    from sidecar.care.checks.repairs import mend
 
     assert check.fix is not None
     try:

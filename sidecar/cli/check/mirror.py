@@ -25,7 +25,7 @@ if RUNS:
     from sidecar.home import Home
     from sidecar.read.wording import counted
     from streams.errors import CorruptLog
-    from streams.log.presence import located
+    from streams.log.completeness import located
     from streams.log.reader import LogReader
 
 SHOWN = 20

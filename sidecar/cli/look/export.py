@@ -107,8 +107,8 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     from sidecar.read.past.drawing import STYLE
     from sidecar.read.select import catalog_of, family_of
     from sidecar.read.story.changes import Changes
+    from sidecar.read.story.conversation import Telling
     from sidecar.read.story.past import Named, asked
-    from sidecar.read.story.telling import Telling
     from sidecar.read.transcript.html import files_html
     from sidecar.read.transcript.model import Reading
 
@@ -164,8 +164,8 @@ async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[b
 
 
 async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO[bytes]) -> int:
-    from sidecar.care.exported import Seal, header
-    from sidecar.care.retaining import told_beside
+    from sidecar.care.export_files import Seal, header
+    from sidecar.care.removal import told_beside
     from sidecar.cli.printing.output import json_line
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.select import catalog_of, records_of

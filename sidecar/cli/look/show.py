@@ -13,15 +13,15 @@ from sidecar.cli.shared.command import RUNS, Run
 if RUNS:
     from sidecar.cli.printing.output import Output
     from sidecar.cli.printing.records import SHORT_ID, no_cause, outline
-    from sidecar.read.asked import CHECKPOINT
+    from sidecar.read.ask_text import CHECKPOINT
     from sidecar.read.causes import asked_for
     from sidecar.read.changes.approvals import Approval, approval_of
     from sidecar.read.changes.edits import diff_lines
+    from sidecar.read.rendering.content import Part
+    from sidecar.read.rendering.describe import describe
+    from sidecar.read.rendering.detail import detail
+    from sidecar.read.rendering.timing import Timing
     from sidecar.read.select import find_event, newest
-    from sidecar.read.telling.content import Part
-    from sidecar.read.telling.describe import describe
-    from sidecar.read.telling.detail import detail
-    from sidecar.read.telling.timing import Timing
     from sidecar.read.wording import local_time, one_line
     from streams.query import Filter, describe_span
     from streams.store import Record

@@ -13,11 +13,11 @@ if RUNS:
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
     from sidecar.read.host_agents import LABEL
     from sidecar.read.kinds import is_agents
+    from sidecar.read.rendering.describe import spent
     from sidecar.read.select import catalog_of, empty_text, family_of, find_session
     from sidecar.read.story.catalog import Catalog
     from sidecar.read.story.moment import Moment
     from sidecar.read.story.reading import Snapshot, ask
-    from sidecar.read.telling.describe import spent
     from sidecar.read.transcript.model import Turn
     from sidecar.read.tree import Tree
     from sidecar.read.views import SessionView

@@ -7,12 +7,12 @@ from dataclasses import replace
 from sidecar.cli.printing.output import Output, shortened
 from sidecar.cli.printing.records import Lines
 from sidecar.cli.shared.project import shown_directory, waiting_lines, waiting_text
-from sidecar.read.asked import CHECKPOINT, OpenAsk
+from sidecar.read.ask_text import CHECKPOINT, OpenAsk
 from sidecar.read.fields import as_text
 from sidecar.read.projects import Project
+from sidecar.read.rendering.describe import is_news
 from sidecar.read.select import Families, ask_catalog
 from sidecar.read.story.catalog import Catalog
-from sidecar.read.telling.describe import is_news
 from sidecar.read.wording import one_line
 from streams.log.reader import LogReader
 from streams.query import Filter

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.printing.output import Output, fitted, marked, padded
-from sidecar.read.asked import CHECKPOINT
-from sidecar.read.telling.describe import LONGEST, Line, Tone, describe
-from sidecar.read.telling.starts import Starts
-from sidecar.read.telling.timing import Timing
+from sidecar.read.ask_text import CHECKPOINT
+from sidecar.read.rendering.call_starts import Starts
+from sidecar.read.rendering.describe import LONGEST, Line, Tone, describe
+from sidecar.read.rendering.timing import Timing
 from sidecar.read.wording import iso_time, local_time, one_line, printable
 from streams.query import Filter, value_with
 from streams.store import Record

@@ -47,8 +47,8 @@ async def conversation_of(
     reader: LogReader, about: Named, redaction: Redaction | None = None
 ) -> tuple[list[Session], str]:
     """The top-level sessions of what a person named, and their proof."""
+    from sidecar.read.story.conversation import Telling
     from sidecar.read.story.past import asked
-    from sidecar.read.story.telling import Telling
 
     def told(past: Past) -> tuple[list[Session], str]:
         shown = past if redaction is None else redaction.past(past)

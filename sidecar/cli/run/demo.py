@@ -31,7 +31,7 @@ if RUNS:
     from sidecar.record.playing.hooks import read_recording
     from sidecar.record.playing.play import play
     from streams.hashing import canonical
-    from streams.log.presence import located
+    from streams.log.completeness import located
     from streams.log.reader import LogReader
     from streams.log.verify import Verification
 

@@ -11,7 +11,7 @@ from sidecar.cli.shared.command import RUNS, Run, note
 from sidecar.cli.shared.removing import NOTHING_CHANGED, SHOWN_STREAMS, YesFlag, other_copies
 
 if RUNS:
-    from sidecar.care.retaining import (
+    from sidecar.care.removal import (
         STILL_READING,
         busy_streams,
         records_to_forget,

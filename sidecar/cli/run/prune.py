@@ -14,7 +14,7 @@ from sidecar.failure import Failure
 if RUNS:
     from dataclasses import asdict
 
-    from sidecar.care.retaining import plan_prune
+    from sidecar.care.removal import plan_prune
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened
     from sidecar.cli.shared.control import REMOVING, ask
     from sidecar.cli.shared.identity import own_identity
@@ -23,7 +23,7 @@ if RUNS:
     from sidecar.read.story.catalog import Catalog
     from sidecar.read.wording import ago, bytes_text, counted, iso_time
     from streams.errors import StoreLocked, StreamError
-    from streams.log.presence import located
+    from streams.log.completeness import located
     from streams.log.prune_plan import PruneRequest
     from streams.log.reader import LogReader
     from streams.query import parse_moment

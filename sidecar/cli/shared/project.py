@@ -105,7 +105,7 @@ async def newest_stream(reader: LogReader, given: str | None, *, tell: bool = Tr
 
 
 async def waiting_lines(reader: LogReader, streams: Collection[str] | None = None) -> list[str]:
-    """What is waiting for a person in these streams, or anywhere, one line each, in the words of ``teller``."""
+    """What is waiting for a person in these streams, or anywhere, one line each, in the words of ``sentences``."""
     if not await ask_catalog(reader, lambda catalog: catalog.asks(streams) or ASKING in catalog.streams):
         return []  # the rest takes a while to import
     from sidecar.background.reading import waiting
@@ -115,6 +115,6 @@ async def waiting_lines(reader: LogReader, streams: Collection[str] | None = Non
 
 def waiting_text(known: Message) -> str:
     """``waiting for you: shop asks for permission: bash rm -rf build · since …``, and how to answer."""
-    from sidecar.background.people.teller import sentence
+    from sidecar.background.people.sentences import sentence
 
     return f"waiting for you: {sentence(known)}"

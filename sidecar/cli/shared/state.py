@@ -62,10 +62,10 @@ async def gather_status(home: Home) -> dict[str, Any]:
 
 async def _work(reader: LogReader) -> list[str]:
     """What background work runs and waits, and what nobody has seen, in words."""
-    from sidecar.background.people import teller
+    from sidecar.background.people import sentences
     from sidecar.background.reading import read_intents, read_messages
 
-    counts = Counter(teller.state_of(each) for each in (await read_intents(reader)).unfinished())
+    counts = Counter(sentences.state_of(each) for each in (await read_intents(reader)).unfinished())
     lines = [", ".join(f"{count} {state}" for state, count in counts.items())] if counts else []
     unseen = (await read_messages(reader)).unheard()
     lines += [f"{counted(unseen, 'message')} not seen yet; `durable-stream notices` lists them"] if unseen else []

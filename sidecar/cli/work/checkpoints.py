@@ -15,13 +15,13 @@ from sidecar.failure import Failure
 if RUNS:
     from sidecar.background.messages.answers import as_row
     from sidecar.background.messages.message import Message
-    from sidecar.background.people import teller
+    from sidecar.background.people import sentences
     from sidecar.background.people.consent import always_text
     from sidecar.background.reading import find_checkpoint, read_checkpoints, whole
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import ask, proof
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.asked import on_one_line
+    from sidecar.read.ask_text import on_one_line
     from sidecar.read.select import empty_text
     from sidecar.read.wording import ago, local_time, visible
     from streams.store import NOTHING
@@ -109,7 +109,14 @@ def _table(out: Output, listed: list[Message]) -> None:
     out.table(
         (*(Column(name) for name in names), Column("what", sentence=True)),
         [
-            (c.id, c.kind, teller.how_it_stands(c), ago(now - c.queued), c.session[-10:], on_one_line(teller.asks(c)))
+            (
+                c.id,
+                c.kind,
+                sentences.how_it_stands(c),
+                ago(now - c.queued),
+                c.session[-10:],
+                on_one_line(sentences.asks(c)),
+            )
             for c in listed
         ],
     )
@@ -119,7 +126,7 @@ def _show(out: Output, each: Message) -> None:
     if out.json:
         out.object(as_row(each))
         return
-    out.text(f"{each.id}  {each.kind}  {teller.how_it_stands(each)}")
+    out.text(f"{each.id}  {each.kind}  {sentences.how_it_stands(each)}")
     for name, value in (
         ("agent", each.effect.get("agent")),
         ("session", each.session),
@@ -138,7 +145,7 @@ def _show(out: Output, each: Message) -> None:
         out.text(f"  {each.left_out} characters are left out: their record was pruned")
     out.text(f"\n{visible(each.text)}")
     if each.is_open:
-        out.text(f"\n{teller.how_to_answer(each)}.")
+        out.text(f"\n{sentences.how_to_answer(each)}.")
 
 
 def _via(via: dict[str, Any]) -> str:

@@ -15,16 +15,16 @@ from sidecar.cli.shared.removing import NOTHING_CHANGED
 from sidecar.failure import Failure
 
 if RUNS:
-    from sidecar.background.gate import of_person
     from sidecar.background.intents.budgets import full
     from sidecar.background.intents.lifecycle import ENDED
     from sidecar.background.intents.rows import as_row, spent_by
     from sidecar.background.intents.state import Intent, State
     from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
     from sidecar.background.messages.deliver import notice_id
-    from sidecar.background.people import teller
-    from sidecar.background.people.teller import state_of, waits
-    from sidecar.background.people.teller import used as used_by
+    from sidecar.background.own_ids import of_person
+    from sidecar.background.people import sentences
+    from sidecar.background.people.sentences import state_of, waits
+    from sidecar.background.people.sentences import used as used_by
     from sidecar.background.reading import diff_of, read_checkpoints, read_intents, read_messages
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import ask, control, proof
@@ -159,11 +159,11 @@ def _table(out: Output, listed: list[Intent], hosts: list[dict[str, Any]], retri
         rows.append(
             (
                 each.id,
-                teller.state_of(each),
+                sentences.state_of(each),
                 ago(now - each.created),
                 rough_span(ran) if ran is not None else "-",
                 money(each.cost) if each.cost else "-",
-                " · ".join(filter(None, (teller.work(each), retries.get(each.session)))),
+                " · ".join(filter(None, (sentences.work(each), retries.get(each.session)))),
             )
         )
     for row in hosts:

@@ -22,7 +22,7 @@ if RUNS:
     from sidecar.cli.printing.output import SHORT_ID, Column, Output, fitted
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.asked import on_one_line
+    from sidecar.read.ask_text import on_one_line
     from sidecar.read.host_agents import LABEL
     from sidecar.read.select import ask_catalog, empty_text
     from sidecar.read.wording import ago, amount, local_time, money, rough_span

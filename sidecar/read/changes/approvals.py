@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os.path import normpath
 from typing import Any, Literal
 
-from sidecar.read.asked import answered_with, what_is_asked, withdrawn_text
+from sidecar.read.ask_text import answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_list, as_mapping, as_strings, as_text, first_text
 from sidecar.read.wording import lasted, one_line, rough_span
 from streams.store import Record

@@ -9,9 +9,9 @@ from typing import Any, Final
 from bridge.opencode.capture.tokens import total_of
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_text, has_failed
+from sidecar.read.rendering.describe import row_of
 from sidecar.read.select import SelectError
 from sidecar.read.story.past import Past
-from sidecar.read.telling.describe import row_of
 from streams.store import Record
 
 _OWN: Final = frozenset(

@@ -10,11 +10,11 @@ import msgspec
 
 from sidecar.read.changes.changes import TurnChanges, totals
 from sidecar.read.past.compare import figures
+from sidecar.read.rendering.describe import row_of
 from sidecar.read.sessions import Sessions
 from sidecar.read.story.changes import Changes
+from sidecar.read.story.conversation import Telling
 from sidecar.read.story.past import Past
-from sidecar.read.story.telling import Telling
-from sidecar.read.telling.describe import row_of
 from sidecar.read.transcript.model import Prompt, Session, Turn
 from sidecar.read.transcript.wording import prompt_text
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import orjson
 
-from sidecar.read.asked import OpenAsk, OpenCall, asked_text
+from sidecar.read.ask_text import OpenAsk, OpenCall, asked_text
 from sidecar.read.losses import GAP, SHOWN, Loss, loss_text
 from sidecar.read.sessions import Sessions
 from sidecar.read.story import tables
@@ -200,7 +200,7 @@ class Catalog(Sessions):
                 text = _cut(asked_text(event.payload))
                 self._open_texts[span.key] = OpenAsk(span.request, session, event.id, span.start, text)
             else:
-                from sidecar.read.telling.describe import call_text  # which takes a while to import
+                from sidecar.read.rendering.describe import call_text  # which takes a while to import
 
                 self._open_texts[span.key] = OpenCall(event.ts, _cut(call_text(event.payload)))
         return self._open_texts[span.key]
@@ -210,7 +210,7 @@ class Catalog(Sessions):
         since = "SELECT 1 FROM moment WHERE session = :s AND n > :at AND n <= :n LIMIT 1"
         if self._sql(since, s=span.session, at=span.at):
             return ""
-        from sidecar.read.telling.describe import describe
+        from sidecar.read.rendering.describe import describe
 
         return _cut(str(describe(self._story.record(span.at).event)))
 

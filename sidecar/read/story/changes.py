@@ -15,10 +15,10 @@ import orjson
 from sidecar.read.changes.approvals import Approval, approval_of
 from sidecar.read.changes.changes import Decision, Edit, TurnChanges, sums
 from sidecar.read.changes.edits import Diff, file_changes
+from sidecar.read.rendering.describe import LONGEST
 from sidecar.read.story import tables
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.tables import ALIVE
-from sidecar.read.telling.describe import LONGEST
 from streams.query import EVERYTHING, Filter
 from streams.store import NOTHING
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bridge.opencode.capture.tokens import MOST_COST, add_tokens, can_be, total_of
-from sidecar.read.asked import CHECKPOINT
+from sidecar.read.ask_text import CHECKPOINT
 from sidecar.read.changes.approvals import Approval, add_answer, ask_of
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import (
@@ -30,11 +30,11 @@ from sidecar.read.fields import (
 )
 from sidecar.read.kinds import TURN_ENDED, WORK, WORK_STARTED, is_agents
 from sidecar.read.losses import GAP
+from sidecar.read.rendering.describe import input_text
+from sidecar.read.rendering.markup import unwrapped
 from sidecar.read.story import tables
 from sidecar.read.story.belonging import Belonging
 from sidecar.read.story.live import Live, encoded
-from sidecar.read.telling.describe import input_text
-from sidecar.read.telling.markup import unwrapped
 from sidecar.read.transcript.attached import attached
 from streams.lineage import (
     CREATED,

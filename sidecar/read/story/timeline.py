@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from bridge.opencode.capture.tokens import add_tokens
-from sidecar.read.asked import answered_with, what_is_asked, withdrawn_text
+from sidecar.read.ask_text import answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_mapping, as_text, exit_of, model_name
 from sidecar.read.past.spans import Span
 from sidecar.read.story import tables

@@ -20,8 +20,8 @@ from sidecar.read.fields import (
     is_said,
     with_cuts_told,
 )
-from sidecar.read.telling.describe import describe, short_type
-from sidecar.read.telling.markup import unwrapped
+from sidecar.read.rendering.describe import describe, short_type
+from sidecar.read.rendering.markup import unwrapped
 from sidecar.read.transcript.attached import attached
 from sidecar.read.transcript.model import Call, Notice, Prompt, Said
 from streams.store import Record

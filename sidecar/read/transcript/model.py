@@ -1,6 +1,6 @@
 """The data of a conversation: sessions, their turns, and the items of each turn. Pure.
 
-``story/telling`` builds this data. Other modules write the conversation as Markdown, HTML and text. The
+``story/conversation`` builds this data. Other modules write the conversation as Markdown, HTML and text. The
 strings may be hostile, so each of these modules must make them harmless.
 """
 

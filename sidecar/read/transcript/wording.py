@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from sidecar.read.changes.approvals import Ask
 from sidecar.read.changes.edits import Diff, short_path
 from sidecar.read.fields import as_list, as_mapping
-from sidecar.read.telling.describe import spent, tool_text
-from sidecar.read.telling.markup import inside
-from sidecar.read.telling.timing import LEAST_SHOWN_MS
+from sidecar.read.rendering.describe import spent, tool_text
+from sidecar.read.rendering.markup import inside
+from sidecar.read.rendering.timing import LEAST_SHOWN_MS
 from sidecar.read.transcript.model import Call, Item, Notice, Prompt, Said, Session, Turn, asks_below, branches_below
 from sidecar.read.wording import lasted, local_time
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.opencode.capture.resting import ANSWERS, Changes, Question, Row
+from bridge.opencode.capture.stored_map import ANSWERS, Changes, Question, Row
 
 
 class MemoryRows:

@@ -19,7 +19,7 @@ from sidecar.agents.effects.policy import DEFAULT_POLICY
 from sidecar.agents.inputs import agent_stream, state_hash
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime, UnknownAgent
-from sidecar.care.retaining import plan_prune
+from sidecar.care.removal import plan_prune
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
 from sidecar.worker import Worker

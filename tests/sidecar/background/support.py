@@ -12,7 +12,7 @@ from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import agent_stream, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.background.messages.agent import MessageAgent
-from sidecar.background.said import Said
+from sidecar.background.unredacted import Said
 from streams.bus.command import Command
 from streams.event import StreamEvent
 from streams.store import Record, StreamStore

@@ -18,8 +18,8 @@ from sidecar.background.messages.answers import ANSWER
 from sidecar.background.messages.deliver import WAKE
 from sidecar.background.messages.person import LOOK, SEND, SHOW
 from sidecar.background.people.channels import ChannelError, Channels, channel_name, quiet_until
-from sidecar.background.people.rings import OLD_MS, QUIET, Focus, why_not_raised, why_not_sent
 from sidecar.background.people.terminals import FOLDER, MOST_BYTES, read_focus
+from sidecar.background.people.turn_alerts import OLD_MS, QUIET, Focus, why_not_raised, why_not_sent
 from sidecar.notify_config import NotifyConfig, Turns
 from streams.bus.command import Command
 from streams.identity import seeded_identity

@@ -18,11 +18,11 @@ from sidecar.background.messages.answers import ANSWER
 from sidecar.background.messages.deliver import WAKE
 from sidecar.background.messages.person import SEND, SHOW
 from sidecar.background.people.people import People
-from sidecar.background.people.teller import heading
+from sidecar.background.people.sentences import heading
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.read.asked import checkpoint_id
-from sidecar.read.telling.agents import agent_troubles
+from sidecar.read.ask_text import checkpoint_id
+from sidecar.read.rendering.agents import agent_troubles
 from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -20,10 +20,10 @@ from sidecar.agents.inputs import MAX_DEPTH, effects_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point
 from sidecar.background.messages.agent import NAME
-from sidecar.background.people import answer_link, doubts
+from sidecar.background.people import answer_link, effects_in_doubt
 from sidecar.background.people.consent import MAX_TEXT
 from sidecar.background.people.people import AnswerArgs, People
-from sidecar.background.people.teller import asks, sentence
+from sidecar.background.people.sentences import asks, sentence
 from sidecar.background.reading import whole
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
@@ -39,7 +39,7 @@ from tests.sidecar.background.support import PLAIN, Bench, Only, bench
 from tests.sidecar.background.test_people import Host
 from tests.sidecar.mirror.killed_process import killing
 
-ANSWERS = list(doubts.DECISIONS)
+ANSWERS = list(effects_in_doubt.DECISIONS)
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.sidecar.background.test_doubts"])
 

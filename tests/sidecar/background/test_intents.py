@@ -20,7 +20,7 @@ from sidecar.background.intents.lifecycle import ACTIVE, ENDED
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import MAX_RESULT
 from sidecar.background.messages.deliver import WAKE
-from sidecar.background.said import Said
+from sidecar.background.unredacted import Said
 from tests.sidecar.background.support import Only
 from tests.sidecar.background.world import World, later
 

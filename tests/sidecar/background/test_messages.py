@@ -21,7 +21,7 @@ from sidecar.background.messages.agent import MessageAgent
 from sidecar.background.messages.answers import answer_text
 from sidecar.background.messages.message import Message
 from sidecar.background.messages.wording import MAX_INLINE, TAGS, for_person, inline, quoted, without_tags
-from sidecar.background.people.teller import IN_LIST, TYPE_IT
+from sidecar.background.people.sentences import IN_LIST, TYPE_IT
 from sidecar.background.people.terminals import NAME, CardFile, card_text
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.background.world import World

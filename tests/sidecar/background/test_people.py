@@ -31,7 +31,7 @@ from sidecar.home import Home
 from sidecar.link.local import PEER
 from sidecar.notify_config import NotifyConfig
 from sidecar.processes import Place
-from sidecar.read.asked import checkpoint_id
+from sidecar.read.ask_text import checkpoint_id
 from sidecar.requests import RequestError
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.read.asked import checkpoint_id
+from sidecar.read.ask_text import checkpoint_id
 from tests.sidecar.cli.helpers import append, run
 from tests.sidecar.cli.test_projects import asked, happened, session
 from tests.streams.builders import event

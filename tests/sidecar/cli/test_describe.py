@@ -11,10 +11,10 @@ import pytest
 from bridge.opencode.capture.table import RULES
 from bridge.opencode.capture.tokens import add_tokens
 from bridge.opencode.capture.translate import Translator
+from sidecar.read.rendering.describe import Line, describe, short_type
+from sidecar.read.rendering.detail import Detail, detail
+from sidecar.read.rendering.markup import inside
 from sidecar.read.sums import add_cost
-from sidecar.read.telling.describe import Line, describe, short_type
-from sidecar.read.telling.detail import Detail, detail
-from sidecar.read.telling.markup import inside
 from sidecar.read.wording import ago, amount, bytes_text, iso_time, lasted, local_time, money, one_line, printable
 from streams.identity import seeded_identity
 from tests.sidecar.cli.helpers import RECORDINGS, events_of

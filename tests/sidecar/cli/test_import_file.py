@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.care import exported
-from sidecar.care.exported import Seal, check, header, read
+from sidecar.care import export_files
+from sidecar.care.export_files import Seal, check, header, read
 from sidecar.failure import Failure
 from sidecar.home import Home
 from streams.identity import seeded_identity
@@ -239,7 +239,7 @@ def test_deep_nesting_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_line_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exported, "MAX_LINE", 10_000)
+    monkeypatch.setattr(export_files, "MAX_LINE", 10_000)
     file = written(tmp_path / "a", json.dumps({"event": event(text="x" * 20_000)}))
     assert code(file) == "damaged-export"
 

@@ -101,7 +101,7 @@ def loaded_by(*arguments: str) -> set[str]:
         "from sidecar.cli import main\n"
         "try: main()\n"
         "except SystemExit:\n"
-        "    if 'sidecar.care.checks.asking' in sys.modules: import sidecar.link.client\n"
+        "    if 'sidecar.care.checks.running_sidecar' in sys.modules: import sidecar.link.client\n"
         "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -223,7 +223,7 @@ INTERNAL = {
     "sidecar.agents": "a dead letter, a line of `agents`, or becomes RequestError",
     "sidecar.background": "a failed effect, the model's tool result, or becomes RequestError",
     "sidecar.record.opencode2": "a service's state in `status` and `doctor`",
-    "sidecar.care.checks.asking": "a line of `status` and `doctor`",
+    "sidecar.care.checks.running_sidecar": "a line of `status` and `doctor`",
 }
 """Exceptions that no command ends with, by the beginning of their names, and why."""
 CARRIED = {RequestError, Failure, SelectError, CodedError}

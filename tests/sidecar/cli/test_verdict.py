@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sidecar.background.hosts.identity import NOBODY
-from sidecar.care.checks import asking, work
+from sidecar.care.checks import running_sidecar, work
 from sidecar.home import Home, SidecarInfo
-from sidecar.read.asked import checkpoint_id
+from sidecar.read.ask_text import checkpoint_id
 from sidecar.read.wording import MANY_WAITING
 from streams.event import StreamEvent
 from streams.log.reader import LogReader
@@ -99,7 +99,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
     async def asked(*_: object) -> dict[str, Any]:
         return deepcopy(answer)
 
-    monkeypatch.setattr(asking, "ask_sidecar", asked)
+    monkeypatch.setattr(running_sidecar, "ask_sidecar", asked)
     monkeypatch.setattr(Home, "running", lambda home: SidecarInfo(1, 2, "b" * 32, "0.1.0", 1, 0))
 
 

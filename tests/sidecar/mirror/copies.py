@@ -19,8 +19,8 @@ from sidecar.home import Home
 from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
+from streams.log.completeness import located
 from streams.log.log import Log
-from streams.log.presence import located
 from tests.nats_servers import TOKEN, RealServer, until
 from tests.sidecar.cli.helpers import MAY_REMOVE, Done, events_of, run, run_and_stop
 

@@ -16,7 +16,7 @@ import pytest
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.wire import Message
-from sidecar.care.checks.asking import ask_sidecar
+from sidecar.care.checks.running_sidecar import ask_sidecar
 from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.link.launch import ensure_running

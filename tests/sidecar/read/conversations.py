@@ -11,8 +11,8 @@ from rich.console import Console
 from bridge.opencode.capture.translate import Translator
 from sidecar.cli.printing.transcript import transcript_bytes
 from sidecar.cli.printing.transcript_text import transcript_rows
+from sidecar.read.story.conversation import Telling
 from sidecar.read.story.moment import Moment
-from sidecar.read.story.telling import Telling
 from sidecar.read.transcript.model import Reading, Session
 from streams.event import StreamEvent
 from streams.identity import seeded_identity

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.read.asked import checkpoint_id
+from sidecar.read.ask_text import checkpoint_id
 from sidecar.read.changes.approvals import Ask, answer_text, approval_of
+from sidecar.read.rendering.describe import describe
 from sidecar.read.story.belonging import MOST_DEPTH
-from sidecar.read.telling.describe import describe
 from sidecar.read.transcript.model import Call, Notice, Prompt, Reading, Said, Session, Turn
 from sidecar.read.transcript.wording import asked_text, call_facts, turn_end
 from streams.event import StreamEvent

@@ -15,9 +15,9 @@ from sidecar.read.past.compare import figures
 from sidecar.read.past.drawing import svg
 from sidecar.read.past.lanes import Lanes
 from sidecar.read.past.traces import chrome, otlp
+from sidecar.read.rendering.call_starts import Starts
+from sidecar.read.rendering.describe import describe
 from sidecar.read.story.catalog import Catalog
-from sidecar.read.telling.describe import describe
-from sidecar.read.telling.starts import Starts
 from streams.event import StreamEvent
 from streams.lineage import STEP_STARTED
 from tests.bridge.opencode.playing2 import play2

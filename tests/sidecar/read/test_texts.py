@@ -15,8 +15,8 @@ from sidecar.background.intents.texts import told
 from sidecar.background.messages.message import MESSAGE
 from sidecar.read.host_agents import host_agents
 from sidecar.read.redacted import Redaction
-from sidecar.read.telling.describe import KINDS, Line, describe, is_news
-from sidecar.read.telling.detail import detail
+from sidecar.read.rendering.describe import KINDS, Line, describe, is_news
+from sidecar.read.rendering.detail import detail
 from sidecar.read.wording import visible
 from streams.lineage import CREATED
 from streams.store import Record

@@ -22,11 +22,11 @@ from bridge.opencode.capture.emitter import Means, Origin, Token
 from bridge.opencode.capture.shapes import mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState, remember
 from bridge.opencode.capture.v2 import shapes
-from bridge.opencode.capture.v2.gates import MET, Called, Gate, Gates
 from bridge.opencode.capture.v2.memory import Memory
 from bridge.opencode.capture.v2.rules import CUT, HostEntry, replace_seq
 from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.capture.v2.table import BY_NAME
+from bridge.opencode.capture.v2.waiting_events import MET, Called, Gate, Gates
 from bridge.opencode.link.frames import HookItem
 from streams.errors import InvalidEvent
 from streams.event import StreamEvent

@@ -10,10 +10,10 @@ import pytest
 from sidecar.read.changes.changes import files_of, sums, totals
 from sidecar.read.story import tables
 from sidecar.read.story.changes import Changes
+from sidecar.read.story.conversation import Telling
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.rules import Rules
-from sidecar.read.story.telling import Telling
 from tests.sidecar.read.story.playing import RECORDINGS, recorded, records_at, snapshot
 from tests.streams.sizes import size
 

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Collection
 from typing import Final
 
-from bridge.opencode.capture.resting import Changes, Question, Row
+from bridge.opencode.capture.stored_map import Changes, Question, Row
 from streams.errors import ForeignStore
 from streams.log.log import Log
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sidecar.read.asked import what_is_asked
+from sidecar.read.ask_text import what_is_asked
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_list, as_mapping, as_text
-from sidecar.read.telling.markup import inside, unwrapped
+from sidecar.read.rendering.markup import inside, unwrapped
 
 Kind = Literal["text", "aside", "command", "output", "diff", "bad"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.read.fields import is_forgotten, is_number, with_cuts_told
-from sidecar.read.telling.content import IDS, Part
-from sidecar.read.telling.describe import KINDS
+from sidecar.read.rendering.content import IDS, Part
+from sidecar.read.rendering.describe import KINDS
 from sidecar.read.wording import UNKNOWN, amount, lasted, local_time, money
 from streams.event import StreamEvent
 

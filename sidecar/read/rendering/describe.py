@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.read.asked import CHECKPOINT, answered_with, asked_text, withdrawn_text
+from sidecar.read.ask_text import CHECKPOINT, answered_with, asked_text, withdrawn_text
 from sidecar.read.fields import (
     as_list,
     as_mapping,
@@ -26,9 +26,9 @@ from sidecar.read.fields import (
     with_cuts_told,
 )
 from sidecar.read.losses import GAP, lost_text
-from sidecar.read.telling import content
-from sidecar.read.telling.markup import inside, unwrapped
-from sidecar.read.telling.timing import LEAST_SHOWN_MS
+from sidecar.read.rendering import content
+from sidecar.read.rendering.markup import inside, unwrapped
+from sidecar.read.rendering.timing import LEAST_SHOWN_MS
 from sidecar.read.wording import amount, lasted, money, one_line
 from streams.event import StreamEvent
 from streams.lineage import MOVED, RETRIED, STEP_STARTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sidecar.read.asked import CHECKPOINT
+from sidecar.read.ask_text import CHECKPOINT
 from sidecar.read.changes.approvals import Approval, add_answer, approval_of
 from sidecar.read.fields import as_text, is_number
 from streams.event import StreamEvent

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from sidecar.background.hosts.identity import NOBODY
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.people.consent import PERMISSION, always_text
-from sidecar.background.people.doubts import DECISIONS
-from sidecar.read.asked import on_one_line
+from sidecar.background.people.effects_in_doubt import DECISIONS
+from sidecar.read.ask_text import on_one_line
 from sidecar.read.wording import amount, cut_middle, moment, money, rough_span, visible
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any, Final
 from sidecar.read.changes.approvals import Ask, add_answer, ask_of
 from sidecar.read.changes.edits import short_path
 from sidecar.read.fields import as_text
+from sidecar.read.rendering.describe import describe
 from sidecar.read.story.changes import approval
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.tables import ALIVE
-from sidecar.read.telling.describe import describe
 from sidecar.read.transcript.items import background, called, other, prompt, said
 from sidecar.read.transcript.model import Branch, Call, Item, Notice, Session, Turn
 from streams.store import Record

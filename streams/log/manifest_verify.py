@@ -8,7 +8,7 @@ import orjson
 
 from streams.errors import ForeignStore
 from streams.findings import Finding
-from streams.log.presence import RESTORE, left_files
+from streams.log.completeness import RESTORE, left_files
 from streams.stores.directory import FORMAT, MANIFEST, read_manifest
 from streams.system.files import read_file
 
