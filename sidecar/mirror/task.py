@@ -347,7 +347,7 @@ class MirrorTask:
         await self._look(session)
         self._doing, self._problem = "publishing", ""
         mirror = Mirror(self._log_id, session.server.max_payload, self._place.number)
-        news = asyncio.create_task(self._news())
+        news = asyncio.create_task(self._news(self._store.head))
         ended = asyncio.create_task(session.ended())
         storing: asyncio.Task[int] | None = None
         loop = asyncio.get_running_loop()
@@ -436,9 +436,9 @@ class MirrorTask:
         run.notes += made.notes
         run.size += sum([len(message.body) for message in made.messages])
 
-    async def _news(self) -> None:
-        """Wake the task whenever the log has grown; ends when the log is closed."""
-        async for _ in self._store.subscribe(after=self._place.position, wanted=lambda event: False):
+    async def _news(self, head: int) -> None:
+        """Wake the task whenever the log has grown beyond ``head``; ends when the log is closed."""
+        async for _ in self._store.subscribe(after=head, wanted=lambda event: False):
             self._wake.set()
 
     async def _quiet(self, seconds: float, *tasks: asyncio.Task[Any]) -> None:
