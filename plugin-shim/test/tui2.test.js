@@ -7,7 +7,7 @@ import { FILE, LOOK_MS } from "../src/card.js";
 import { List } from "../src/list.js";
 import { Toasts, screen2, tui2 } from "../src/tui2.js";
 
-const RUNS = { id: "int_1", title: "tests", state: "running", since: 1000, cost: 0, asks: 0, parent: "ses_1", root: "ses_1" };
+const RUNS = { id: "int_1", title: "tests", state: "running", ran: null, since: 1000, cost: 0, asks: 0, parent: "ses_1", root: "ses_1" };
 const STARTED = { id: "key_1", session: "ses_1", title: "OpenCode", text: "tests: started" };
 
 /** OpenCode 2's API, as far as the plugin uses it. Dialogs answer when the test says so. */
