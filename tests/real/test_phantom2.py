@@ -391,8 +391,15 @@ def assert_nothing_is_left_of_many_jobs(client: RealOpenCode2, durable: DurableS
     assert [str(told(client, parent)).count(each) for each in results] == [1] * JOBS
     assert sessions(client) - before == {parent, *(str(i["session"]) for i in intents(durable, parent))}
     projects = client.api("GET", "/api/project")
-    listed = [client.api("GET", f"/api/worktree?projectID={each['id']}") for each in projects]
-    assert [each["directory"] for found in listed for each in found] == [str(client.project)]
+
+    def listed() -> list[str]:
+        """Where the service has projects, once it has looked which are gone: it may list one when that is gone."""
+        for each in projects:
+            client.api("POST", "/api/worktree/refresh", {"projectID": each["id"]})
+        found = [client.api("GET", f"/api/worktree?projectID={each['id']}") for each in projects]
+        return [each["directory"] for places in found for each in places]
+
+    wait_until(lambda: listed() == [str(client.project)], "no directory of ours")
     assert not any(each["sandboxes"] for each in projects)
     assert snapshots_elsewhere(client) == []
 

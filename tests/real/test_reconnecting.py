@@ -102,7 +102,7 @@ def test_of_two_windows_only_the_one_that_hosts_the_session_is_asked(
     assert len(intents(durable, parent)) == 1
 
 
-UNASKED = "link.scripts_may = ['spawn']\n[gardener]\nenabled = true\nagent = 'build'\n"
+UNASKED = "link.scripts_may = ['spawn']\n[gardener]\nenabled = true\n"
 
 
 async def commanded(home: Home, **work: Any) -> str:
