@@ -20,7 +20,7 @@ from sidecar.home import Home
 from sidecar.link.client import ControlClient
 from streams.identity import system_identity
 from tests.real.background import ended, intents, one, spawn, with_plugin
-from tests.real.durable import DurableStream, wait_until
+from tests.real.durable import DurableStream, is_alive, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 
@@ -120,7 +120,10 @@ def test_work_for_which_nobody_asks_waits_until_an_opencode_is_open_that_may_do_
     durable.wait_linked()
     with suspended(client.pid):
         (durable.home / "config.toml").write_text(UNASKED)
+        headless = durable.status()["headless"]
         durable.stop()
+        wait_until(lambda: not any(map(is_alive, headless)), "the end of the headless OpenCode")
+        durable.stop()  # it may have started a sidecar before it ended, which would find an OpenCode
         durable.start()
     durable.wait_linked()
     ill = client.create_session("ill")
