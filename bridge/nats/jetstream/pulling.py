@@ -62,7 +62,7 @@ def consumer_config(durable: str, patterns: Sequence[str], settings: PullSetting
 
 
 async def consumers_of(session: JetStream, stream: str) -> list[dict[str, Any]]:
-    """All consumers of a stream, in the server's JSON. Raises ``NotFound`` if there is no such stream."""
+    """All consumers of a stream, in the server's JSON. Raises ``NotFound`` if the server has no stream of this name."""
     return await listed(session, f"CONSUMER.LIST.{stream}", "consumers")
 
 

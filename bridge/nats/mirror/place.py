@@ -130,7 +130,7 @@ async def empty(session: JetStream, log_id: str) -> None:
     await purge(session, EVENTS, subject=log_pattern(log_id))
 
 
-# --- L0 messages, which lie in another stream, together with those of other homes ---
+# --- L0 messages: one stream has those of all homes ---
 
 
 async def l0_behind(session: JetStream, log_id: str, place: Place) -> set[tuple[str, str]]:

@@ -68,7 +68,7 @@ class Rows(Protocol):
         """The keys of the rows with a message from ``first`` on and below ``end``."""
 
     def damaged(self) -> Exception:
-        """The error to raise for a body that cannot be read. Whoever raises it stops using the rows."""
+        """The error to raise for a body that cannot be read. The map is not used after it."""
 
 
 class LazyMap(MutableMapping[str, V]):

@@ -72,7 +72,7 @@ def ended(given: Mapping[str, Any]) -> list[Output]:
 
 def inherited(state: State, given: Mapping[str, Any]) -> list[Output]:
     """Pass what waits for the session of work that has ended to the session above: ended work is not woken. Without
-    one, an answer reaches nobody; a person is told (``facts.unread``)."""
+    a session above, an answer is withdrawn, and ``facts.unread`` tells the person."""
     mine = [n for n in state.messages.values() if n.is_open and n.intent is not None and not n.is_for_person]
     found = [n for n in mine if n.to == given.get("ends") or (n.to == n.session and n.intent == given["intent"])]
     if heir := given.get("heir"):

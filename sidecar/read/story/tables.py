@@ -43,7 +43,7 @@ class Moment(msgspec.Struct):
     ``last`` are the earliest and the latest time of the session's records until then, and ``since`` and ``until`` those
     of its place; ``waited`` is how long the session's asks took that had ended, in ms. Of the place's records until
     then, ``forgotten`` are forgotten, ``cut`` have a text that was too long to keep whole, and ``news`` is the last
-    that tells of its session. ``next`` is the place's next record."""
+    one about its session. ``next`` is the place's next record."""
 
     n: int = 0
     place: int = 0

@@ -1,6 +1,6 @@
 """Colours code by classes: ``k`` for keywords, ``s`` for strings, ``c`` for comments and ``n`` for numbers. Pure.
 
-A highlighter of a page is no parser: what it does not know stays plain, and each character is written once, in order.
+The highlighter is not a parser. It leaves unknown words plain, and writes each character once, in order.
 No expression goes back over what it read, so the time grows with the length only.
 """
 

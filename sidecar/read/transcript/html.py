@@ -105,7 +105,7 @@ def _code(renderer: RendererHTML, tokens: Sequence[Token], number: int, options:
 
 
 def _table(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    """A table may be wider than the page. Who has no mouse scrolls it, too."""
+    """A table may be wider than the page. The keyboard scrolls it, too."""
     return '<div class="wide" tabindex="0"><table>' if tokens[number].nesting == 1 else "</table></div>"
 
 
