@@ -39,6 +39,7 @@ COUNT = """
 [worker.tools.count]
 target_subject = "cmd.tool.words.count"
 description = "Counts the words of a text."
+timeout_seconds = 600
 args.text = {description = "the text"}
 """
 
