@@ -218,7 +218,7 @@ class Sidecar:
                 "journal": parts.store.waiting(),
             },
             "spool": backlog(self._home.spool_path),
-            "held": parts.ingest.held,
+            "waiting": parts.ingest.waiting,
             "gaps": parts.translator.counts["gaps"] + parts.services.translator.counts["gaps"],
             "nats": parts.nats.status(),
             "otel": parts.tracing.status() if parts.tracing is not None else None,

@@ -110,6 +110,6 @@ class Requests:
         except OSError as error:
             log.warning("request %s failed: %s", method, error)
             where = f"{error.filename}: " if error.filename else ""
-            told = f"the sidecar could not read or write its files: {where}{error.strerror or error}"
+            text = f"the sidecar could not read or write its files: {where}{error.strerror or error}"
             hint = "check that the disk has free space, is writable and works, then run the same command again"
-            raise RequestError("disk-error", f"{told}; {hint}") from None
+            raise RequestError("disk-error", f"{text}; {hint}") from None

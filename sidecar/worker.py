@@ -47,8 +47,8 @@ class SendArgs(Args):
 
 class StopArgs(Args):
     agent: str = Field(max_length=100, description="its name")
-    turn: str = Field(max_length=512, description="`agent_turn_id`, as told on the server")
-    epoch: int = Field(default=0, ge=0, description="`turn_epoch`, as told on the server")
+    turn: str = Field(max_length=512, description="`agent_turn_id`, as the server has it")
+    epoch: int = Field(default=0, ge=0, description="`turn_epoch`, as the server has it")
     reason: str = Field(default="", max_length=500, description="why")
 
 

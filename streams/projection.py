@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class KeepsSnapshots(Protocol):
-    """Where snapshots are kept: a ``StreamStore``, or a reader."""
+    """Where snapshots are stored: a ``StreamStore``, or a reader."""
 
     async def snapshot(self, name: str, version: int) -> Snapshot | None: ...
 

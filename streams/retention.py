@@ -82,7 +82,7 @@ class StreamRemoval(NamedTuple):
     forgotten_ms: int | None = None
 
 
-# --- kept by a store ---
+# --- stored ---
 
 
 class Base(NamedTuple):

@@ -41,7 +41,7 @@ class Fact(NamedTuple):
 FACTS: Final = (
     Fact("durable_stream_log_head", ("log", "head"), "Position of the last durable record, -1 in an empty log"),
     Fact("durable_stream_links", ("links",), "Linked plugins"),
-    Fact("durable_stream_ingest_held", ("held",), "Accepted hooks that are not durable yet"),
+    Fact("durable_stream_ingest_waiting", ("waiting",), "Accepted hooks that are not durable yet"),
     Fact("durable_stream_spool_files", ("spool", "files"), "Spools that are not recorded yet"),
     Fact("durable_stream_spool_bytes", ("spool", "bytes"), "Size of the spools that are not recorded yet, in bytes"),
     Fact("durable_stream_capture_events_total", ("counts", "appended"), "Captured events that were recorded"),

@@ -90,7 +90,7 @@ async def prune(
     Raises:
         StreamError: the disk failed; the next start finishes what was begun.
     """
-    done = await log.prune(plan.offsets, at_ms=now_ms, kept=await capture.drop(plan.offsets))
+    done = await log.prune(plan.offsets, at_ms=now_ms, change=await capture.drop(plan.offsets))
     beside = await words_beside(log, sessions)
     if beside.positions and not beside.unfinished:
         await log.forget((), at_ms=now_ms, positions=beside.positions)
@@ -133,7 +133,7 @@ async def forget(
     found = records_to_forget(log, (), sessions, elsewhere, beside.ids)
     positions = [*beside.positions, *[record.position async for record in found]]
     dropped = await capture.drop(streams, sessions)
-    return await log.forget(streams, at_ms=now_ms, positions=positions, kept=dropped)
+    return await log.forget(streams, at_ms=now_ms, positions=positions, change=dropped)
 
 
 def streams_of_agents(among: Collection[str]) -> list[str]:
@@ -192,7 +192,7 @@ async def _words_of(log: Log | LogReader, names: Collection[str], known: set[str
     return Beside(positions, frozenset(ids), sorted(each for each in open_ if each.startswith("int_")))
 
 
-_TOLD: Final = frozenset(
+_HISTORY_TYPES: Final = frozenset(
     {
         *("intent.created", "intent.refused", "intent.interrupted", "intent.completed", "intent.failed"),
         *("intent.cancelled", "message.queued", "message.seen"),
@@ -212,7 +212,7 @@ _WORDS: Final = frozenset(
 sidecar that did the work."""
 
 
-async def told_beside(
+async def background_history(
     log: Log | LogReader, sessions: Mapping[str, str], log_id: str | None
 ) -> list[tuple[int, StreamEvent]]:
     """What ``words_beside`` finds, as history of the sessions themselves: the positions of the records, in order, and
@@ -225,11 +225,11 @@ async def told_beside(
     positions = frozenset((await words_beside(log, sessions)).positions)
     if not positions:
         return []
-    owners, told = dict[str, str](), list[tuple[int, StreamEvent]]()
+    owners, found = dict[str, str](), list[tuple[int, StreamEvent]]()
     names = [size.stream_id for size in await log.sizes() if _is_ours(size.stream_id)]
     async for record in log.query(Filter(streams=tuple(names))):
         event = record.event
-        if record.position not in positions or event.type not in _TOLD:
+        if record.position not in positions or event.type not in _HISTORY_TYPES:
             continue
         ids = [each for name in _IDS if isinstance(each := event.payload.get(name), str)]
         named = [each for name in ("parent", *_OWNERS) if isinstance(each := event.payload.get(name), str)]
@@ -240,12 +240,12 @@ async def told_beside(
         payload = {name: value for name, value in event.payload.items() if name in _WORDS}
         changes = {
             "stream_id": sessions[owner],
-            "idempotency_key": f"told:{event.id}",
+            "idempotency_key": f"history:{event.id}",
             "payload": {**payload, "session": owner},
             "metadata": {"history": True, "log": log_id},
         }
-        told.append((record.position, StreamEvent.trusted({**event.fields(), **changes})))
-    return told
+        found.append((record.position, StreamEvent.trusted({**event.fields(), **changes})))
+    return found
 
 
 def _is_ours(stream: str) -> bool:

@@ -30,27 +30,27 @@ s."""
 SAVED_AT_ONCE: Final = 20_000
 """While a long log is read, what it makes is saved each time this many records have passed."""
 
-TOLD: Final = 1_000_000
+PROGRESS_EVERY: Final = 1_000_000
 """While a long log is read, a log line tells the progress each time this many records have passed."""
 
 
 class CaptureSnapshot:
-    """The capture state, and saving it. ``kept`` is the position of its last snapshot; ``NOTHING`` without one."""
+    """The capture state, and saving it. ``saved`` is the position of its last snapshot; ``NOTHING`` without one."""
 
-    def __init__(self, store: Log, state: CaptureState, kept: int = NOTHING) -> None:
-        self._store, self.state, self.kept = store, state, kept
+    def __init__(self, store: Log, state: CaptureState, saved: int = NOTHING) -> None:
+        self._store, self.state, self.saved = store, state, saved
         self._rows = RestingRows(store)
         self._is_saving = False
 
-    def keep(self, is_quiet: Callable[[], bool] = lambda: True) -> None:
+    def save(self, is_quiet: Callable[[], bool] = lambda: True) -> None:
         """Have a snapshot written, if the state equals a fold over the whole log, as ``is_quiet`` says. The log writes
         it soon; ``write_hints`` of the log waits for that."""
         if not self._is_saving and is_quiet():
-            self._keep(self._store.head)
+            self._save(self._store.head)
 
-    def _keep(self, position: int) -> None:
+    def _save(self, position: int) -> None:
         dumped, changes = self.state.changes()
-        is_new, loop = self.kept == NOTHING, asyncio.get_running_loop()
+        is_new, loop = self.saved == NOTHING, asyncio.get_running_loop()
 
         def written() -> None:
             with suppress(RuntimeError):  # the loop has ended
@@ -58,39 +58,39 @@ class CaptureSnapshot:
 
         self._is_saving = True
         change = partial(write, changes=changes, is_new=is_new)
-        self._store.keep(CAPTURE, Snapshot(STATE_VERSION, position, dumped), change, is_new=is_new, written=written)
+        self._store.save(CAPTURE, Snapshot(STATE_VERSION, position, dumped), change, is_new=is_new, written=written)
 
     def _saved(self, position: int) -> None:
         self.state.sessions.saved(self._rows, IN_MEMORY)
-        self.kept, self._is_saving = position, False
+        self.saved, self._is_saving = position, False
 
     async def catch_up(self) -> None:
         """Apply the records after the last snapshot."""
-        first, head = self.kept + 1, self._store.head
-        if head - self.kept > SLOW_TAIL:
-            log.info("reading %d records for the capture state", head - self.kept)
-        async for record in self._store.read_all(after=self.kept):
+        first, head = self.saved + 1, self._store.head
+        if head - self.saved > SLOW_TAIL:
+            log.info("reading %d records for the capture state", head - self.saved)
+        async for record in self._store.read_all(after=self.saved):
             self.state.apply(record.event)
             passed = record.position + 1 - first
             if passed % SAVED_AT_ONCE == 0 and not self._is_saving:
-                self._keep(record.position)
+                self._save(record.position)
                 try:
                     await self._store.write_hints()
                 except (StreamError, OSError) as error:
                     log.warning("the capture state is not saved while the log is read: %s", error)
-            if passed % TOLD == 0:
+            if passed % PROGRESS_EVERY == 0:
                 log.info("read %d of %d records for the capture state", passed, head + 1 - first)
 
     async def drop(self, streams: Collection[str], sessions: Collection[str] = ()) -> Write | None:
         """Drop sessions from the state before their records are removed; see ``CaptureState.drop``. Return what deletes
-        their rows, for the transaction that notes the removal. No snapshot may be kept until then.
+        their rows, for the transaction that notes the removal. No snapshot may be saved until then.
 
         Raises:
             StreamError, OSError: the database cannot be written; nothing was dropped.
         """
         await self._store.write_hints()
         gone = self.state.drop(streams, sessions)
-        return partial(delete, sessions=gone) if self.kept != NOTHING else None
+        return partial(delete, sessions=gone) if self.saved != NOTHING else None
 
 
 async def restore(store: Log) -> CaptureSnapshot:
@@ -110,7 +110,7 @@ async def restore(store: Log) -> CaptureSnapshot:
 
 
 async def _resumed(store: Log) -> CaptureSnapshot:
-    snapshot = await store.kept(CAPTURE, STATE_VERSION)
+    snapshot = await store.saved(CAPTURE, STATE_VERSION)
     if snapshot is not None:
         with suppress(ValueError):  # a snapshot is only a hint
             return CaptureSnapshot(store, CaptureState.load(snapshot.state, RestingRows(store)), snapshot.position)

@@ -107,7 +107,7 @@ class Tracing:
                 self._problem, failures = "", 0
                 await asyncio.sleep(LOOK_SECONDS)
             except Exception as error:  # noqa: BLE001 - say it instead of ending silently; recording goes on
-                # An unexpected error may quote what it could not handle, so only its type is told.
+                # An unexpected error may quote what it could not handle, so only its type is shown.
                 known = isinstance(error, StreamError | OSError)
                 self._failed(str(error) if known else f"{type(error).__name__} in the export")
                 failures += 1
@@ -126,11 +126,11 @@ class Tracing:
     async def _read(self, position: int) -> tuple[list[dict[str, Any]], int]:
         """What ended after a position, and up to where."""
 
-        def told(story: Snapshot) -> tuple[list[dict[str, Any]], int]:
+        def read_spans(story: Snapshot) -> tuple[list[dict[str, Any]], int]:
             until = min(position + MOST_RECORDS, story.head)
             return ended(story, position, until, MOST_SPANS) if until > position else ([], position)
 
-        return await ask(self._reader, told)
+        return await ask(self._reader, read_spans)
 
     async def _deliver(self, client: httpx.AsyncClient, spans: list[dict[str, Any]]) -> None:
         """Send spans until the receiver has accepted them, or will never do."""

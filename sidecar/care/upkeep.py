@@ -97,18 +97,18 @@ class Upkeep:
 
     async def _keep_index(self) -> None:
         """Index records as soon as they are in the database, and before that whatever the index lacks."""
-        told = ""
+        warned = ""
         while True:
             self._grown.clear()
             try:
                 await self._advance_index()
             except (StreamError, OSError) as error:
-                if told != str(error):
-                    told = str(error)
+                if warned != str(error):
+                    warned = str(error)
                     log.warning("the search index was not updated, so a search reads more of the log: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            told = ""
+            warned = ""
             await self._grown.wait()
 
     async def _run(self) -> None:
@@ -122,18 +122,18 @@ class Upkeep:
     async def look(self) -> None:
         # Hold the lock, because a snapshot taken during a removal could bring back what is being forgotten.
         async with self._removing:
-            self.keep_snapshot(SNAPSHOT_RECORDS)
+            self.save_snapshot(SNAPSHOT_RECORDS)
         await self._prune_by_itself()
 
-    def keep_snapshot(self, records: int = 1) -> None:
+    def save_snapshot(self, records: int = 1) -> None:
         """Write a snapshot of the capture state, if the log has grown by ``records`` and is quiet."""
-        if self._store.head - self._capture.kept >= records:
-            self._capture.keep(self._is_quiet)
+        if self._store.head - self._capture.saved >= records:
+            self._capture.save(self._is_quiet)
 
     async def keep_last(self) -> None:
         """Write the snapshot before the log is closed, so that the next start is quick."""
         try:
-            self.keep_snapshot()
+            self.save_snapshot()
             await self._store.write_hints()
         except (StreamError, OSError) as error:
             log.warning("no snapshot was saved, so the next start reads more of the log: %s", error)

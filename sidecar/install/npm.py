@@ -233,9 +233,9 @@ def wanted(directory: Path, made: Collection[str]) -> list[str]:
         if not os.path.lexists(rc):
             return [RC]
         return [] if rc.is_symlink() or not rc.is_file() or "fetch-retries" in read_rc(rc) else [RC_LINES]
-    kept = [kind for kind in made if kind in (RC, RC_LINES)]
-    if kept:
-        return kept
+    rc_kinds = [kind for kind in made if kind in (RC, RC_LINES)]
+    if rc_kinds:
+        return rc_kinds
     return list(made) if _is_stub(directory) else list(STUB)
 
 

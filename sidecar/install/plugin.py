@@ -265,9 +265,9 @@ def uninstall(target: Target, *, environ: Mapping[str, str] = os.environ) -> Out
 
 def _prepare(ledger: Ledger, directory: Path, outcome: Outcome) -> None:
     made = [kind for kind in ledger.made.get(directory, ()) if kind not in (CONFIG, PLUGIN)]
-    kept = [kind for kind in ledger.made.get(directory, ()) if kind in (CONFIG, PLUGIN)]
+    config_kinds = [kind for kind in ledger.made.get(directory, ()) if kind in (CONFIG, PLUGIN)]
     kinds = npm.wanted(directory, made)
-    ledger.made[directory] = list(dict.fromkeys([*kept, *made, *kinds]))
+    ledger.made[directory] = list(dict.fromkeys([*config_kinds, *made, *kinds]))
     ledger.write()
     for kind in made:
         if kind not in kinds and npm.undo(directory, kind):
@@ -277,7 +277,7 @@ def _prepare(ledger: Ledger, directory: Path, outcome: Outcome) -> None:
         outcome.did(f"created an empty {npm.MODULES} and {npm.LOCK} in {directory} so that OpenCode starts without npm")
     elif new:
         outcome.did(f"set fetch-retries=0 in {directory / npm.RC} so that OpenCode does not wait for npm")
-    ledger.made[directory] = [*kept, *kinds]
+    ledger.made[directory] = [*config_kinds, *kinds]
     ledger.write()
     if npm.waits(directory):
         hint = "it is your own file and was left unchanged; to avoid the wait, set fetch-retries=0 there"

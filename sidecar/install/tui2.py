@@ -123,9 +123,9 @@ def without(content: bytes, entry: str) -> bytes | None:
     token = re.escape(json.dumps(entry).encode())
     left = re.sub(rb",\s*%b(?=\s*[,\]])|(?<=\[)\s*%b\s*(?:,\s*|(?=\]))" % (token, token), b"", content)
     try:
-        told = _parse(content)
-        wanted = told | {"plugins": [each for each in told["plugins"] if each != entry]}
-        if told == wanted or _parse(left) != wanted or _comments(content) != _comments(left):
+        before = _parse(content)
+        wanted = before | {"plugins": [each for each in before["plugins"] if each != entry]}
+        if before == wanted or _parse(left) != wanted or _comments(content) != _comments(left):
             return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -148,10 +148,10 @@ def _comments(content: bytes) -> list[bytes]:
 
 def _is_empty(content: bytes) -> bool:
     try:
-        told = json.loads(content)
+        settings = json.loads(content)
     except (ValueError, RecursionError):
         return False
-    return isinstance(told, dict) and told.keys() <= {"$schema", "plugins"} and told.get("plugins") == []
+    return isinstance(settings, dict) and settings.keys() <= {"$schema", "plugins"} and settings.get("plugins") == []
 
 
 def _is_ours(file: Path, first_line: str) -> bool:

@@ -94,7 +94,7 @@ def lacking_text(waiting: Mapping[str, Any]) -> str:
     return f"commands and pages do not show the newest {records} yet" if lacking["records"] > MANY_LACKING else ""
 
 
-def kept_text(records: int, pruned: int) -> str:
+def stored_text(records: int, pruned: int) -> str:
     """How many records there are, and how many were pruned: ``12 records (3 pruned)``."""
     return f"{counted(records, 'record')}{f' ({pruned} pruned)' if pruned else ''}"
 

@@ -133,11 +133,11 @@ class Ingest:
 
     @property
     def is_quiet(self) -> bool:
-        """True if the translator is in sync with the log: no item is held and no event is unwritten."""
+        """True if the translator is in sync with the log: no item waits and no event is unwritten."""
         return not self._unfinished and not self._appends and not self.failed.done()
 
     @property
-    def held(self) -> int:
+    def waiting(self) -> int:
         return sum(map(len, self._unfinished.values()))
 
     # --- items ---
@@ -381,7 +381,7 @@ class Ingest:
     # --- ending ---
 
     async def close(self) -> None:
-        """Write what is ready and stop. Held items stay unacknowledged; their shims resend them."""
+        """Write what is ready and stop. Waiting items stay unacknowledged; their shims resend them."""
         if self._timer is not None:
             self._timer.cancel()
         self.pump()

@@ -50,7 +50,7 @@ def boots(directory: Path) -> set[str]:
 
 
 async def take_left(directory: Path, ingest: Ingest, announce: Callable[[str], str] = lambda service: "") -> int:
-    """Record and delete the spools that no shim will send; return how many items they held.
+    """Record and delete the spools that no shim will send; return how many items they had.
 
     ``announce`` gets the registration file of the OpenCode 2 service that a spool names, and returns a short name for
     the service.

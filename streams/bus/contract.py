@@ -157,8 +157,8 @@ def dead_letter(delivery: Delivery, durable: str, poison: Poison) -> tuple[str, 
         MESSAGE_ID: f"dead:{durable}:{delivery.stream}:{delivery.sequence}",
         **poison.headers,
     }
-    kept = [(name, value) for name, value in delivery.headers.items() if not name.lower().startswith(_OWN)]
-    return dead_letter_subject(durable, delivery.subject), {**dict(kept[: MAX_HEADERS - len(added)]), **added}
+    others = [(name, value) for name, value in delivery.headers.items() if not name.lower().startswith(_OWN)]
+    return dead_letter_subject(durable, delivery.subject), {**dict(others[: MAX_HEADERS - len(added)]), **added}
 
 
 def _printable(text: str) -> str:

@@ -26,7 +26,7 @@ from streams.stores.live import LiveTail
 from streams.stores.plan import Request, encode_batch
 from streams.stores.space import mib_to_open
 from streams.stores.sqlite.files import LOG_FILE
-from streams.stores.sqlite.hints import CURSOR, ROWS, SNAPSHOT, KeptTables, Kind, Noted
+from streams.stores.sqlite.hints import CURSOR, ROWS, SNAPSHOT, Kind, Noted, SavedTables
 from streams.system.threads import in_thread
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ class Log(LogStore):
         self.store, self._lock = store, lock
         self.manifest = Manifest("")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._kept_tables = KeptTables(store / LOG_FILE)
+        self._saved_tables = SavedTables(store / LOG_FILE)
         self._live = LiveTail(lambda after: self.read_all(after=after), lambda: self.recent)
 
     @classmethod
@@ -112,15 +112,15 @@ class Log(LogStore):
     async def put_snapshot(self, name: str, snapshot: Snapshot) -> None:
         self._note(SNAPSHOT, name, Noted(snapshot))
 
-    async def kept(self, name: str, version: int) -> Snapshot | None:
-        """The last snapshot of this version that ``keep`` wrote, whose tables are there, too; ``None`` without one."""
+    async def saved(self, name: str, version: int) -> Snapshot | None:
+        """The last snapshot of this version that ``save`` wrote, whose tables are there, too; ``None`` without one."""
         found = await self._hint(ROWS, name)
         return found if found is not None and found.version == version else None
 
-    def keep(
+    def save(
         self, name: str, snapshot: Snapshot, write: Write, *, is_new: bool = False, written: Callable[[], None]
     ) -> None:
-        """Note a snapshot that has tables, which are in the log's database, with names that begin with ``kept_``.
+        """Note a snapshot that has tables, which are in the log's database, with names that begin with ``saved_``.
 
         ``write`` changes them, in the transaction that writes the snapshot. It runs on another thread, and again if the
         transaction fails. ``is_new``: before that, all such tables are dropped. ``written`` is called after it, on any
@@ -132,9 +132,9 @@ class Log(LogStore):
         """Note that a snapshot is damaged, so it is not given back again."""
         self._note(ROWS, name, Noted(Snapshot(0, NOTHING, b"")))
 
-    def fetch_kept(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """What is in the tables of ``keep``. Blocks briefly; for one thread. See ``KeptTables.fetch``."""
-        return self._kept_tables.fetch(query, *values)
+    def fetch_saved(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What is in the tables of ``save``. Blocks briefly; for one thread. See ``SavedTables.fetch``."""
+        return self._saved_tables.fetch(query, *values)
 
     async def _hint(self, kind: Kind, name: str) -> Snapshot | None:
         found = self._stored.hints.newest(kind, name) or await asyncio.to_thread(self._stored.hint, kind, name)
@@ -157,13 +157,13 @@ class Log(LogStore):
         finally:
             self._live.notify()
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, kept: Write | None = None) -> Removed:
-        """See ``RetentionStore.prune``. ``kept`` changes the tables of ``keep``, in the transaction that notes what is
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, change: Write | None = None) -> Removed:
+        """See ``RetentionStore.prune``. ``change`` writes the tables of ``save``, in the transaction that notes what is
         to be removed."""
         self._refuse_closed()
         if not any(cuts.get(s.stream_id, 0) > s.first_offset for s in await self.sizes()):
             return Removed()
-        return await self._to_its_end(super().prune(cuts, at_ms=at_ms, kept=kept))
+        return await self._to_its_end(super().prune(cuts, at_ms=at_ms, change=change))
 
     async def forget(
         self,
@@ -171,13 +171,13 @@ class Log(LogStore):
         *,
         at_ms: int,
         positions: Collection[int] = (),
-        kept: Write | None = None,
+        change: Write | None = None,
     ) -> Removed:
-        """See ``RetentionStore.forget``; for ``kept``, see ``prune``."""
+        """See ``RetentionStore.forget``; for ``change``, see ``prune``."""
         self._refuse_closed()
         if not positions and {size.stream_id for size in await self.sizes()}.isdisjoint(streams):
             return Removed()
-        return await self._to_its_end(super().forget(streams, at_ms=at_ms, positions=positions, kept=kept))
+        return await self._to_its_end(super().forget(streams, at_ms=at_ms, positions=positions, change=change))
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -211,7 +211,7 @@ class Log(LogStore):
         if self._closed:
             return
         await super().close()
-        self._kept_tables.close()
+        self._saved_tables.close()
         self._live.close()
         self._lock.release()
 

@@ -132,9 +132,9 @@ def _cap(
     disk_bytes: int,
     uncapped: Collection[str],
 ) -> None:
-    held = sum(size.bytes for size in oldest_first)
-    room = (disk_bytes or held) / held if held else 1.0
-    left = (held - plan.bytes) * room
+    stored_bytes = sum(size.bytes for size in oldest_first)
+    room = (disk_bytes or stored_bytes) / stored_bytes if stored_bytes else 1.0
+    left = (stored_bytes - plan.bytes) * room
     if left <= max_bytes:
         return
     decided = {item.stream_id for item in (*plan.cuts, *plan.kept)}

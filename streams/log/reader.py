@@ -141,7 +141,7 @@ class LogReader(TwoPlaces):
 
         Raises:
             ForeignStore, MissingLog: see ``LogReader``.
-            StoreLocked, StoreUnavailable, OSError: the database is held by another program or cannot be read.
+            StoreLocked, StoreUnavailable, OSError: the database is locked by another program or cannot be read.
         """
         self.head  # noqa: B018 - refuses a store that lost a part
         found = self._derived.open(version)

@@ -88,7 +88,7 @@ def encode_batch(events: Sequence[StreamEvent]) -> list[Encoded]:
 
     Raises:
         ValueError: the batch is empty or over ``MAX_BATCH``.
-        InvalidEvent: a payload has the form of a forgotten payload, so the two could not be told apart.
+        InvalidEvent: a payload has the form of a forgotten payload, so the two could not be distinguished.
     """
     if not 0 < len(events) <= MAX_BATCH:
         hint = ": split it" if events else ""

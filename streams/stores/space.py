@@ -29,6 +29,6 @@ def mib_to_open(store: Path) -> int:
     SQLite's WAL."""
     wal = store / "log.db-wal"
     with suppress(OSError):
-        kept = wal.stat().st_size if wal.exists() else 0
-        return max(1, -(-(MIB + kept - free_bytes(store)) // MIB))
+        wal_bytes = wal.stat().st_size if wal.exists() else 0
+        return max(1, -(-(MIB + wal_bytes - free_bytes(store)) // MIB))
     return 1

@@ -131,7 +131,7 @@ def linked(capsys: pytest.CaptureFixture[str], *links: dict[str, Any], **more: A
         "links": list(links),
         "log": LOG,
         "spool": {"files": 0, "marks": 0},
-        "held": 0,
+        "waiting": 0,
         "gaps": 0,
     }
     print_status(Output(), {**NONE, **found, **more})

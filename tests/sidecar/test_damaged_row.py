@@ -34,13 +34,13 @@ async def test_a_damaged_row_of_a_session_at_rest_ends_recording(
     ingest = Ingest(log, Translator(identity, capture.state), identity.now_ms)
     ingest.take(origin, 1, hooks[:-1], None)
     assert await ingest.at_most(0, origin)
-    capture.keep()
+    capture.save()
     await log.write_hints()
     if damage == "row":
-        change(tmp_path, "UPDATE kept_sessions SET body = x'00'")
+        change(tmp_path, "UPDATE saved_sessions SET body = x'00'")
     else:
         await asyncio.to_thread(log._stored._writing.execute, "PRAGMA wal_checkpoint(TRUNCATE)")
-        garble(tmp_path, "kept_sessions")
+        garble(tmp_path, "saved_sessions")
     ingest.take(origin, len(hooks), hooks[-1:], None)
     assert isinstance(ingest.failed.result(), ForeignStore)
     await ingest.close()
@@ -51,7 +51,7 @@ async def test_a_damaged_row_of_a_session_at_rest_ends_recording(
     whole = CaptureState()
     async for record in log.read_all():
         whole.apply(record.event)
-    again.keep()
+    again.save()
     await log.write_hints()
-    assert dumped(again.state) == dumped(whole) and again.kept == log.head
+    assert dumped(again.state) == dumped(whole) and again.saved == log.head
     await log.close()

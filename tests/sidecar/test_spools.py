@@ -229,7 +229,7 @@ def test_the_sum_is_the_vector_that_the_shims_tests_use_too() -> None:
 class WaitedFor(Ingest):
     """An ingest that writes its log only while somebody waits for it; notes the most items held at once."""
 
-    most_held = 0
+    most_waiting = 0
     gate: asyncio.Event
 
     async def _append(self, events: list[StreamEvent]) -> None:
@@ -237,8 +237,8 @@ class WaitedFor(Ingest):
         await super()._append(events)
 
     async def at_most(self, count: int, origin: Origin) -> bool:
-        self.most_held = max(self.most_held, self.held)
-        if self.held > count:
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        if self.waiting > count:
             self.gate.set()
         try:
             return await super().at_most(count, origin)
@@ -259,7 +259,7 @@ async def test_little_of_a_large_spool_waits_for_the_disk(
         hook.input["event"]["pad"] = "x" * pad
     spool(tmp_path, dead_pid(), hooks=hooks)
     assert await take_left(tmp_path, ingest) == number == len(await types(store))
-    assert ingest.most_held <= most
+    assert ingest.most_waiting <= most
     await ingest.close()
 
 
@@ -306,10 +306,10 @@ async def test_items_are_finished_only_when_durable(store: GatedStore, ingest: I
     take(ingest, link, hooks)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert link.finished == set() and ingest.held == len(hooks)
+    assert link.finished == set() and ingest.waiting == len(hooks)
     store.gate.set()
     await link.until(range(1, len(hooks) + 1))
-    assert ingest.held == 0
+    assert ingest.waiting == 0
     assert (await types(store))[-1] == "turn.ended"
 
 
@@ -342,7 +342,7 @@ async def test_an_item_that_the_translator_failed_at_is_taken_when_it_is_sent_ag
         take(ingest, first, hooks)
     take(ingest, second, hooks)
     await second.until(range(1, len(hooks) + 1))
-    assert len(await types(store)) == 6 and ingest.held == 0
+    assert len(await types(store)) == 6 and ingest.waiting == 0
 
 
 async def test_a_log_that_fails_finishes_nothing_more(store: GatedStore, ingest: Ingest) -> None:

@@ -81,7 +81,7 @@ async def life(store: Path, events: list[StreamEvent]) -> tuple[bytes, int]:
     """One life of a sidecar like ``serve``: resume, record, end. Return its state as bytes, and where it resumed."""
     log = await open_log(store)
     capture = await restore(log)
-    kept = capture.kept
+    kept = capture.saved
     await append(log, events)
     for each in events:
         capture.state.apply(each)
@@ -93,9 +93,9 @@ async def life(store: Path, events: list[StreamEvent]) -> tuple[bytes, int]:
 
 async def kept(log: Log, capture: CaptureSnapshot) -> None:
     """Save the state, and wait until that is done."""
-    capture.keep()
+    capture.save()
     await log.write_hints()
-    assert capture.kept == log.head
+    assert capture.saved == log.head
 
 
 @pytest.mark.parametrize("story", ["recordings", "many sessions"])
@@ -175,7 +175,7 @@ async def test_neither_memory_nor_a_snapshot_grows_with_the_sessions_that_ever_w
     await kept(log, capture)
     assert saved == [{"ses_3"}]
     assert len(capture.state.sessions._here) == BUSY_SESSIONS
-    state = await log.kept(CAPTURE, STATE_VERSION)
+    state = await log.saved(CAPTURE, STATE_VERSION)
     assert state is not None and len(state.state) < 4000
     await log.close()
 
@@ -189,7 +189,7 @@ async def test_after_a_removal_what_is_left_is_saved_again(tmp_path: Path, monke
     upkeep = upkeep_of(log, capture)
     for session in ("ses_4", "ses_5"):
         assert (await upkeep.forget([session], [session])).records
-        capture.keep(lambda: False)  # hooks are on their way, so nothing is saved before the next removal
+        capture.save(lambda: False)  # hooks are on their way, so nothing is saved before the next removal
     await upkeep.keep_last()
     assert sorted(capture.state.sessions) == [f"ses_{number}" for number in (0, 1, 2, 3, 6, 7)]
     left = dumped(capture.state)
@@ -201,7 +201,7 @@ async def test_a_damaged_row_costs_time_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(snapshots, "IN_MEMORY", 0)
     events = many_sessions(4)
     await life(tmp_path, events)
-    change(tmp_path, "UPDATE kept_sessions SET body = x'00'")
+    change(tmp_path, "UPDATE saved_sessions SET body = x'00'")
     log = await open_log(tmp_path)
     told = {"session": "ses_1", "message": "msg_more"}
     await log.append([event("more", type_="human.input", stream="ses_1", payload=told)])
@@ -259,13 +259,13 @@ async def test_nothing_is_kept_of_what_is_being_forgotten(tmp_path: Path, monkey
     indexing = asyncio.create_task(upkeep._advance_index())
     async with asyncio.timeout(HANG_S):
         await lock.asked(3)
-    assert await log.kept(CAPTURE, STATE_VERSION) is None and not list(tmp_path.glob("search.db*"))
+    assert await log.saved(CAPTURE, STATE_VERSION) is None and not list(tmp_path.glob("search.db*"))
     go_on.set()
     await asyncio.gather(forgetting, looking, indexing)
     await upkeep._advance_index()
     assert (await forgetting).records == 21
     await upkeep.keep_last()
-    assert await log.kept(CAPTURE, STATE_VERSION) is not None
+    assert await log.saved(CAPTURE, STATE_VERSION) is not None
     await upkeep.close()
     await log.close()
     assert (tmp_path / "search.db").exists()

@@ -102,7 +102,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Late:
-    """An item that is held because another item is about to follow: an abort waits for idle, and idle waits for
+    """An item that waits because another item is about to follow: an abort waits for idle, and idle waits for
     unfinished tools.
     """
 

@@ -44,7 +44,7 @@ class Parts(Turns):
         return [part for part, tool in self._open.items() if tool.session == session_id]
 
     def forget_tools(self, session_id: str) -> None:
-        """Nothing follows for the session's tools: write what only a hook told, as for two calls with one id."""
+        """Nothing follows for the session's tools: write what only a hook reported, as for two calls with one id."""
         for after in [after for after in self._afters if after.session == session_id]:
             self._afters.remove(after)
             self._write_after(after)
@@ -190,22 +190,22 @@ class Parts(Turns):
     def _is_echo(self, session: SessionState, call: str, given: Any, user: str | None) -> bool:
         """True if the turn has a step of such a call. If the turn is unknown, all of the session's steps count."""
         ran, turn = input_digest(self.clean(given)), turn_digest(user)
-        told = [each for each in session.calls.get(call, "").split() if each.startswith(ran)]
-        return any(not turn or each in (ran, ran + turn) for each in told)
+        steps = [each for each in session.calls.get(call, "").split() if each.startswith(ran)]
+        return any(not turn or each in (ran, ran + turn) for each in steps)
 
     def _take_afters(self, session: SessionState, call: str, state: dict[str, Any], user: str | None) -> list[_After]:
-        """Take the held hooks of a tool part that has ended: one hook from each plugin copy."""
-        held = [after for after in self._afters if after.session == session.id and after.call == call]
-        taken = [after for after in held if _given(after.entry) == input_digest(state.get("input"))]
+        """Take the waiting hooks of a tool part that has ended: one hook from each plugin copy."""
+        waiting = [after for after in self._afters if after.session == session.id and after.call == call]
+        taken = [after for after in waiting if _given(after.entry) == input_digest(state.get("input"))]
         if not taken and state["status"] == "completed" and not self._is_echo(session, call, state.get("input"), user):
-            rest = [one for one in held if not self._is_echo(session, call, one.entry.item.input.get("args"), user)]
+            rest = [one for one in waiting if not self._is_echo(session, call, one.entry.item.input.get("args"), user)]
             taken = rest if len({_given(after.entry) for after in rest}) == 1 else []
         self._afters = [after for after in self._afters if after not in taken]
         return taken
 
     def _write_after(self, after: _After) -> None:
         session = self.state.sessions.get(after.session)
-        if session is None:  # the session was pruned or forgotten while the hook was held
+        if session is None:  # the session was pruned or forgotten while the hook waited
             self.counts["session_removed:tool.execute.after"] += 1
             self.finish(after.entry.token)
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.opencode.link.frames import MAX_SEQ, HookItem
 
-_TOLD = frozenset(
+_RECORDED_ELSEWHERE = frozenset(
     # The provider's response may contain anything, and the other values are recorded in fields of their own.
     ("responseHeaders", "responseBody", "requestBodyValues", "stack", "message", "statusCode", "isRetryable")
 )
@@ -202,7 +202,7 @@ def error_of(error: dict[str, Any]) -> dict[str, Any]:
         reason=text(data.get("message")) or text(error.get("message")),
         status=number(data.get("statusCode")),
         retryable=data.get("isRetryable"),
-        data={k: v for k, v in data.items() if k not in _TOLD} or None,
+        data={k: v for k, v in data.items() if k not in _RECORDED_ELSEWHERE} or None,
     )
 
 

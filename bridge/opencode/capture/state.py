@@ -210,7 +210,7 @@ class CaptureState:
 
     def __init__(self, rows: Rows | None = None) -> None:
         self.sessions: LazyMap[SessionState] = LazyMap(_dumped, _loaded, found_by, rows)
-        self.told: OrderedDict[str, str] = OrderedDict()
+        self.bus_events: OrderedDict[str, str] = OrderedDict()
         """Bus events that were recorded as an error or a compaction. Only the id of such an event shows that it was
         sent again."""
         self.spawns: OrderedDict[str, str] = OrderedDict()
@@ -221,7 +221,7 @@ class CaptureState:
     def changes(self) -> tuple[bytes, Changes]:
         """What a snapshot of version ``STATE_VERSION`` must store: the state without its sessions, as JSON for
         ``load``; and the rows of the sessions that may have changed since ``sessions.saved``."""
-        return _adapter(_Rest).dump_json(_Rest(self.told, self.spawns, list(self.busy))), self.sessions.changes()
+        return _adapter(_Rest).dump_json(_Rest(self.bus_events, self.spawns, list(self.busy))), self.sessions.changes()
 
     @classmethod
     def load(cls, dumped: bytes, rows: Rows) -> CaptureState:
@@ -229,7 +229,7 @@ class CaptureState:
         ``changes``."""
         found: _Rest = _adapter(_Rest).validate_json(dumped)
         state = cls(rows)
-        state.told, state.spawns = OrderedDict(found.told), OrderedDict(found.spawns)
+        state.bus_events, state.spawns = OrderedDict(found.bus_events), OrderedDict(found.spawns)
         # A removal deletes the rows of sessions, and leaves the rest as it was.
         state.busy = OrderedDict.fromkeys(each for each in found.busy if each in state.sessions)
         return state
@@ -270,7 +270,7 @@ class CaptureState:
         payload = event.payload
         bus_id = event.metadata.get("event")
         if event.type in ("agent.error", "lifecycle.session.compacted") and isinstance(bus_id, str):
-            remember(self.told, bus_id, event.id)
+            remember(self.bus_events, bus_id, event.id)
         session_id = payload.get("session")
         if not isinstance(session_id, str):
             return
@@ -443,7 +443,7 @@ class CaptureState:
 
 @dataclass(slots=True)
 class _Rest:
-    told: OrderedDict[str, str]
+    bus_events: OrderedDict[str, str]
     spawns: OrderedDict[str, str]
     busy: list[str]
 

@@ -2,9 +2,9 @@
 
 ``feed`` takes hook items as they arrive. ``drain`` returns the events made from them, and the items that are finished
 once those events are durable. The caller passes in a monotonic clock, so nothing here waits. An item whose counterpart
-or parent is missing is held for at most ``hold_s`` seconds and then written without it.
+or parent is missing waits at most ``hold_s`` seconds and is then written without it.
 
-Hooks of one session keep their order; a held session does not delay others.
+Hooks of one session keep their order; a waiting session does not delay others.
 
 There are three layers: ``Emitter`` makes events, ``Turns`` and ``Parts`` know what each hook means inside a session,
 and ``Translator`` decides which session a hook belongs to.
@@ -112,7 +112,7 @@ class Translator(Parts):
         self._place_waiting()
 
     def tick(self, now: float) -> None:
-        """Write the held items whose deadline has passed."""
+        """Write the waiting items whose deadline has passed."""
         self.now = now
         for session_id, waiting in list(self._waiting.items()):
             if waiting.deadline <= now and self._waiting.get(session_id) is waiting:
@@ -147,7 +147,7 @@ class Translator(Parts):
                 progress = self._place(session_id, waiting, give_up=False) or progress
 
     def _place(self, session_id: str, waiting: _Waiting, *, give_up: bool) -> bool:
-        """Write a session's first event, then its held hooks, if its place is known or ``give_up`` is set."""
+        """Write a session's first event, then its waiting hooks, if its place is known or ``give_up`` is set."""
         info = waiting.info
         parent_id = text(mapping(info).get("parentID"))
         parent = self.state.sessions.get(parent_id) if parent_id else None
@@ -217,12 +217,12 @@ class Translator(Parts):
     # --- running the rules ---
 
     def _run(self, entry: Entry, session: SessionState | None, rule: Rule) -> None:
-        held = False
+        waits = False
         try:
             if session is not None:
                 self._meet(session, entry)
             if is_known(entry.item, entry.source):
-                held = getattr(self, rule.handle)(entry, session)
+                waits = getattr(self, rule.handle)(entry, session)
                 if rule.kind == "state":
                     self.counts[f"not_final:{entry.source}"] += 1
             else:
@@ -230,7 +230,7 @@ class Translator(Parts):
                 self.unknown_event(entry, session)
         except (InvalidEvent, LookupError, TypeError, ValueError, AttributeError, RecursionError) as fault:
             self._keep_unreadable(entry, session, fault)
-        if not held:
+        if not waits:
             self.finish(entry.token)
 
     def _keep_unreadable(self, entry: Entry, session: SessionState | None, fault: Exception) -> None:

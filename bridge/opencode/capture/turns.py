@@ -92,7 +92,7 @@ class Turns(Shells):
         self.put(entry, session, RETRIED, entry.event_id or self.own_key(entry), payload, turn=turn)
 
     def session_compacted(self, entry: Entry, session: SessionState | None) -> bool:
-        if self._is_told(entry):
+        if self._is_recorded(entry):
             return False
         key = entry.event_id or self.own_key(entry)
         self.put(entry, session, "lifecycle.session.compacted", key, {}, turn=self.turn_at(session, entry))
@@ -159,9 +159,9 @@ class Turns(Shells):
             self._current[session.id] = message_id
         error = mapping(info.get("error"))
         if answered not in session.turns:
-            held = self.shell_answer(entry, session, answered)
-            if held is not None and not error:
-                return held
+            waits = self.shell_answer(entry, session, answered)
+            if waits is not None and not error:
+                return waits
             self.settle_shell(session.id)
         if answered not in session.turns:
             self.start_turn(entry, session, answered, message_id, info)
@@ -318,7 +318,7 @@ class Turns(Shells):
     # --- errors and asks ---
 
     def session_error(self, entry: Entry, session: SessionState | None) -> bool:
-        if self._is_told(entry):
+        if self._is_recorded(entry):
             return False
         error = mapping(entry.properties.get("error"))
         turn = self.turn_at(session, entry)
@@ -350,13 +350,13 @@ class Turns(Shells):
         turns = (session.turn, session.last_turn) if session is not None else ()
         return next((turn for turn in turns if turn is not None and not _is_before(entry, turn)), None)
 
-    def _is_told(self, entry: Entry) -> bool:
+    def _is_recorded(self, entry: Entry) -> bool:
         """True if this bus event is already in the log, because a sidecar died after it recorded the event and before
         it sent the ack."""
-        told = entry.event_id in self.state.told
-        if told:
+        is_recorded = entry.event_id in self.state.bus_events
+        if is_recorded:
             self.counts[f"duplicate:{entry.source}"] += 1
-        return told
+        return is_recorded
 
     def write_late_error(self, session_id: str, message: str | None) -> None:
         late = self._errors.pop(session_id, None)

@@ -268,8 +268,8 @@ class Result(_Frame, frozen=True, tag="result"):
         if self.error is None:
             return {"type": "result", "id": self.id, "value": self.value}
         error = {name: getattr(self.error, name) for name in self.error.__struct_fields__}
-        kept = {name: value for name, value in error.items() if value is not None}
-        return {"type": "result", "id": self.id, "error": kept}
+        present = {name: value for name, value in error.items() if value is not None}
+        return {"type": "result", "id": self.id, "error": present}
 
 
 class Request(_Frame, frozen=True, tag="request"):

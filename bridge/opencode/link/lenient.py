@@ -166,7 +166,7 @@ class _Repairs:
             FrameError: the message is too long to cut.
         """
         depth = start = 0
-        kept: list[str] = []
+        pieces: list[str] = []
         for index, match in enumerate(_STRING_OR_BRACKET.finditer(text)):
             if index >= _CUT_TOKENS:
                 raise FrameError("nested too deep")
@@ -174,16 +174,16 @@ class _Repairs:
             if char in "[{":
                 depth += 1
                 if depth == MAX_DEPTH + 1:
-                    kept.append(text[start : match.start()])
+                    pieces.append(text[start : match.start()])
             elif char in "]}":
                 if depth == MAX_DEPTH + 1:
-                    kept.append(_DEEP)
+                    pieces.append(_DEEP)
                     self.count += 1
                     start = match.end()
                 depth -= 1
         if depth <= MAX_DEPTH:
-            kept.append(text[start:])
-        return "".join(kept)
+            pieces.append(text[start:])
+        return "".join(pieces)
 
 
 def _as_float(value: int) -> float:

@@ -89,10 +89,10 @@ class _Plan(NamedTuple):
             "message": self.cut.message,
             "ends": "before" if self.cut.is_prompt else "after",
             "messages": self.messages,
-            "told": self._told(),
+            "text": self._text(),
         }
 
-    def _told(self) -> str:
+    def _text(self) -> str:
         event = self.record.event.id
         where = f"before the prompt of event {event}" if self.cut.is_prompt else f"after the answer of event {event}"
         if self.messages is None:
@@ -119,11 +119,11 @@ class Forks:
         self._identity, self._answerers, self._works = identity, answerers, works
 
     def register(self, requests: Requests) -> None:
-        told = (
+        description = (
             "`session`, `title`, `directory`; `event`; `message` and `ends`: `before` it or `after` it; `messages`: "
-            "how many OpenCode copies, or null; `told`: this in words; `fork`: the new session, unless it is a preview"
+            "how many OpenCode copies, or null; `text`: this in words; `fork`: the new session, unless it is a preview"
         )
-        requests.register("fork", ForkArgs, self._answerers.only("fork", self.fork), told)
+        requests.register("fork", ForkArgs, self._answerers.only("fork", self.fork), description)
 
     async def fork(self, args: ForkArgs) -> dict[str, Any]:
         """Make a fork, or, for a preview, only describe it.

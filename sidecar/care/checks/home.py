@@ -175,8 +175,8 @@ def _times(home: Home) -> Iterator[tuple[Path, int]]:
 def marks_text(waiting: Mapping[str, int]) -> str | None:
     """What is said of OpenCodes whose hooks no spool has; ``None`` if there are none."""
     count = waiting["marks"]
-    told = f"{counted(count, 'OpenCode')} could neither send hooks to a sidecar nor write them to the spool; "
-    return told + "what is only in memory when OpenCode ends is lost, and told as a gap" if count else None
+    text = f"{counted(count, 'OpenCode')} could neither send hooks to a sidecar nor write them to the spool; "
+    return text + "what is only in memory when OpenCode ends is lost, and recorded as a gap" if count else None
 
 
 def check_spool(scene: Scene) -> list[Check]:

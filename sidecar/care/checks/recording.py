@@ -14,7 +14,7 @@ from sidecar.home import Home
 from sidecar.read.kinds import WORK
 from sidecar.read.select import ask_catalog
 from sidecar.read.story.catalog import Catalog
-from sidecar.read.wording import WAY_OUT, bytes_text, counted, kept_text, lacking_text, waiting_text
+from sidecar.read.wording import WAY_OUT, bytes_text, counted, lacking_text, stored_text, waiting_text
 from streams.errors import CorruptLog, StreamError
 from streams.log.completeness import HEAD_FILE
 from streams.log.reader import LogReader
@@ -45,7 +45,7 @@ async def survey(home: Home, now_ms: int, *, quick: bool = False) -> Survey:
         pruned = sum(gone.first_offset for gone in (await reader.removed()).values())
         known = await ask_catalog(reader, _known)
         has_agents = known.pop("has_agents")
-        told = await _of_agents(reader, now_ms, quick=quick) if has_agents else {}
+        of_agents = await _of_agents(reader, now_ms, quick=quick) if has_agents else {}
         fault, torn = (None, None) if quick else await _quick_findings(home)
         journal, cut_off = await asyncio.to_thread(reader.waiting), await reader.cut_off()
     except CorruptLog as error:
@@ -55,7 +55,7 @@ async def survey(home: Home, now_ms: int, *, quick: bool = False) -> Survey:
     except OSError as error:
         return Survey(fault=f"cannot be read: {error.strerror} ({error.filename or home.store_path})")
     found = Survey(head, newest, last_ts, fault=fault, hint=EVERY_FAULT, torn=torn, journal=journal, pruned=pruned)
-    return found._replace(cut_off=cut_off, **known, **told)
+    return found._replace(cut_off=cut_off, **known, **of_agents)
 
 
 def _known(catalog: Catalog) -> dict[str, Any]:
@@ -76,17 +76,17 @@ async def _of_agents(reader: LogReader, now_ms: int, *, quick: bool) -> dict[str
     from sidecar.background.reading import read_agents, read_failing, read_intents
     from sidecar.care.checks.work import RECENT_MS, notes_of
 
-    told: dict[str, Any] = {"agents": await read_agents(reader)}
-    told["failing"] = await read_failing(reader, now_ms - RECENT_MS if quick else 0)
+    found: dict[str, Any] = {"agents": await read_agents(reader)}
+    found["failing"] = await read_failing(reader, now_ms - RECENT_MS if quick else 0)
     work = await read_intents(reader)
-    told["work"] = tuple(notes_of(work, now_ms))
+    found["work"] = tuple(notes_of(work, now_ms))
     if not quick:
         from sidecar.background.intents.afterwards import copy_of
 
         copies = [each.copy["name"] for each in work.intents.values() if copy_of(work, each)]
-        told["copies"] = tuple(str(reader.store.parent / "copies" / name) for name in copies)
-        told["saved"] = sum(bool(each.changes.get("saved")) for each in work.intents.values())
-    return told
+        found["copies"] = tuple(str(reader.store.parent / "copies" / name) for name in copies)
+        found["saved"] = sum(bool(each.changes.get("saved")) for each in work.intents.values())
+    return found
 
 
 async def _quick_findings(home: Home) -> tuple[str | None, str | None]:
@@ -141,9 +141,9 @@ def check_log(scene: Scene) -> list[Check]:
         return [Check("log", "problem", log.fault, log.hint)]
     if log.head == NOTHING:
         return [Check("log", "note", "nothing recorded yet", "use OpenCode, then run `durable-stream doctor` again")]
-    kept = log.head + 1 - log.pruned
-    whole = "" if scene.quick else f"; the newest {log.newest} are intact" if kept else "; none is left"
-    text = f"{kept_text(kept, log.pruned)}{whole}"
+    stored = log.head + 1 - log.pruned
+    whole = "" if scene.quick else f"; the newest {log.newest} are intact" if stored else "; none is left"
+    text = f"{stored_text(stored, log.pruned)}{whole}"
     if log.cut_off is not None and scene.answer is None:
         return [Check("log", "note", text, log.cut_off)]
     if log.torn is not None:
@@ -172,13 +172,13 @@ def check_tables(scene: Scene) -> list[Check]:
 
 def check_copies(scene: Scene) -> list[Check]:
     """Whether ended background work left copies behind."""
-    kept = [Path(each) for each in scene.survey.copies if Path(each).is_dir()]
-    if not kept:
+    left = [Path(each) for each in scene.survey.copies if Path(each).is_dir()]
+    if not left:
         return []
-    size, is_whole = _size(kept)
+    size, is_whole = _size(left)
     room = bytes_text(size) if is_whole else f"more than {bytes_text(size)}"
-    text = f"{'1 copy' if len(kept) == 1 else f'{len(kept)} copies'} of ended background work, {room}"
-    names = ", ".join(each.name for each in kept[:MAX_NAMED]) + (" …" if len(kept) > MAX_NAMED else "")
+    text = f"{'1 copy' if len(left) == 1 else f'{len(left)} copies'} of ended background work, {room}"
+    names = ", ".join(each.name for each in left[:MAX_NAMED]) + (" …" if len(left) > MAX_NAMED else "")
     hint = f"`durable-stream intents INTENT --discard` removes one ({names}); "
     hint += f"{counted(scene.survey.saved, 'intent')} in all have saved changes, which it removes, too"
     return [Check("copies", "note", text, hint)]

@@ -70,7 +70,7 @@ async def agents(
     out = run.out
     if claim is not None:
         owned = await ask(run.home, "agent_claim", {"agent": claim}, "it is safe to run the same command again")
-        out.told(owned, f"This home owns the agent {claim} now.")
+        out.result(owned, f"This home owns the agent {claim} now.")
         return 0
     if check is not None:
         return await _check(out, run.home, check, events)

@@ -166,7 +166,7 @@ async def _run_check(out: Output, check: MirrorCheck) -> None:
 
 
 def _verdict(out: Output, summary: Verified) -> None:
-    kept = sum(stream.compared for stream in summary.streams)
+    compared = sum(stream.compared for stream in summary.streams)
     said = [
         f"{count} {what}"
         for what, count in (
@@ -178,11 +178,11 @@ def _verdict(out: Output, summary: Verified) -> None:
     waiting = f"; {counted(summary.waiting, 'record')} not mirrored yet" if summary.waiting else ""
     if not summary.differences:
         also = f" (and {', '.join(said)})" if said else ""
-        what = f"{counted(kept, 'message')} of {counted(summary.records, 'record')}"
+        what = f"{counted(compared, 'message')} of {counted(summary.records, 'record')}"
         out.text(f"the copy equals the log: {what} compared{also}{waiting}", "green")
         return
-    told = ", ".join(f"{count} {WORDS[kind]}" for kind, count in summary.kinds.items())
-    out.text(f"the copy differs from the log: {told}; nothing was changed{waiting}", "bold")
+    kinds = ", ".join(f"{count} {WORDS[kind]}" for kind, count in summary.kinds.items())
+    out.text(f"the copy differs from the log: {kinds}; nothing was changed{waiting}", "bold")
     out.text("`durable-stream mirror rebuild` publishes this log again")
 
 

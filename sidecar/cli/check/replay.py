@@ -56,8 +56,10 @@ async def replay(
     if out.json:
         out.object(result.as_json())
     elif difference is None:
-        kept = ", and so is its snapshot" if result.snapshot == "equal" else ""
-        out.text(f"agent/{name}: {result.inputs} inputs replayed; every output and state is as recorded{kept}", "green")
+        snapshot = ", and so is its snapshot" if result.snapshot == "equal" else ""
+        out.text(
+            f"agent/{name}: {result.inputs} inputs replayed; every output and state is as recorded{snapshot}", "green"
+        )
     else:
         out.text(f"agent/{name}, offset {difference.offset}: {difference.what}", "bold red")
         out.prose("recorded  ", difference.recorded)

@@ -64,7 +64,7 @@ async def _moments(out: Output, reader: LogReader, session: Named, one: str, oth
     since, upto = found["from"] + 1, found["to"] + 1
     tools = ", ".join(f"{count} {tool}" for tool, count in found["tools"].items())
     types = ", ".join(f"{count} {kind}" for kind, count in found["types"].items())
-    told = [
+    summary = [
         f"events {since} to {upto - 1}, {lasted(found['ms'])}" if upto > since else "no events",
         *([f"{money(found['cost'])}, {amount(found['tokens'])} tokens"] if found["tokens"] else []),
         *([f"tools: {tools}" + (f" ({found['failed']} failed)" if found["failed"] else "")] if tools else []),
@@ -72,12 +72,12 @@ async def _moments(out: Output, reader: LogReader, session: Named, one: str, oth
     ]
     if not out.terminal:
         print_diffs(out, turns)
-        note("; ".join(told))
+        note("; ".join(summary))
         return
     print_on_terminal(out, catalog, turns, with_diffs=True)
     if turns:
         out.text()
-    for line in told:
+    for line in summary:
         out.prose("", line, "dim")
 
 

@@ -119,13 +119,13 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     known = [catalog.sessions.get(intent.session or "") for intent in started]
     below = [Named(each.id, await family_of(reader, each.stream, session=each.id)) for each in known if each]
 
-    def told(*pasts: Past) -> tuple[list[Session], str, str]:
+    def render(*pasts: Past) -> tuple[list[Session], str, str]:
         past, *beside = pasts if redaction is None else map(redaction.past, pasts)
         top = _timeline(past, beside, work, now) + files_html(Changes(past.at()).turns()) if form == "html" else ""
         return Telling(past.at()).whole(), proof_of(past), top
 
     about = Named(own.id if own is not None else family.stream, family)
-    roots, proof, top = await asked(reader, told, about, *below)
+    roots, proof, top = await asked(reader, render, about, *below)
     notes = await notes_of(reader, family.stream)
     reading = Reading(full=True, children=True, now_ms=now, notes=notes, proof=proof, top=top, style=STYLE)
     file.writelines(transcript_bytes(roots, reading, form))
@@ -165,7 +165,7 @@ async def _write_trace(reader: LogReader, family: Family, form: Form, file: IO[b
 
 async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO[bytes]) -> int:
     from sidecar.care.export_files import Seal, header
-    from sidecar.care.removal import told_beside
+    from sidecar.care.removal import background_history
     from sidecar.cli.printing.output import json_line
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.select import catalog_of, records_of
@@ -174,7 +174,7 @@ async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO
     head = reader.head
     catalog, _ = await catalog_of(reader)
     sessions = {name: catalog.sessions[name].stream for name in catalog.sessions_of(family.streams)}
-    beside = await told_beside(reader, sessions, log_id)
+    beside = await background_history(reader, sessions, log_id)
     first = header(family.stream, [*family.streams], log_id, own_identity().now_ms())
     file.write(seal.line(json_line(first)))
 

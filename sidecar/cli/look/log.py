@@ -83,8 +83,8 @@ async def log(
     if stream is None and (follow or after is not None):
         if from_offset:
             raise typer.BadParameter("`--from` is an offset in one stream, so name the stream")
-        kept = 0 if after is not None else FOLLOWED_LAST if last is None else last
-        await _follow_all(reader, out, wanted, kept, project, after, stays=follow)
+        most = 0 if after is not None else FOLLOWED_LAST if last is None else last
+        await _follow_all(reader, out, wanted, most, project, after, stays=follow)
         return
     lines = Lines(out, is_past=not follow or last is not None)
     session = None
@@ -98,8 +98,8 @@ async def log(
         note(f"No stream matches {stream!r} yet. Waiting for the stream; press Ctrl-C to stop.")
     family = await family_of(reader, stream, only=only, session=session)
     gone = (await reader.removed()).get(stream)
-    if gone is not None and (told := pruned_text(stream, gone)) is not None:
-        note(told)
+    if gone is not None and (loss := pruned_text(stream, gone)) is not None:
+        note(loss)
     if follow and last is None:
         await _follow(
             reader, family, lines, out, wanted, from_offset=from_offset, after=after, in_order=after is not None
@@ -130,11 +130,11 @@ async def _print(
                 lines.print(record, family.place_of(record))
         lines.print_running()
         return head
-    kept, _ = await newest(
+    records, _ = await newest(
         reader, family.filter(wanted), last, lambda record: record.position <= head and record in family, after=after
     )
-    await lines.look_up(reader, *kept)
-    for record in kept:
+    await lines.look_up(reader, *records)
+    for record in records:
         lines.print(record, family.place_of(record))
     lines.print_running()
     return head
@@ -193,11 +193,11 @@ async def _follow_all(
     head = reader.head
     lines = await headed_lines(out, reader, wanted, named_project(project), everything=after is not None)
     if last:
-        kept, _ = await newest(
+        records, _ = await newest(
             reader, lines.filter(), last, lambda record: record.position <= head and lines.fits(record)
         )
-        await lines.look_up(reader, *kept)
-        for record in kept:
+        await lines.look_up(reader, *records)
+        for record in records:
             await lines.print_headed(record)
     if after is not None and not stays:
         async for record in reader.read_all(after=after):

@@ -109,12 +109,12 @@ def _ids(record: Record, named: list[tuple[str, str]]) -> list[tuple[str, Any]]:
         ("hash", record.hash),
     ]
     seen: set[str] = set()
-    told = []
+    facts = []
     for name, value in more:
         if value and value not in seen:
             seen.add(value)
-            told.append((name, value))
-    return told
+            facts.append((name, value))
+    return facts
 
 
 def _print_part(out: Output, part: Part) -> None:

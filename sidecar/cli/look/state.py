@@ -50,11 +50,11 @@ async def state(
     out, reader = run.out, run.reader
     session, moment = await named(reader, stream), await moment_of(reader, at)
 
-    def told(past: Past) -> tuple[dict[str, Any], list[Session]]:
+    def latest_of(past: Past) -> tuple[dict[str, Any], list[Session]]:
         own = latest(past, moment(past), LAST_TURNS)
         return state_of(past, moment(past)), [own] if own is not None else []
 
-    found, recent = await asked(reader, told, session)
+    found, recent = await asked(reader, latest_of, session)
     reading = Reading(now_ms=found["ts"])
     position = found["position"]
     found["work"] = await running_at(reader, session.session, position) if position is not None else []

@@ -64,13 +64,13 @@ async def streams(
     names = [*islice(listed, most)]
     if most is not None:
         catalog.read(names)
-    told = (
+    rows = (
         catalog.stream_json(stream) | {"pruned": removed[stream].first_offset if stream in removed else 0}
         for stream in names
     )
     shown = 0
     if out.terminal:
-        found = list(told)
+        found = list(rows)
         shown = len(found)
         if found:
             _stream_table(out, found)
@@ -79,7 +79,7 @@ async def streams(
             for text in catalog.loss_texts({stream["stream_id"] for stream in found}):
                 out.prose("", f"something was lost in {text}", "yellow")
     else:
-        for shown, stream in enumerate(told, 1):
+        for shown, stream in enumerate(rows, 1):
             if out.json:
                 out.object(stream)
                 continue
@@ -98,8 +98,8 @@ async def streams(
 def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
     names = ("stream_id", *PIPED[1:6])
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
-    told = (plain_money(stream[name]) if name == "cost" else str(stream[name]) for name in names)
-    out.cells(*told, *times, stream["directory"], _named(stream))
+    figures = (plain_money(stream[name]) if name == "cost" else str(stream[name]) for name in names)
+    out.cells(*figures, *times, stream["directory"], _named(stream))
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:

@@ -66,12 +66,12 @@ async def tree(
 async def _print(out: Output, reader: LogReader, catalog: Catalog, roots: list[SessionView]) -> None:
     """Print some sessions and their descendants."""
 
-    def told(story: Snapshot) -> dict[str, list[Turn]]:
+    def turns_of(story: Snapshot) -> dict[str, list[Turn]]:
         streams = {stream for root in roots for stream in catalog.streams_of(root.id)}
         moment = Moment(story, streams, story.head)
         return {row.name: moment.turns(key) for key, row in moment.sessions.items()}
 
-    tree = Tree(catalog, await ask(reader, told) if roots else {})
+    tree = Tree(catalog, await ask(reader, turns_of) if roots else {})
     for root in roots:
         _print_root(out, tree, root)
 
@@ -102,8 +102,8 @@ def _plain(out: Output, tree: Tree, session: SessionView, depth: int) -> None:
     out.text(indent + one_line(f"session {session.id} {session.agent} {session.title}{marks}"))
     for turn, below in tree.branches(session):
         if turn is not None:
-            told = f"turn {_ended(turn)} {_figures(turn)} {_now(session, turn)}{turn.asked}"
-            out.text(f"{indent}  " + one_line(told))
+            line = f"turn {_ended(turn)} {_figures(turn)} {_now(session, turn)}{turn.asked}"
+            out.text(f"{indent}  " + one_line(line))
         for child in below:
             _plain(out, tree, child, depth + (1 if turn is None else 2))
 

@@ -21,11 +21,11 @@ async def why(run: Run, event: EventArgument) -> None:
     chain = await causes(reader, await find_event(reader, event))
     first = chain[0]
     if not out.json and (first.event.causation_id or not begins_a_chain(first)):
-        told = f"(the cause of {first.event.id}: {no_cause(first)})"
+        line = f"(the cause of {first.event.id}: {no_cause(first)})"
         if out.terminal:
-            out.text(told, "yellow")
+            out.text(line, "yellow")
         else:
-            note(told)
+            note(line)
     lines = Lines(out)
     for depth, record in enumerate(await with_approvals(reader, chain)):
         await lines.look_up(reader, record)

@@ -176,7 +176,7 @@ class Output:
         grid.add_row(Text(head, style), Text(printable(line), style))
         self.console.print(grid)
 
-    def told(self, facts: Any, text: str, style: str = "") -> None:
+    def result(self, facts: Any, text: str, style: str = "") -> None:
         """Print what a command did: the ``facts`` as JSON if asked, otherwise the sentences, one in each line."""
         if self.json:
             self.object(facts)
@@ -327,7 +327,7 @@ def shortened(name: str) -> str:
 
 def held_text(summary: Summary) -> str:
     """What a log holds, in the words of ``status``: ``12 records (3 pruned), 4 of them forgotten, in 2 streams``."""
-    from sidecar.read.wording import counted, kept_text
+    from sidecar.read.wording import counted, stored_text
 
     forgotten = f", {summary.forgotten} of them forgotten," if summary.forgotten else ""
-    return f"{kept_text(summary.records, summary.pruned)}{forgotten} in {counted(summary.streams, 'stream')}"
+    return f"{stored_text(summary.records, summary.pruned)}{forgotten} in {counted(summary.streams, 'stream')}"

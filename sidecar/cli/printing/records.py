@@ -118,9 +118,9 @@ class Lines:
 
     def print_running(self) -> None:
         """Print the starts of the calls that run. From now on, each start is printed at once."""
-        held, self._starts = self._starts, None
-        for told in held.running() if held is not None else ():
-            self.print(*told)
+        starts, self._starts = self._starts, None
+        for start in starts.running() if starts is not None else ():
+            self.print(*start)
 
     def _on_terminal(self, record: Record, line: Line, place: str, depth: int) -> None:
         event = record.event

@@ -50,11 +50,11 @@ async def conversation_of(
     from sidecar.read.story.conversation import Telling
     from sidecar.read.story.past import asked
 
-    def told(past: Past) -> tuple[list[Session], str]:
+    def render(past: Past) -> tuple[list[Session], str]:
         shown = past if redaction is None else redaction.past(past)
         return Telling(shown.at()).whole(), proof_of(past)
 
-    return await asked(reader, told, about)
+    return await asked(reader, render, about)
 
 
 def proof_of(past: Past) -> str:
@@ -73,13 +73,13 @@ async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
     from sidecar.read.select import catalog_of, pruned_text
 
     gone = (await reader.removed()).get(stream)
-    told = pruned_text(stream, gone) if gone is not None else None
+    pruned = pruned_text(stream, gone) if gone is not None else None
     catalog, _ = await catalog_of(reader)
     losses = (f"something was lost in {text}" for text in catalog.loss_texts({stream}))
     own = catalog.own_session(stream)
     origin = own.fork if own is not None else None
     fork = [f"This session is a fork of {origin}, which holds what was said before."] if origin else []
-    return (*fork, *([told] if told is not None else ()), *losses)
+    return (*fork, *([pruned] if pruned is not None else ()), *losses)
 
 
 def transcript_bytes(roots: list[Session], reading: Reading, form: str) -> Iterator[bytes]:

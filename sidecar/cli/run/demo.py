@@ -136,14 +136,14 @@ async def _compare(out: Output, killed: Home, whole: Home) -> int:
     )
     copied, differences = await _on_jetstream(killed)
     out.text(f"  on JetStream   {copied} records read back, {differences} differences")
-    held = not missing and not extra and not added and not findings and not differences and copied == before
+    is_whole = not missing and not extra and not added and not findings and not differences and copied == before
     out.text()
-    if held:
+    if is_whole:
         out.text("Nothing is missing, and nothing is duplicated.", "bold green")
         out.text("Now for your own sessions: `durable-stream install`, then restart OpenCode.")
     else:
         out.text("The log is not as it should be: please report this with the output above.", "bold red")
-    return 0 if held else 1
+    return 0 if is_whole else 1
 
 
 async def _on_jetstream(home: Home) -> tuple[int, int]:

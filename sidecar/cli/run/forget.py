@@ -79,13 +79,13 @@ async def forget(
     if is_done:
         # Report success, because the payloads are already gone and there is nothing to do.
         done = {"records": 0, "bytes": 0, "streams": 0}
-        told = f"nothing to forget: the payloads in {', '.join(named)} have already been forgotten"
-        out.told({"streams": named, "done": done}, told)
+        text = f"nothing to forget: the payloads in {', '.join(named)} have already been forgotten"
+        out.result({"streams": named, "done": done}, text)
         return
     sessions = [each["id"] for each in would["sessions"]]
     done = await ask(home, "forget", {"streams": streams, "sessions": sessions}, REMOVING)
-    told = f"forgot the payloads of {counted(done['records'], 'record')} in {', '.join(named)}"
-    out.told({"streams": streams, "done": done}, told)
+    text = f"forgot the payloads of {counted(done['records'], 'record')} in {', '.join(named)}"
+    out.result({"streams": streams, "done": done}, text)
     if not out.json:
         note("OpenCode's own database still has them: delete the session there, too.")
 

@@ -48,12 +48,12 @@ async def fork(
     if not yes:
         plan = await ask(home, "fork", {**given, "preview": True}, "nothing was forked")
         runs = "Your prompt runs there, and may do what your OpenCode allows." if prompt else "Nothing runs there."
-        out.prose("", one_line(f"{plan['told']} {runs}"))
+        out.prose("", one_line(f"{plan['text']} {runs}"))
         out.flush()
         if not typer.confirm("Fork it?"):
             note("Nothing was forked.")
             return
     found = await ask(home, "fork", given, retry)
     if found["messages"] is None:
-        note(found["told"])
-    out.told(found, f"{found['fork']}  fork of {found['session']}")
+        note(found["text"])
+    out.result(found, f"{found['fork']}  fork of {found['session']}")

@@ -38,8 +38,8 @@ async def name(
     await _mark(run, stream, "named", "{} is named" if text else "{} has only its title again", text)
 
 
-async def _mark(run: Run, given: str, mark: str, told: str, text: str = "") -> None:
+async def _mark(run: Run, given: str, mark: str, sentence: str, text: str = "") -> None:
     stream, _ = await find_session(open_reader(run.own_home.store_path), given)
     asked = {"stream": stream, "mark": mark, "name": text}
     found = await ask(run.home, "mark", asked, "it is safe to run the same command again")
-    run.out.told(found, f"{told.format(stream)}: {found['title'] or '(no title)'}")
+    run.out.result(found, f"{sentence.format(stream)}: {found['title'] or '(no title)'}")

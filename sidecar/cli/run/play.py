@@ -49,8 +49,8 @@ async def play(
     skipped = f", {counted(result.skipped, 'other line')} skipped" if result.skipped else ""
     relinked = f", reconnected {result.relinked} times" if result.relinked else ""
     added = f"{counted(result.added, 'record')} added"
-    told = f"played {result.items} {result.kind} of {file}: all are durable, {added}{skipped}{relinked}"
-    out.told(asdict(result), told, "green")
+    text = f"played {result.items} {result.kind} of {file}: all are durable, {added}{skipped}{relinked}"
+    out.result(asdict(result), text, "green")
 
 
 def _speed(text: str) -> float | None:

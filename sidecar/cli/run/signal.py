@@ -44,4 +44,4 @@ async def signal(
             ) from None
     asked = {"name": name, "payload": given, "key": key}
     found = await ask(run.home, "signal", asked, "it is safe to run the same command again with the same `--key`")
-    run.out.told(found, f"{found['name']} was raised; {found['count']} so far")
+    run.out.result(found, f"{found['name']} was raised; {found['count']} so far")

@@ -155,15 +155,17 @@ async def spawn(
 
 async def _watched(home: Home, identifier: str, wait: float) -> Intent | None:
     """The intent once it has ended, or after ``wait`` seconds. ``None`` if the log does not show it by then."""
-    state, told = State(), set[str]()
+    state, announced = State(), set[str]()
     try:
         async with asyncio.timeout(wait if isfinite(wait) else None):
             async for _ in _states(home, state):
                 intent = state.intents.get(identifier)
                 if intent is not None and intent.state in ENDED:
                     break
-                for checkpoint in [each for each in (intent.asks if intent is not None else ()) if each not in told]:
-                    told.add(checkpoint)
+                for checkpoint in [
+                    each for each in (intent.asks if intent is not None else ()) if each not in announced
+                ]:
+                    announced.add(checkpoint)
                     note(f"It waits for you: `durable-stream checkpoints {checkpoint}` shows and answers the question.")
     except TimeoutError:
         note("It has not ended so far. `durable-stream top` shows how it goes on.")

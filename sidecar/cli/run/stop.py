@@ -41,12 +41,12 @@ async def stop(run: Run) -> None:
         info = None
     info = info or home.unlocked()
     if info is None:
-        out.told({"stopped": False, "pid": None}, f"no sidecar is running for {home.path}")
+        out.result({"stopped": False, "pid": None}, f"no sidecar is running for {home.path}")
         return
     stopped = {"stopped": True, "pid": info.pid}
     failure, answer = await _ask_to_stop(home)
     if failure is None and await _gone(home, info, STOP_SECONDS):
-        out.told(stopped, f"stopped the sidecar (pid {info.pid})")
+        out.result(stopped, f"stopped the sidecar (pid {info.pid})")
         # A sidecar of an older version does not say who is left.
         if linked := answer.get("linked"):
             note(f"OpenCode (pid {', '.join(map(str, linked))}) still runs and starts another sidecar.")
@@ -68,10 +68,10 @@ async def stop(run: Run) -> None:
                 raise ProcessLookupError
             os.kill(info.pid, number)
         except ProcessLookupError:
-            out.told(stopped, f"the sidecar (pid {info.pid}) has already exited")
+            out.result(stopped, f"the sidecar (pid {info.pid}) has already exited")
             return
         if await _gone(home, info, seconds):
-            out.told(stopped, f"ended the sidecar (pid {info.pid}) with {number.name}")
+            out.result(stopped, f"ended the sidecar (pid {info.pid}) with {number.name}")
             return
     raise Failure("cannot-stop", f"the sidecar (pid {info.pid}) did not exit, even when killed; see {home.log_path}")
 

@@ -60,19 +60,19 @@ async def import_(
         raise Failure("no-history", f"OpenCode 1 is not on the PATH, and no OpenCode 2 service is connected: {hint}")
     for name, found in (("1", one), ("2", two if two["services"] else None)):
         if found is not None:
-            out.text(f"OpenCode {name}: {_told(found)}")
+            out.text(f"OpenCode {name}: {_history_text(found)}")
 
 
 async def _file(out: Output, home: Home, file: Path) -> None:
     done = await ask(home, "import_file", {"path": str(file)}, CUT_OFF)
     known = f", {done['known']} were already in the log" if done["known"] else ""
-    told = f"{counted(done['added'], 'record')} imported{known}"
+    text = f"{counted(done['added'], 'record')} imported{known}"
     if done["forgotten"]:
-        told += f"\n{done['forgotten']} were skipped: their content was forgotten before the export"
-    out.told(done, told)
+        text += f"\n{done['forgotten']} were skipped: their content was forgotten before the export"
+    out.result(done, text)
 
 
-def _told(found: dict[str, Any]) -> str:
+def _history_text(found: dict[str, Any]) -> str:
     count = found["sessions"]
     if not count:
         return "nothing new to import"

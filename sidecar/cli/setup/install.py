@@ -61,11 +61,11 @@ def uninstall(run: Run, everywhere: GlobalFlag = False, project: ProjectOption =
     outcome = installer.uninstall(target)
     others = _other_copies(target)
     stays = f"What was recorded stays in {run.any_home.path}."
-    kept = f"Now {installer.RESTART}. Then nothing more is recorded. {stays}"
+    afterwards = f"Now {installer.RESTART}. Then nothing more is recorded. {stays}"
     if others:
         still = " and ".join(f"at {place} (remove it with {removal})" for place, removal in others.items())
-        kept = f"The plugin is still {still}, so OpenCode continues recording. {stays}"
-    _tell(run.out, outcome, target, kept, "uninstall", {})
+        afterwards = f"The plugin is still {still}, so OpenCode continues recording. {stays}"
+    _tell(run.out, outcome, target, afterwards, "uninstall", {})
 
 
 def _target(everywhere: bool, project: Path | None) -> Target:

@@ -16,7 +16,7 @@ from sidecar.cli.shared.identity import own_identity
 from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
 from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
-from sidecar.read.wording import bytes_text, counted, kept_text, local_time
+from sidecar.read.wording import bytes_text, counted, local_time, stored_text
 from sidecar.record.backlog import backlog
 from streams.errors import StreamError
 from streams.log.reader import LogReader
@@ -29,7 +29,7 @@ async def gather_status(home: Home) -> dict[str, Any]:
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is about the log; ``log.journal`` is
     what the journal holds (see ``LogStore.waiting``). Keys: ``home, running, sidecar, links, counts, log, spool, nats,
-    otel, pages, held, gaps, cut, asks, work, verdict, problems, notes``; ``cut`` is the number of records with a text
+    otel, pages, waiting, gaps, cut, asks, work, verdict, problems, notes``; ``cut`` counts the records with a text
     that was too long to keep whole; ``sidecar`` is null if no sidecar answers; ``nats`` is null if the configuration or
     the store cannot be read. ``verdict`` is a text; ``problems`` and ``notes`` are the findings of the quick checks of
     ``doctor``, ``asks`` and ``work`` are lists of texts. ``otel`` is null without sidecar or endpoint, ``pages``
@@ -42,17 +42,17 @@ async def gather_status(home: Home) -> dict[str, Any]:
         found["spool"] = backlog(home.spool_path)
         # Do not wait again for a store that could not be opened.
         found["nats"] = _nats_stopped(home) if survey.sums is not None else None
-    told: dict[str, list[str]] = {"problem": [], "note": [], "ok": []}
+    texts: dict[str, list[str]] = {"problem": [], "note": [], "ok": []}
     for check in checks:
         # A more precise reason for a failed start may be among the problems already.
-        if check.name != "start" or not told["problem"]:
-            told[check.level].append(f"{check.name}: {'; '.join(filter(None, (check.text, check.hint)))}")
+        if check.name != "start" or not texts["problem"]:
+            texts[check.level].append(f"{check.name}: {'; '.join(filter(None, (check.text, check.hint)))}")
     found |= {"asks": [], "work": [], "gaps": 0, "cut": 0}
     if survey.sums is not None:
         reader = LogReader(home.store_path)
         found |= {"asks": await waiting_lines(reader), "gaps": survey.gaps, "cut": survey.sums.cut}
         found["work"] = await _work(reader) if survey.has_work else []
-    problems, notes = told["problem"], told["note"]
+    problems, notes = texts["problem"], texts["note"]
     verdict = "Recording works, but:" if notes or found["asks"] else "All is well."
     if problems:
         verdict = "Not installed:" if not scene.is_installed and len(problems) == 1 else "Something is wrong:"
@@ -95,7 +95,14 @@ def _log(answer: Mapping[str, Any], survey: Survey) -> dict[str, Any]:
     return {**known, **answer, "pruned": survey.pruned, "damaged": False}
 
 
-_STOPPED: Final[dict[str, Any]] = {"sidecar": None, "links": [], "counts": {}, "held": 0, "otel": None, "pages": None}
+_STOPPED: Final[dict[str, Any]] = {
+    "sidecar": None,
+    "links": [],
+    "counts": {},
+    "waiting": 0,
+    "otel": None,
+    "pages": None,
+}
 
 
 def print_status(out: Output, found: dict[str, Any]) -> None:
@@ -135,7 +142,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         rows.append(("traces", traces_words(found["otel"])))
     rows += [("pages", check.text) for check in page_checks(found) if not check.hint]
     rows.append(
-        ("held", f"{found['held']} hooks waiting for their counterpart or parent" if found["held"] else "nothing")
+        ("waiting", f"{found['waiting']} hooks for their counterpart or parent" if found["waiting"] else "nothing")
     )
     rows += [("" if number else "work", text) for number, text in enumerate(found["work"])]
     lost = [f"{counted(found['gaps'], 'gap')} recorded"] if found["gaps"] else []
@@ -153,7 +160,7 @@ def _log_line(log: Mapping[str, Any]) -> str:
     last = f", last at {local_time(log['last_ts'])}" if log.get("last_ts") else ""
     streams = f" in {counted(log['streams'], 'stream')}" if log.get("streams") is not None else ""
     damaged = "; damaged: see above" if log["damaged"] else ""
-    return f"{kept_text(log['head'] + 1 - log['pruned'], log['pruned'])}{streams}{last}{damaged}"
+    return f"{stored_text(log['head'] + 1 - log['pruned'], log['pruned'])}{streams}{last}{damaged}"
 
 
 def _linked(found: Mapping[str, Any]) -> list[str]:

@@ -29,11 +29,11 @@ async def terminal(home: Home, client: ControlClient, directory: Path) -> dict[s
     kernel, environment = await asyncio.to_thread(own_keys, home.read_token())
     info = home.running()
     sees = seen(info.pid) if info is not None else ""
-    told = {"directory": str(directory), "kernel": kernel, "environment": environment, "sees": sees}
-    answer = await client.request("terminal", told)
+    facts = {"directory": str(directory), "kernel": kernel, "environment": environment, "sees": sees}
+    answer = await client.request("terminal", facts)
     if not answer["hosted"]:
-        told["headless"] = await _start(home, directory, may_wait=answer["stays"])
-    return told
+        facts["headless"] = await _start(home, directory, may_wait=answer["stays"])
+    return facts
 
 
 async def _start(home: Home, directory: Path, *, may_wait: bool) -> str:

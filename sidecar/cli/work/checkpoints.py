@@ -64,7 +64,7 @@ async def checkpoints(
         if answer == ["always"] and not yes and not proof() and not await _agreed(run, checkpoint):
             return
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
-        out.told(found, f"{found['id']} answered: {'; '.join(found['answer'])}")
+        out.result(found, f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
     reader = run.reader
     if checkpoint is not None:

@@ -80,7 +80,7 @@ async def intents(
         if not found["applied"] and not undo:
             before = "Other edits had already made its changes, so nothing was applied"
         did = f"{'Took back' if undo else 'Changed'} {counted(found['count'], 'file')}" if found["count"] else before
-        out.told(found, f"{did} in {found['directory']}.")
+        out.result(found, f"{did} in {found['directory']}.")
         return
     if discard:
         await _discard(out, home, str(intent), yes=yes)
@@ -89,11 +89,11 @@ async def intents(
         async with control(home, "it is safe to run the same command again") as client:
             given = {"intent": intent, "terminal": await terminal(home, client, Path.cwd())}
             found = dict(await client.request("intent_resume", given))
-        out.told(found, f"{found['id']} goes on with the rights of this terminal.")
+        out.result(found, f"{found['id']} goes on with the rights of this terminal.")
         return
     if cancel:
         found = await ask(home, "intent_cancel", {"intent": intent, **proof()}, "the intent is unchanged")
-        out.told(found, f"{found['id']} is being cancelled.")
+        out.result(found, f"{found['id']} is being cancelled.")
         return
     reader = run.reader
     state = await read_intents(reader)
@@ -102,8 +102,10 @@ async def intents(
         if diff and not out.json:
             out.text(visible((await diff_of(named, home.path)).rstrip("\n")))
             return
-        told = (await read_messages(reader)).messages.get(notice_id(named.id))
-        _show(out, named, state, await _waits(home, reader, state, named), told.state if told is not None else None)
+        message = (await read_messages(reader)).messages.get(notice_id(named.id))
+        _show(
+            out, named, state, await _waits(home, reader, state, named), message.state if message is not None else None
+        )
         return
     listed = list(state.intents.values())[-limit if limit else 0 :]
     hosts = (await _host_agents(reader))[-limit if limit else 0 :] if everything else []
@@ -184,8 +186,8 @@ async def _waits(home: Home, reader: LogReader, state: State, intent: Intent) ->
         except ConfigError as error:
             note(f"The limits could not be read: {error}")
     found = waits(intent, reached, await read_checkpoints(reader) if intent.asks else ())
-    told = (await _retries(reader, [intent])).get(intent.session)
-    return [*found, {"for": "model", "id": "", "text": f"the model, which {told}"}] if told else found
+    retry = (await _retries(reader, [intent])).get(intent.session)
+    return [*found, {"for": "model", "id": "", "text": f"the model, which {retry}"}] if retry else found
 
 
 def _wait_text(wait: dict[str, str]) -> str:

@@ -183,8 +183,8 @@ def _sessions(state: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for each in state["sessions"]:
         waits = "waiting for you" if each["asks"] else ""
-        told = (LABEL if each["host"] else "", each["title"], waits, _doing(each, state["at"]))
-        what = " · ".join(filter(None, told))
+        parts = (LABEL if each["host"] else "", each["title"], waits, _doing(each, state["at"]))
+        what = " · ".join(filter(None, parts))
         rows.append((f"…{each['session'][-SHORT_ID:]}", each["agent"], rough_span(state["at"] - each["since"]), what))
     return rows
 

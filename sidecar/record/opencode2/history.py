@@ -122,7 +122,7 @@ class History:
         for ask in asks:
             # An ask that waits, or whose turn waits, comes in its place.
             if not waiting or (session.turn is not None and _request(ask) not in map(_request, waiting)):
-                self._translator.told(scope.origin, ask)
+                self._translator.record_ask(scope.origin, ask)
         return count
 
     async def sessions(self) -> list[dict[str, Any]]:
@@ -204,8 +204,8 @@ class History:
             if is_end or old is not None or (hosted_ms and _created(found[-1]) < hosted_ms):
                 break
         messages = newest_first[:old][::-1]
-        kept = [message for message in messages if _created(message) >= hosted_ms]
-        return kept, old is None and len(kept) == len(messages)
+        hosted = [message for message in messages if _created(message) >= hosted_ms]
+        return hosted, old is None and len(hosted) == len(messages)
 
     async def _list(self, path: str) -> list[dict[str, Any]]:
         return [each for each in map(mapping, _data(await self._client.get(path))) if each]

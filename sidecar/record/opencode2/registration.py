@@ -81,14 +81,14 @@ def read_registration(path: Path) -> Registration | None:
     finally:
         os.close(descriptor)
     try:
-        told = orjson.loads(content)
+        fields = orjson.loads(content)
     except ValueError:
         return None  # the service is still writing the file
-    return _parse(told, found.st_mtime_ns // 1_000_000) if isinstance(told, dict) else None
+    return _parse(fields, found.st_mtime_ns // 1_000_000) if isinstance(fields, dict) else None
 
 
-def _parse(told: dict[str, Any], written_ms: int) -> Registration | None:
-    id_, version, url, pid, password = (told.get(name) for name in ("id", "version", "url", "pid", "password"))
+def _parse(fields: dict[str, Any], written_ms: int) -> Registration | None:
+    id_, version, url, pid, password = (fields.get(name) for name in ("id", "version", "url", "pid", "password"))
     if not (isinstance(id_, str) and isinstance(url, str) and isinstance(password, str) and type(pid) is int):
         return None
     if pid < 1 or not is_alive(pid):

@@ -34,7 +34,7 @@ _LARGE_BYTES: Final = 1024 * 1024
 
 _YEAR_2100_MS: Final = 4_102_444_800_000
 
-_TOLD: Final = frozenset({"opencode", "session", "log", "messages"})
+_OF_API: Final = frozenset({"opencode", "session", "log", "messages"})
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def _of_api(fields: dict[str, Any]) -> HookItem | None:
     """An event of a service, or another line of a recording of its API; ``None`` for anything else."""
     if (event := read_event(fields)) is not None:
         return HookItem(HOOK, event.t, fields)
-    return HookItem("__told", 0) if _TOLD & fields.keys() else None
+    return HookItem("__api", 0) if _OF_API & fields.keys() else None
 
 
 class HookPlayer:

@@ -55,10 +55,10 @@ def recover(journal: Path, head: Head | None, moved: Head, tail_of: TailOf) -> R
         ForeignStore: a segment is a symbolic link.
     """
     segments = list_segments(journal)
-    kept = max((n for n, each in enumerate(segments) if each.first <= moved.position + 1), default=0)
-    found = Recovered(Index(moved.position + 1), segments[:kept])
+    start = max((n for n, each in enumerate(segments) if each.first <= moved.position + 1), default=0)
+    found = Recovered(Index(moved.position + 1), segments[:start])
     scan = _Scan(found, head, moved, tail_of)
-    segments = segments[kept:]
+    segments = segments[start:]
     if segments and segments[0].first > moved.position + 1:
         gap = missing_before(moved.position + 1, segments[0].first)
         raise CorruptLog(str(segments[0].path), 1, moved.position + 1, f"{gap}, and the database does not have them")

@@ -174,9 +174,9 @@ class LogStore(TwoPlaces):
         decided: list[tuple[Pending, Plan]] = []
         digests = [key_digest(each.event.idempotency_key) for pending in group for each in pending.request.batch]
         # Ask the journal first: a record leaves it only when the database has it.
-        held = {digest: found for digest in digests if (found := self._index.key(digest)) is not None}
+        written = {digest: found for digest in digests if (found := self._index.key(digest)) is not None}
         begun = time.perf_counter()
-        self._known_keys = held | self._known.positions([digest for digest in digests if digest not in held])
+        self._known_keys = written | self._known.positions([digest for digest in digests if digest not in written])
         if self._known.fault is not None:
             seconds = time.perf_counter() - begun  # a damaged database is slow, so commits leave the event loop
         for pending in group:
@@ -208,10 +208,10 @@ class LogStore(TwoPlaces):
 
     # --- removing ---
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, kept: Write | None = None) -> Removed:
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, change: Write | None = None) -> Removed:
         await in_thread(self._move_everything)
         try:
-            return await self._stored.prune(cuts, at_ms=at_ms, kept=kept)
+            return await self._stored.prune(cuts, at_ms=at_ms, change=change)
         finally:
             self.mover.wake()
 
@@ -221,11 +221,11 @@ class LogStore(TwoPlaces):
         *,
         at_ms: int,
         positions: Collection[int] = (),
-        kept: Write | None = None,
+        change: Write | None = None,
     ) -> Removed:
         await in_thread(self._move_everything)
         try:
-            return await self._stored.forget(streams, at_ms=at_ms, positions=positions, kept=kept)
+            return await self._stored.forget(streams, at_ms=at_ms, positions=positions, change=change)
         finally:
             self.mover.wake()
 

@@ -22,7 +22,7 @@ from streams.store import Record
 from streams.stores.head import Head
 from streams.stores.sqlite.deriving import Deriving, NotDerived
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connect_to_write, translated
-from streams.stores.sqlite.hints import Due, Hints, NotKept
+from streams.stores.sqlite.hints import Due, Hints, NotSaved
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import find, last_of, load, tail_in_spite_of_damage, tail_of
@@ -48,7 +48,7 @@ Tail = tuple[int, bytes]
 class Database(SqliteReader):
     """Writes ``store/log.db``. The caller holds the store's lock. Creating it blocks.
 
-    ``changed`` is called after each step of a removal. ``derived`` are the tables that are kept beside the records, in
+    ``changed`` is called after each step of a removal. ``derived`` are the tables that stand beside the records, in
     the same transactions. ``check`` raises ``StoreFenced`` if this process may no longer
     write.
 
@@ -121,7 +121,7 @@ class Database(SqliteReader):
                     cause = refusal.__cause__
                     self._undone(deriving, cause if isinstance(cause, Exception) else refusal)
                     deriving = None
-                except NotKept:
+                except NotSaved:
                     self._undone(deriving)
                     hints = []
                 except BaseException:
@@ -153,7 +153,7 @@ class Database(SqliteReader):
                 with self._writing:
                     self._writing.execute("BEGIN IMMEDIATE")
                     self.hints.write(self._writing, due)
-            except NotKept as refusal:
+            except NotSaved as refusal:
                 raise refusal.__cause__ or refusal from None
             self._hints_written(due, changes)
 
@@ -243,9 +243,9 @@ class Database(SqliteReader):
 
     # --- removing ---
 
-    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, kept: Write | None = None) -> Removed:
+    async def prune(self, cuts: Mapping[str, int], *, at_ms: int, change: Write | None = None) -> Removed:
         """See ``Log.prune``; only what was moved here."""
-        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._exclusively, kept))
+        return await self._turns.run(lambda: self._remover.prune(cuts, at_ms, self._exclusively, change))
 
     async def forget(
         self,
@@ -253,10 +253,10 @@ class Database(SqliteReader):
         *,
         at_ms: int,
         positions: Collection[int] = (),
-        kept: Write | None = None,
+        change: Write | None = None,
     ) -> Removed:
         """See ``Log.forget``; only what was moved here."""
-        return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._exclusively, kept))
+        return await self._turns.run(lambda: self._remover.forget(streams, positions, at_ms, self._exclusively, change))
 
     def _exclusively(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` while nothing is moved. First the reader closes the search index, which ``work`` may delete."""

@@ -1,8 +1,8 @@
 """The tables that a caller derives from the records (see ``streams/derived.py``), in the file; and reading them.
 
 The row of the table ``derived`` says of which version they are, and up to which record they are right. Without that row
-there are none: what is left of them is dropped and made again. Every table that is neither one of the log's nor kept is
-derived.
+there are none: what is left of them is dropped and made again. Every table that is neither one of the log's nor a saved
+one is derived.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ def row_of(connection: sqlite3.Connection) -> tuple[int, int] | None:
     return row[0], row[1]
 
 
-KEPT: Final = "kept_"
+SAVED: Final = "saved_"
 """What the names of tables begin with in which a caller keeps a state of its own (see ``hints.py``)."""
 
 
 def tables_beside(connection: sqlite3.Connection) -> list[str]:
-    """The names of all tables that are not the log's: derived ones, and kept ones."""
+    """The names of all tables that are not the log's: derived ones, and saved ones."""
     names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     return sorted({name for (name,) in names} - OF_THE_LOG)
 
 
 def derived_tables(connection: sqlite3.Connection) -> list[str]:
-    return [name for name in tables_beside(connection) if not name.startswith(KEPT)]
+    return [name for name in tables_beside(connection) if not name.startswith(SAVED)]
 
 
-def drop_kept(connection: sqlite3.Connection) -> None:
+def drop_saved(connection: sqlite3.Connection) -> None:
     """Drop the tables in which a caller keeps a state, in the caller's transaction."""
     for name in tables_beside(connection):
-        if name.startswith(KEPT):
+        if name.startswith(SAVED):
             connection.execute(f"DROP TABLE {quoted(name)}")
 
 

@@ -5,7 +5,7 @@ later one. So a hint in the database never speaks of a record that is not there,
 behind: a reader without its cursor starts at the beginning, and a projection without a snapshot is folded from the
 first record.
 
-A projection may also be kept in tables of its own (``KEPT``), of which a snapshot writes what changed, in the
+A projection may also be saved in tables of its own (``SAVED``), of which a snapshot writes what changed, in the
 transaction that writes the snapshot. A removal drops the other snapshots; it is the projection's owner that says which
 rows go with the records.
 """
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 from streams.derived import Write
 from streams.errors import StoreUnavailable
 from streams.store import Snapshot
-from streams.stores.sqlite.derived import drop_kept
+from streams.stores.sqlite.derived import drop_saved
 from streams.stores.sqlite.files import STEPS, connect_to_read, translated
 
 Kind = Literal["cursor", "snapshot", "rows"]
@@ -49,7 +49,7 @@ class Noted(NamedTuple):
 Due = list[tuple[tuple[Kind, str], Noted]]
 
 
-class NotKept(Exception):
+class NotSaved(Exception):
     """The tables of hints refused hints, so records must move without them."""
 
 
@@ -83,17 +83,17 @@ class Hints:
             return [(key, found[-1]) for key, found in fitting if found]
 
     def write(self, connection: sqlite3.Connection, due: Due) -> None:
-        """Write values, in the caller's transaction; then call ``written``. Raises ``NotKept``."""
+        """Write values, in the caller's transaction; then call ``written``. Raises ``NotSaved``."""
         rows = [(*key, each.hint.version, each.hint.position, each.hint.state) for key, each in due]
         try:
             connection.executemany("INSERT OR REPLACE INTO hints VALUES (?, ?, ?, ?, ?)", rows)
             for _, each in due:
                 if each.is_new:
-                    drop_kept(connection)
+                    drop_saved(connection)
                 if each.write is not None:
                     each.write(connection)
         except Exception as error:
-            raise NotKept from error
+            raise NotSaved from error
 
     def written(self, due: Due) -> None:
         """Note that values are in the database."""
@@ -115,7 +115,7 @@ class Hints:
         connection.execute("DELETE FROM hints WHERE kind = ?", [SNAPSHOT])
 
 
-class KeptTables:
+class SavedTables:
     """Reads the tables of projections from the database, for one thread."""
 
     def __init__(self, path: Path) -> None:

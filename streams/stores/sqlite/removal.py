@@ -60,7 +60,7 @@ class SqliteRemover:
         self._store, self._path, self._wal = store, store / LOG_FILE, store / f"{LOG_FILE}-wal"
         self._connection, self._hints, self._turns, self._changed = connection, hints, turns, changed
 
-    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive, kept: Write | None) -> Removed:
+    def prune(self, cuts: Mapping[str, int], at_ms: int, exclusively: Exclusive, change: Write | None) -> Removed:
         with self._told("pruned"):
             self.resume(exclusively)
             with translated(self._path, "reading"):
@@ -72,8 +72,8 @@ class SqliteRemover:
 
             def begin() -> None:
                 tables.begin(self._connection, "prune", cuts, at_ms)
-                if kept is not None:
-                    kept(self._connection)
+                if change is not None:
+                    change(self._connection)
 
             exclusively(lambda: self._transact(begin))
             records, size, _, _ = self._work(exclusively)
@@ -85,7 +85,7 @@ class SqliteRemover:
         positions: Collection[int],
         at_ms: int,
         exclusively: Exclusive,
-        kept: Write | None,
+        change: Write | None,
     ) -> Removed:
         with self._told("forgotten"):
             self.resume(exclusively)
@@ -103,8 +103,8 @@ class SqliteRemover:
                     tables.begin(self._connection, "forget", ends, at_ms)
                 if singles:
                     tables.begin_singles(self._connection, singles, at_ms)
-                if kept is not None:
-                    kept(self._connection)
+                if change is not None:
+                    change(self._connection)
 
             exclusively(lambda: self._transact(begin))
             _, _, records, saved = self._work(exclusively)

@@ -211,7 +211,7 @@ INTERNAL = {
     "streams.stores.head.BadLine": "becomes CorruptLog",
     "streams.stores.journal.reading.Moved": "control flow of a read",
     "streams.stores.sqlite.deriving.NotDerived": "the records move without the tables",
-    "streams.stores.sqlite.hints.NotKept": "the records move without the hints",
+    "streams.stores.sqlite.hints.NotSaved": "the records move without the hints",
     "bridge.opencode.link": "ends a link, or becomes ClientError",
     "bridge.nats.l0": "a message on the wire",
     "bridge.nats.headers": "a message on the wire",

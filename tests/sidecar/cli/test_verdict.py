@@ -93,7 +93,7 @@ def test_all_is_well_only_if_nothing_is_to_be_said(
 
 def answering(monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
     """A sidecar runs and answers this."""
-    answer = {"sidecar": {"pid": 1, "port": 2, "version": "0.1.0"}, "log": {"head": 0}, "links": [], "held": 0}
+    answer = {"sidecar": {"pid": 1, "port": 2, "version": "0.1.0"}, "log": {"head": 0}, "links": [], "waiting": 0}
     answer |= {"spool": {"files": 0, "bytes": 0, "marks": 0}, "config_changed": False, **more}
 
     async def asked(*_: object) -> dict[str, Any]:

@@ -181,14 +181,14 @@ class _Rebuilding:
                     yield self._event(f"{kind}.ended", at, given)
         if is_done and completed is not None:
             snapshot = mapping(message.get("snapshot"))
-            told = {
+            facts = {
                 **own,
                 **_named(message, "finish", "rawFinish", "cost", "tokens"),
                 **present(snapshot=snapshot.get("end"), files=snapshot.get("files")),
             }
             failed = bool(error) or finish == "error"
             yield self._event(
-                "step.failed" if failed else "step.ended", completed, {**told, "error": error} if failed else told
+                "step.failed" if failed else "step.ended", completed, {**facts, "error": error} if failed else facts
             )
 
     def _tool(self, own: dict[str, Any], part: dict[str, Any]) -> Iterator[HostEvent]:

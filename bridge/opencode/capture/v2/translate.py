@@ -95,7 +95,7 @@ class HostTranslator(Gates):
         if session is not None and not session.ended:
             self._end(self._own_entry(origin, self.identity.now_ms()), session, "gone")
 
-    def told(self, origin: Origin, event: HostEvent) -> None:
+    def record_ask(self, origin: Origin, event: HostEvent) -> None:
         if event.session in self.state.sessions:
             entry = self._own_entry(origin, event.t or self.identity.now_ms())
             self.run(replace(entry, is_history=False), event)
