@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -146,9 +147,12 @@ async def forgets_ids(session: JetStream, *streams: str) -> None:
             found.config["subjects"][0].replace("*", "p").replace(">", "a.b.probe"), {MESSAGE_ID: "probe"}, b""
         )
         await publishing.publish(session, probe)
-        await session.api(f"STREAM.UPDATE.{name}", {**found.config, "duplicate_window": 100_000_000})
-        while (await publishing.publish(session, probe)).duplicate:
-            await asyncio.sleep(0.02)
+        # A server that is slow may miss the change, and look again only after the window that it had.
+        for window in itertools.count(100_000_000):
+            await session.api(f"STREAM.UPDATE.{name}", {**found.config, "duplicate_window": window})
+            await asyncio.sleep(0.2)
+            if not (await publishing.publish(session, probe)).duplicate:
+                break
         await keeping.purge(session, name, subject=probe.subject)
 
 
