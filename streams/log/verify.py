@@ -1,4 +1,4 @@
-"""Verify a whole log, ``streams/findings.py`` lists what can be found."""
+"""Verify a whole log. ``streams/findings.py`` lists what can be found."""
 
 from __future__ import annotations
 
