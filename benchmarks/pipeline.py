@@ -35,7 +35,7 @@ CHUNK = 2048
 """Commands that wait in the queue when a measurement begins."""
 
 LOOK_SECONDS = 0.002
-SETTINGS = PullSettings(batch_size=IN_FLIGHT, max_inflight=IN_FLIGHT)
+SETTINGS = PullSettings(max_inflight=IN_FLIGHT)
 
 STREAMS: dict[str, dict[str, Any]] = {
     "BARE-COMMANDS": {"retention": "workqueue"},

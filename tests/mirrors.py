@@ -142,7 +142,7 @@ async def queued(sessions: Sessions, stream: str = COMMANDS) -> list[keeping.Str
     session = await sessions.get()
     found: list[keeping.StreamMessage] = []
     after = 0
-    while message := await keeping.next_message(session, stream, ">", from_sequence=after + 1):
+    while message := await keeping.next_message(session, stream, since=after + 1):
         found.append(message)
         after = message.sequence
     return found

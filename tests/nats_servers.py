@@ -139,6 +139,11 @@ async def reached(client: Client) -> None:
     await client.flush()
 
 
+async def all_streams(session: JetStream) -> dict[str, dict[str, Any]]:
+    """The configuration of each stream of the server, by name."""
+    return {each["config"]["name"]: each["config"] for each in await keeping.listed(session, "STREAM.LIST", "streams")}
+
+
 async def forgets_ids(session: JetStream, *streams: str) -> None:
     """Return when these streams know no message id any more, as after the end of their duplicate window."""
     for name in streams:

@@ -19,10 +19,10 @@ import orjson
 from bridge.nats import headers as h
 from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.connection import JetStream
-from bridge.nats.jetstream.errors import NatsUnavailable, NotFound
+from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.stream_plan import EVENTS
-from bridge.nats.jetstream.streams import last_message, message_at, read_back
-from bridge.nats.l0.calls import Call, Worth, card_id, card_sequence, judge_report, result_of, tool_subject
+from bridge.nats.jetstream.streams import last_message, read_back
+from bridge.nats.l0.calls import Call, Worth, card_id, judge_report, result_of, tool_subject
 from bridge.nats.l0.payloads import ToolCommand, ToolResult, effective_after_execution
 from bridge.nats.subjects import NO_PROJECT, escape
 from sidecar.agents.chains import depth_of, hop, trace_headers
@@ -32,6 +32,7 @@ from sidecar.agents.effects.runner import EffectKind, EndsTurn, Reconciled
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
 from sidecar.agents.view import RuntimeView
 from sidecar.config import RemoteTool
+from sidecar.mirror.serving import card_content
 from streams.bus.command import Command
 from streams.event import StreamEvent
 from streams.identity import Identity
@@ -234,7 +235,10 @@ class RemoteCalls:
             content = None
             if worth == "accepted":
                 try:
-                    content = await self._content(report.tool_result_card_id)
+                    bus = self._bus()
+                    if bus is None:
+                        raise LookupError("NATS is off")
+                    content = await card_content(await bus.sessions.get(), report.tool_result_card_id)
                 except LookupError:
                     worth = "no-card"
             if worth != "accepted":
@@ -260,16 +264,6 @@ class RemoteCalls:
             async for record in self._store.read(place.stream, from_offset=place.offset):
                 return record
         return None
-
-    async def _content(self, card: str) -> Any:
-        """Return the content of a card. Raises ``LookupError`` if the card does not exist or is not JSON."""
-        sequence, bus = card_sequence(card), self._bus()
-        if sequence is None or bus is None:
-            raise LookupError(card)
-        try:
-            return orjson.loads((await message_at(await bus.sessions.get(), EVENTS, sequence)).body)
-        except (NotFound, orjson.JSONDecodeError):
-            raise LookupError(card) from None
 
     async def _record(
         self, cause: _Cause, key: str, fields: dict[str, Any], agent: str, refused: Worth | None = None

@@ -15,9 +15,10 @@ import orjson
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.bus import JetStreamEventBus
-from bridge.nats.jetstream.errors import NatsError, NotFound
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import NatsError
 from bridge.nats.jetstream.stream_plan import EVENTS
-from bridge.nats.jetstream.streams import message_at
+from bridge.nats.jetstream.streams import next_message
 from bridge.nats.l0.arriving import known_headers
 from bridge.nats.l0.calls import REPORT, card_id, card_sequence, tool_pattern
 from bridge.nats.l0.payloads import PayloadError, ToolCommand, ToolResult
@@ -111,14 +112,9 @@ class ServedTools:
         Raises:
             LookupError: the card is missing, or has no arguments.
         """
-        sequence = card_sequence(call.tool_call_card_id or "")
-        if sequence is None:
-            raise LookupError("the call points at no card")
-        try:
-            card = orjson.loads((await message_at(await self._bus.sessions.get(), EVENTS, sequence)).body)
-            args = card["payload"]["args"]
-        except (NotFound, orjson.JSONDecodeError, KeyError, TypeError):
-            raise LookupError("the card of the call holds no arguments") from None
+        card = await card_content(await self._bus.sessions.get(), call.tool_call_card_id or "")
+        payload = card.get("payload") if isinstance(card, dict) else None
+        args = payload.get("args") if isinstance(payload, dict) else None
         if not isinstance(args, dict):
             raise LookupError("the card of the call holds no arguments")
         return args
@@ -162,6 +158,18 @@ class ServedTools:
 
 
 _TRACE: Final = (h.TRACEPARENT, h.TRACESTATE)
+
+
+async def card_content(session: JetStream, card: str) -> Any:
+    """The content of a card. Raises ``LookupError`` if the card does not exist or is not JSON."""
+    sequence = card_sequence(card)
+    found = await next_message(session, EVENTS, since=sequence) if sequence is not None else None
+    if found is None or found.sequence != sequence:
+        raise LookupError("there is no such card")
+    try:
+        return orjson.loads(found.body)
+    except orjson.JSONDecodeError:
+        raise LookupError("the card is not JSON") from None
 
 
 def tool_consumer(subject: str) -> str:

@@ -21,8 +21,8 @@ from bridge.nats import headers as h
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import BatchRefused, NatsError, NatsRefused, WrongExpectation
 from bridge.nats.jetstream.sessions import RECONNECT, Sessions
-from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS, UNLIMITED, plan, wanted
-from bridge.nats.jetstream.streams import all_facts, ensure_streams, facts, last_message
+from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS, UNLIMITED, wanted
+from bridge.nats.jetstream.streams import ensure_streams, last_message
 from bridge.nats.l0.context import ContextProjection
 from bridge.nats.mirror.messages import UNSENT, Mirror, mirrored
 from bridge.nats.mirror.place import (
@@ -245,9 +245,10 @@ class MirrorTask:
         """
         await ensure_streams(session, self._definitions)
         await settled(session, self._log_id)
-        events = await facts(session, EVENTS)
+        streams = await ensure_streams(session, self._definitions)
+        events = streams[EVENTS]
         # Grows with each message that is stored, so it makes ids that the server does not know.
-        fresh = events.last_sequence + (await facts(session, L0_EVENTS)).last_sequence
+        fresh = events.last_sequence + streams[L0_EVENTS].last_sequence
         found = await find_place(session, self._log_id, self._store, events, fresh, fresh_ids=self._fresh_ids)
         if (
             isinstance(found, Place)
@@ -318,14 +319,15 @@ class MirrorTask:
         self._contexts, self._folded_to = contexts, until
 
     async def _look(self, session: JetStream) -> None:
-        """Raise ``_Again`` if another program changed the streams, or an end of the log's part; note how full they
-        are."""
-        there = await all_facts(session)
-        plans = plan(self._definitions, [each.config for each in there])
+        """Mend the streams' settings, and note how full they are.
+
+        Raises:
+            _Again: another program changed an end of the log's part.
+        """
+        events = (await ensure_streams(session, self._definitions))[EVENTS]
         last = await last_message(session, EVENTS, log_pattern(self._log_id))
-        if any(each.action != "keep" for each in plans) or (last.sequence if last else 0) != self._place.sequence:
+        if (last.sequence if last else 0) != self._place.sequence:
             raise _Again
-        events = next(each for each in there if each.name == EVENTS)
         if last is not None and await lacks_beginning(session, self._log_id, self._store, events):
             raise _Again
         account = await session.api("INFO")

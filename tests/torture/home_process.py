@@ -43,7 +43,7 @@ STEPS: Final = (*_POINTS[:_CALLED], "call-published", "report-published", *_POIN
 """The steps from a command to its effect's result, at an owner that also carries out calls."""
 
 SETTINGS: Final = PullSettings(
-    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, ack_wait_s=0.5, retry=Retry(0.01, 1.0, attempts=1000)
+    fetch_timeout_s=1.0, heartbeat_s=0.2, ack_wait_s=0.5, retry=Retry(0.01, 1.0, attempts=1000)
 )
 
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -15,7 +15,7 @@ from bridge.nats.headers import MESSAGE_ID
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NoStream
 from bridge.nats.jetstream.options import PullSettings
-from bridge.nats.jetstream.publishing import Stored, publish
+from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.pulling import JetStreamSubscription, Step, consumer_config
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import DEAD, StreamDefinition, keeps, wanted
@@ -59,7 +59,12 @@ class JetStreamEventBus:
         return self._settings.retry
 
     async def publish(self, subject: str, headers: Mapping[str, str], body: bytes) -> int:
-        return (await self._publish(await self._session(subject), Message(subject, headers, body))).sequence
+        session = await self._session(subject)
+        try:
+            return (await publish(session, Message(subject, headers, body))).sequence
+        except NoStream:
+            self._ready.clear()  # somebody has removed the stream, so the next attempt makes it again
+            raise
 
     def subscribe(
         self,
@@ -103,13 +108,6 @@ class JetStreamEventBus:
             self._ready |= {each.name: session for each in streams}
         return session
 
-    async def _publish(self, session: JetStream, message: Message) -> Stored:
-        try:
-            return await publish(session, message)
-        except NoStream:
-            self._ready.clear()  # somebody has removed the stream, so the next attempt makes it again
-            raise
-
     def _stream_of(self, subject: str) -> StreamDefinition:
         found = keeps(self._definitions, subject)
         if found is None:
@@ -128,4 +126,4 @@ class JetStreamEventBus:
                 if found.headers.get(MESSAGE_ID) == headers[MESSAGE_ID]:
                     return
         fits = wire_size(headers, len(delivery.body)) <= session.server.max_payload
-        await self._publish(session, Message(subject, headers, delivery.body if fits else b""))
+        await self.publish(subject, headers, delivery.body if fits else b"")

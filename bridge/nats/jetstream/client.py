@@ -1,8 +1,7 @@
 """Connects through the client library, and overrides the library's client where it misbehaves.
 
-Only this file and ``client_errors.py`` import the library. The library's own reconnecting is off, because pull
-subscriptions may stay dead after a reconnect (nats.py issue 504), and messages that it resends may arrive after
-later ones.
+Only this file and ``client_errors.py`` import the library. The library's own reconnecting is off, because a restarted
+embedded server has another address and token.
 
 A comment at each override, private methods included, says what the library would do instead.
 """
@@ -11,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from collections.abc import Callable
+from typing import Final
 
 import nats.errors
 from nats.aio.client import Client
@@ -26,16 +24,6 @@ from bridge.nats.jetstream.options import ConnectOptions, check_credentials, tls
 from bridge.nats.jetstream.wire import HeaderBlock, Received, ServerFacts
 
 log = logging.getLogger("sidecar.mirror")
-
-
-def _is_of_use(record: logging.LogRecord) -> bool:
-    """False for a warning that needs no action: asyncio logs it for each TLS connection that a stream reader closes."""
-    return "eof_received()" not in record.getMessage()
-
-
-logging.getLogger("asyncio").addFilter(_is_of_use)
-
-_Callback = Callable[[Msg], Awaitable[None]]
 
 CLOSE_SECONDS: Final = 2.0
 """How many seconds closing a connection waits until the last messages are sent."""
@@ -72,11 +60,6 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
             ended.set_result(short(problems[-1]) if problems else "the connection was closed")
 
     client = GuardedClient(options, ended)
-    more: dict[str, Any] = {}
-    if context is not None:
-        more["tls"] = context
-    if options.tls_hostname is not None:
-        more["tls_hostname"] = options.tls_hostname
     try:
         async with asyncio.timeout(options.connect_seconds * (1 + len(options.servers))):
             await client.connect(
@@ -85,6 +68,8 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
                 user_credentials=options.credentials,
                 name=options.name,
                 inbox_prefix=options.inbox_prefix,
+                tls=context,
+                tls_hostname=options.tls_hostname,
                 tls_handshake_first=options.tls_handshake_first,
                 allow_reconnect=False,
                 max_reconnect_attempts=_CONNECTS - 1,
@@ -95,7 +80,6 @@ async def connected(options: ConnectOptions, ended: asyncio.Future[str]) -> Guar
                 flush_timeout=FLUSH_SECONDS,
                 error_cb=note,
                 closed_cb=closed,
-                **more,
             )
     except BaseException as error:
         ended.cancel()
@@ -124,7 +108,6 @@ class GuardedClient(Client):
     def __init__(self, options: ConnectOptions, ended: asyncio.Future[str]) -> None:
         super().__init__()
         self._wanted, self._ended = options, ended
-        self._direct: WeakKeyDictionary[_Callback, Callable[[Received], None]] = WeakKeyDictionary()
 
     def _connect_command(self) -> bytes:
         if self._wanted.wants_tls and self._transport._io_writer.get_extra_info("ssl_object") is None:  # type: ignore[union-attr]
@@ -141,13 +124,13 @@ class GuardedClient(Client):
         async def callback(message: Msg) -> None:
             """The library requires one, but our ``_process_msg`` never calls it."""
 
-        self._direct[callback] = on_message
+        callback.on_message = on_message  # type: ignore[attr-defined]
         return await self.subscribe(pattern, cb=callback)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         # Bypass the library's header parser, which is so slow that it takes half the time of reading a stream.
         subscription = self._subs.get(sid)
-        on_message = self._direct.get(subscription._cb) if subscription is not None and subscription._cb else None
+        on_message = getattr(subscription._cb, "on_message", None) if subscription is not None else None
         if on_message is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import nats.errors
@@ -23,6 +24,15 @@ _TLS: Final = "nats-tls-failed"
 
 class OtherServer(nats.errors.Error):
     """Another program answered on our server's port."""
+
+
+@contextmanager
+def translating(options: ConnectOptions) -> Iterator[None]:
+    """Raise every error of the block as a ``NatsError``."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - every error of the library is translated
+        raise translated(error, options) from None
 
 
 def not_connected(options: ConnectOptions, error: Exception, problems: list[Exception]) -> NatsError:
@@ -58,7 +68,7 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
     if "certificate" in text.lower() or "ssl" in type(error).__name__.lower():
         hint = "check `cert_dir` in [nats] and the server's certificate"
         return NatsRefused(f"TLS with {where} failed: {text}", hint, _TLS)
-    if isinstance(error, OSError | nats.errors.Error | TimeoutError | asyncio.TimeoutError):
+    if isinstance(error, OSError | nats.errors.Error):
         # The sidecar restarts an embedded server and reports its problems, so the user need not do anything.
         hint = "" if options.token else "start the server, or fix the setting `servers` in [nats]"
         return NatsUnavailable(f"cannot reach the NATS server at {where}: {_why(error)}", hint, "nats-unreachable")
@@ -71,7 +81,7 @@ def _login_refused(where: str) -> NatsRefused:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+    if isinstance(error, TimeoutError):
         return NO_ANSWER
     if isinstance(error, socket.gaierror):
         return UNKNOWN_HOST

@@ -11,22 +11,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from bridge.nats.jetstream.client import CLOSE_SECONDS, GuardedClient, check_not_cancelled, connected
-from bridge.nats.jetstream.client_errors import short, translated
+from bridge.nats.jetstream.client_errors import short, translating
 from bridge.nats.jetstream.errors import NatsUnavailable, NoStream, refusal
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.wire import Received, published
 
 log = logging.getLogger("sidecar.mirror")
 
-T = TypeVar("T")
-
 API: Final = "$JS.API."
-NO_RESPONDERS: Final = "503"
+_NO_RESPONDERS: Final = "503"
 
 _SENT_AT_ONCE: Final = 256 * 1024
 """How many bytes of message bodies to send before waiting for the socket."""
@@ -52,17 +50,14 @@ class JetStream:
             NatsUnavailable: no server answered in time.
         """
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        client = await connected(options, ended)
-        session = cls(client, options, ended)
+        session = cls(await connected(options, ended), options, ended)
         try:
             check_not_cancelled()
-            await client.subscribe_directly(f"{session._inbox}.*", session._answered)
-        except asyncio.CancelledError:
+            with translating(options):
+                await session._client.subscribe_directly(f"{session._inbox}.*", session._answer)
+        except BaseException:
             await session.close()
             raise
-        except Exception as error:  # noqa: BLE001 - every error of the library is translated
-            await session.close()
-            raise translated(error, options) from None
         return session
 
     @property
@@ -82,15 +77,14 @@ class JetStream:
             self._ended.set_result("it was closed locally")
         await self._client.discard()
 
-    # --- asking ---
+    # --- requests ---
 
     async def begin(
         self, subject: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> asyncio.Future[Received]:
-        """Send a request; the returned future yields the answer, without a time limit.
+        """Send a request; the returned future yields the answer, without a time limit. Use it with ``answered``.
 
-        Requests reach the server in call order. The
-        future fails with ``NatsUnavailable`` when the connection ends.
+        Requests reach the server in call order. The future fails with ``NatsUnavailable`` when the connection ends.
 
         Raises:
             NatsError: sending failed.
@@ -102,51 +96,47 @@ class JetStream:
         future.add_done_callback(lambda done: self._forget(token, done))
         self._waiting[token] = future
         try:
-            await self._client.publish(
-                subject, body, reply=f"{self._inbox}.{token}", headers=dict(headers) if headers else None
-            )
-        except Exception as error:  # noqa: BLE001 - every error of the library is translated
+            await self.send(subject, body, headers, f"{self._inbox}.{token}")
+        except BaseException:
             future.cancel()
-            raise translated(error, self._options) from None
+            raise
         return future
 
-    async def ask(self, subject: str, body: bytes = b"") -> Received:
-        """Send a request and wait for its answer for at most ``options.request_seconds``.
+    async def answered(self, what: str, future: asyncio.Future[Received]) -> dict[str, Any]:
+        """The JSON of the answer to a request, after at most ``options.request_seconds``. ``what`` names the request.
 
         Raises:
-            NoStream: nothing is listening on the subject.
+            ServerRefused: the server refused the request.
+            NoStream: nothing answers on the subject.
             NatsUnavailable: no answer came in time, or the connection ended. The request may still have been carried
                 out.
         """
         limit = self._options.request_seconds
-        future = await self.begin(subject, body)
         try:
             async with asyncio.timeout(limit):
                 answer = await future
         except TimeoutError:
-            raise NatsUnavailable(f"the NATS server did not answer within {limit:g} s") from None
-        if answer.status == NO_RESPONDERS:
+            raise NatsUnavailable(f"{what}: the NATS server did not answer within {limit:g} s") from None
+        if answer.status == _NO_RESPONDERS:
             raise NoStream(
-                f"nothing is listening on {subject}", "the stream is missing, or the server is still starting"
+                f"{what}: nothing answers", "JetStream is off, the stream is missing, or the server is still starting"
             )
-        return answer
+        try:
+            found = json.loads(answer.body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise NatsUnavailable(f"{what}: the answer is not from a NATS server")
+        if "error" in found:
+            raise refusal(what, found["error"])
+        return found
 
     async def api(self, method: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Call the JetStream API, for example ``STREAM.INFO.EVENTS``; return the answer's JSON, with times in
-        nanoseconds.
-
-        Raises:
-            ServerRefused: the server refused the request.
-            NatsUnavailable: no answer came; JetStream may be turned off on the server.
+        nanoseconds. Raises the same as ``answered``.
         """
         body = b"" if request is None else json.dumps(request).encode()
-        try:
-            answer = await self.ask(API + method, body)
-        except NoStream:
-            raise NatsUnavailable(
-                "JetStream does not answer", "enable JetStream on the server, or wait until the server has started"
-            ) from None
-        return decoded(method, answer)
+        return await self.answered(method, await self.begin(API + method, body))
 
     # --- publishing and subscriptions ---
 
@@ -161,7 +151,7 @@ class JetStream:
             NatsError: sending failed for some of the messages.
         """
         self._check_open()
-        try:
+        with translating(self._options):
             pieces, size = [], 0
             for subject, headers, more, body in messages:
                 pieces.append(published(subject, headers, more, body, self.server.max_payload))
@@ -170,8 +160,6 @@ class JetStream:
                     await self._client.send_bytes(b"".join(pieces))
                     pieces, size = [], 0
             await self._client.send_bytes(b"".join(pieces))
-        except Exception as error:  # noqa: BLE001 - every error of the library is translated
-            raise translated(error, self._options) from None
 
     async def send(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] | None = None, reply: str = ""
@@ -182,33 +170,30 @@ class JetStream:
             NatsError: sending failed.
         """
         self._check_open()
-        try:
+        with translating(self._options):
             await self._client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
-        except Exception as error:  # noqa: BLE001 - every error of the library is translated
-            raise translated(error, self._options) from None
 
     def new_inbox(self) -> str:
         return self._client.new_inbox()
 
     @asynccontextmanager
-    async def hearing(self, pattern: str, on_message: Callable[[Received], None]) -> AsyncIterator[None]:
-        """Subscribe to ``pattern`` for the duration of the block; ``on_message`` gets each message in order and must
-        not block.
+    async def hearing(self, pattern: str) -> AsyncIterator[Arriving]:
+        """Subscribe to ``pattern`` for the duration of the block.
 
-        Messages that the server sent before it saw the unsubscribe are still delivered before the block ends.
+        Messages that the server sent before it saw the unsubscribe still arrive before the block ends.
 
         Raises:
             NatsError: the server cannot be reached, or ``pattern`` is invalid.
         """
         self._check_open()
-
+        arriving = Arriving(self._end)
+        with translating(self._options):
+            subscription = await self._client.subscribe_directly(pattern, arriving.add)
+        self._ended.add_done_callback(arriving.end)
         try:
-            subscription = await self._client.subscribe_directly(pattern, on_message)
-        except Exception as error:  # noqa: BLE001 - every error of the library is translated
-            raise translated(error, self._options) from None
-        try:
-            yield
+            yield arriving
         finally:
+            self._ended.remove_done_callback(arriving.end)
             if self.is_open:
                 try:
                     # Drain, because the library's ``unsubscribe`` silently loses messages that the server has already
@@ -218,30 +203,17 @@ class JetStream:
                 except Exception as error:  # noqa: BLE001 - the subscription ends with the connection at the latest
                     log.debug("unsubscribing failed: %s", short(error))
 
-    async def while_open(self, awaited: Coroutine[Any, Any, T]) -> T:
-        """The result of ``awaited``, unless the connection ends first.
-
-        Raises:
-            NatsUnavailable: the connection ended.
-        """
-        task = asyncio.ensure_future(awaited)
-        try:
-            await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                self._check_open()
-            return await task
-        finally:
-            task.cancel()
-
     # --- inside ---
 
     def _check_open(self) -> None:
-        if self._ended.done():
-            raise NatsUnavailable(f"the connection to {self._options.shown} has ended: {self._ended.result()}")
-        if self._client.is_closed:
-            raise NatsUnavailable(f"the connection to {self._options.shown} is ending")
+        if self._ended.done() or self._client.is_closed:
+            raise self._end()
 
-    def _answered(self, message: Received) -> None:
+    def _end(self) -> NatsUnavailable:
+        why = self._ended.result() if self._ended.done() and not self._ended.cancelled() else "it is closing"
+        return NatsUnavailable(f"the connection to {self._options.shown} has ended: {why}")
+
+    def _answer(self, message: Received) -> None:
         future = self._waiting.get(message.subject.rpartition(".")[2])
         if future is not None and not future.done():
             future.set_result(message)
@@ -252,38 +224,43 @@ class JetStream:
             done.exception()  # mark the exception as retrieved, because asyncio would log it for an abandoned request
 
     def _end_all(self, ended: asyncio.Future[str]) -> None:
-        why = "it was cancelled" if ended.cancelled() else ended.result()
         for future in list(self._waiting.values()):
             if not future.done():
-                future.set_exception(NatsUnavailable(f"the connection to {self._options.shown} ended: {why}"))
+                future.set_exception(self._end())
 
 
-def decoded(what: str, answer: Received) -> dict[str, Any]:
-    """The JSON of an answer.
+class Arriving:
+    """The messages of a subscription, in order. ``why_ended`` makes the error for a connection that has ended."""
 
-    Raises:
-        ServerRefused: the answer is an error.
-        NatsUnavailable: the answer is not a JSON object.
-    """
-    try:
-        found = json.loads(answer.body)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise NatsUnavailable(f"{what}: the answer is not from a NATS server")
-    if "error" in found:
-        raise refusal(what, found["error"])
-    return found
+    def __init__(self, why_ended: Callable[[], NatsUnavailable]) -> None:
+        self._why_ended = why_ended
+        self._messages: asyncio.Queue[Received | None] = asyncio.Queue()
 
+    def add(self, message: Received) -> None:
+        self._messages.put_nowait(message)
 
-async def waited(future: Awaitable[Received], seconds: float) -> Received:
-    """Wait at most ``seconds`` for the answer to a request that ``begin`` sent.
+    def end(self, ended: asyncio.Future[str]) -> None:
+        self._messages.put_nowait(None)
 
-    Raises:
-        NatsUnavailable: no answer in time, or the connection ended.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            return await future
-    except TimeoutError:
-        raise NatsUnavailable(f"the NATS server did not answer within {seconds:g} s") from None
+    def waiting(self) -> list[Received]:
+        """Take the messages that are there."""
+        found = [self._messages.get_nowait() for _ in range(self._messages.qsize())]
+        return [each for each in found if each is not None]
+
+    async def next(self, seconds: float) -> Received:
+        """The next message.
+
+        Raises:
+            NatsUnavailable: the connection ended, or nothing arrived in ``seconds``.
+        """
+        if self._messages.empty():
+            try:
+                async with asyncio.timeout(seconds):
+                    message = await self._messages.get()
+            except TimeoutError:
+                raise NatsUnavailable(f"the NATS server sent nothing for {seconds:g} s") from None
+        else:
+            message = self._messages.get_nowait()
+        if message is None:
+            raise self._why_ended()
+        return message

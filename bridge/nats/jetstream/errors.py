@@ -6,8 +6,8 @@
     ├── NatsUnavailable         nats-unavailable        no connection, no answer or no room; safe to retry
     │   │                       nats-unreachable        no connection to the server
     │   │                       nats-wrong-server       another program answers on our server's port
-    │   ├── NoStream            nats-no-stream          no stream stores the subject: missing, or still recovering
-    │   └── ServerBusy          nats-busy               the server cannot carry out the request right now
+    │   │                       nats-busy               the server cannot carry out the request right now
+    │   └── NoStream            nats-no-stream          nothing answers: no JetStream, or the stream is missing
     ├── NatsRefused             nats-refused            the settings cannot work; a retry changes nothing
     │                           nats-login-refused      the server rejected the token or the credentials
     │                           nats-tls-failed         no TLS, or a certificate that failed verification
@@ -49,15 +49,9 @@ class NatsUnavailable(NatsError):
 
 
 class NoStream(NatsUnavailable):
-    """No stream stored the message. A server that just started may still be reading its streams."""
+    """Nothing answered on the subject. A server that just started may still be reading its streams."""
 
     code = "nats-no-stream"
-
-
-class ServerBusy(NatsUnavailable):
-    """The server cannot carry out the request right now: it has no room, is busy, or is still removing older data."""
-
-    code = "nats-busy"
 
 
 class NatsRefused(NatsError):
@@ -107,8 +101,8 @@ class StreamRefused(ServerRefused):
 _NOT_FOUND = frozenset({10014, 10037, 10059})
 _EXPECTATION = frozenset({10060, 10070, 10071, 10164})
 _BATCH = frozenset({10174, 10175, 10176, 10177, 10178, 10179, 10199, 10200, 10201})
-_TEMPORARY = frozenset({10002, 10008, 10023, 10047, 10077})
-"""The server's error numbers for "no room" and "busy", which may be temporary."""
+_TEMPORARY = frozenset({10002, 10008, 10023, 10047, 10049, 10077})
+"""The server's error numbers for "no room", "busy", and a stream whose directory it is still removing."""
 
 
 def refusal(what: str, error: dict[str, Any]) -> NatsError:
@@ -122,5 +116,5 @@ def refusal(what: str, error: dict[str, Any]) -> NatsError:
     if code in _BATCH:
         return BatchRefused(what, code, description)
     if code in _TEMPORARY or error.get("code") == 503:
-        return ServerBusy(str(ServerRefused(what, code, description)), "the request will be retried")
+        return NatsUnavailable(str(ServerRefused(what, code, description)), "the request will be retried", "nats-busy")
     return ServerRefused(what, code, description)

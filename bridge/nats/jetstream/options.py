@@ -53,7 +53,7 @@ class ConnectOptions:
     inbox_prefix: str = "_INBOX"
     connect_seconds: float = 5.0
     ping_seconds: float = 10.0
-    request_seconds: float = 5.0
+    request_seconds: float = 10.0
 
     @property
     def wants_tls(self) -> bool:
@@ -68,16 +68,14 @@ class ConnectOptions:
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """How a pull consumer requests messages. Times are in seconds.
+    """How a pull consumer requests messages, at most ``max_inflight`` at a time. Times are in seconds.
 
     A message that is not answered within ``ack_wait_s`` is delivered again; while a handler is running, the
     subscription extends that time.
     """
 
-    batch_size: int = 64
     max_inflight: int = 64
     fetch_timeout_s: float = 5.0
-    warmup_timeout_s: float = 10.0
     heartbeat_s: float = 1.0
     ack_wait_s: float = 30.0
     retry: Retry = DELIVERIES

@@ -8,44 +8,33 @@ window without storing a message twice.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
-from bridge.nats.jetstream.connection import NO_RESPONDERS, JetStream, decoded, waited
-from bridge.nats.jetstream.errors import BatchRefused, NoStream, WrongExpectation
-from bridge.nats.jetstream.wire import Message, Received
+from bridge.nats.jetstream.connection import JetStream
+from bridge.nats.jetstream.errors import BatchRefused, WrongExpectation
+from bridge.nats.jetstream.wire import Message
 
 MAX_BATCH: Final = 1000
 """Maximum number of messages in an atomic batch: the server's limit."""
 
-PUBLISH_SECONDS: Final = 10.0
-"""How many seconds to wait for the confirmation of a message."""
-
 WINDOW: Final = 256
 """How many messages are in flight at a time."""
 
-BATCH_ID: Final = "Nats-Batch-Id"
-BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
-BATCH_COMMIT: Final = "Nats-Batch-Commit"
 EXPECTED_REVISION: Final = "Nats-Expected-Last-Subject-Sequence"
 """The header of a message that is stored only after the message with this sequence on its subject; 0: as the first."""
 
 EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 """The header with the pattern whose last message is meant, instead of that of the message's own subject."""
 
-_EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 
-
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """Where a message is stored. ``duplicate``: a message with the same id was already stored, so the new message was
     not."""
 
-    stream: str
     sequence: int
     duplicate: bool = False
 
@@ -58,22 +47,7 @@ async def publish(session: JetStream, message: Message) -> Stored:
         NoStream: no stream stores the subject.
         NatsUnavailable: no answer came; the message may be stored.
     """
-    answer = await session.begin(message.subject, message.body, message.headers)
-    return _stored(message, await waited(answer, PUBLISH_SECONDS))
-
-
-async def settle(session: JetStream, subject: str) -> None:
-    """Return when the stream of a subject has handled every message that reached the server before this call.
-
-    The server answers requests beside the streams' queues, so a request can overtake a message whose answer is lost.
-    The message that this sends waits in the queue behind it, and is then refused.
-
-    Raises:
-        NatsError: the server did not answer, or no stream stores the subject.
-    """
-    answer = await session.begin(subject, b"", {_EXPECTED_STREAM: "-"})
-    with suppress(WrongExpectation):
-        _stored(Message(subject, {}, b""), await waited(answer, PUBLISH_SECONDS))
+    return (await publish_all(session, [message]))[0]
 
 
 async def publish_all(session: JetStream, messages: Sequence[Message], *, window: int = WINDOW) -> list[Stored]:
@@ -87,8 +61,22 @@ async def publish_all(session: JetStream, messages: Sequence[Message], *, window
         part = messages[first : first + window]
         answers = [await session.begin(each.subject, each.body, each.headers) for each in part]
         for each, answer in zip(part, answers, strict=True):
-            stored.append(_stored(each, await waited(answer, PUBLISH_SECONDS)))
+            found = await session.answered(f"publishing to {each.subject}", answer)
+            stored.append(Stored(int(found["seq"]), found.get("duplicate") is True))
     return stored
+
+
+async def settle(session: JetStream, subject: str) -> None:
+    """Return when the stream of a subject has handled every message that reached the server before this call.
+
+    The server answers requests beside the streams' queues, so a request can overtake a message whose answer is lost.
+    The message that this sends waits in the queue behind it, and is then refused.
+
+    Raises:
+        NatsError: the server did not answer, or no stream stores the subject.
+    """
+    with suppress(WrongExpectation):
+        await publish(session, Message(subject, {"Nats-Expected-Stream": "-"}, b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +89,6 @@ class StagedBatch:
     session: JetStream
     messages: Sequence[Message]
     batch_id: str
-    begun: asyncio.Future[Received] | None
-    """The answer to the first message; ``None`` if the batch has only one message."""
 
     async def commit(self, guard: Mapping[str, str] = MappingProxyType({})) -> Stored:
         """Send the last message, which stores all consecutively or none; return where the last is stored.
@@ -115,54 +101,26 @@ class StagedBatch:
                 duplicates.
             NatsUnavailable: no answer came; either all messages are stored or none is.
         """
-        last = len(self.messages)
-        what = f"a batch to {self.messages[0].subject}"
-        headers = {**_in_batch(self.messages[-1], self.batch_id, last), **guard, BATCH_COMMIT: "1"}
-        committed = await self.session.begin(self.messages[-1].subject, self.messages[-1].body, headers)
-        if self.begun is not None:
-            first = await waited(self.begun, PUBLISH_SECONDS)
-            if first.body or first.status:
-                _stored(self.messages[0], first)
-                raise BatchRefused(what, 0, "the server stored the messages individually, not as one batch")
-        found = decoded(what, await waited(committed, PUBLISH_SECONDS))
-        if found.get("count") != last:
+        subject, headers, body = self.messages[-1]
+        count, what = len(self.messages), f"a batch to {subject}"
+        place = {"Nats-Batch-Id": self.batch_id, "Nats-Batch-Sequence": str(count), "Nats-Batch-Commit": "1"}
+        committed = await self.session.begin(subject, body, {**headers, **place, **guard})
+        found = await self.session.answered(what, committed)
+        if found.get("count") != count:
             raise BatchRefused(what, 0, "the server stored the messages individually, not as one batch")
-        return Stored(str(found["stream"]), int(found["seq"]))
+        return Stored(int(found["seq"]))
 
 
 async def stage_batch(session: JetStream, messages: Sequence[Message], *, batch_id: str) -> StagedBatch:
     """Send all messages of an atomic batch except the last.
 
-    The stream must support atomic batches. ``batch_id`` must be unique and at most 64
-    characters.
-
-    Raises:
-        ValueError: there are no messages, or more than ``MAX_BATCH``.
-        NatsError: sending failed.
+    The stream must support atomic batches. There are 1 to ``MAX_BATCH`` messages. ``batch_id`` must be unique and at
+    most 64 characters. Raises ``NatsError`` if sending failed.
     """
-    if not 0 < len(messages) <= MAX_BATCH:
-        raise ValueError(f"a batch must have 1 to {MAX_BATCH} messages, not {len(messages)}")
-    begun = None
-    if len(messages) > 1:
-        # Begin the first message on its own: the server answers it (with an empty body or an error), but no message
-        # between the first and the last.
-        first = messages[0]
-        begun = await session.begin(first.subject, first.body, _in_batch(first, batch_id, 1))
-        await session.send_all(
-            [
-                (each.subject, each.headers, f"{BATCH_ID}: {batch_id}\r\n{BATCH_SEQUENCE}: {place}\r\n", each.body)
-                for place, each in enumerate(messages[1:-1], 2)
-            ]
-        )
-    return StagedBatch(session, messages, batch_id, begun)
-
-
-def _in_batch(message: Message, batch_id: str, number: int) -> dict[str, str]:
-    return {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
-
-
-def _stored(message: Message, answer: Received) -> Stored:
-    if answer.status == NO_RESPONDERS:
-        raise NoStream(f"no stream stores {message.subject}", "the stream is missing, or the server is still starting")
-    found = decoded(f"publishing to {message.subject}", answer)
-    return Stored(str(found["stream"]), int(found["seq"]), found.get("duplicate") is True)
+    await session.send_all(
+        [
+            (each.subject, each.headers, f"Nats-Batch-Id: {batch_id}\r\nNats-Batch-Sequence: {place}\r\n", each.body)
+            for place, each in enumerate(messages[:-1], 1)
+        ]
+    )
+    return StagedBatch(session, messages, batch_id)

@@ -1,8 +1,8 @@
 """A durable pull consumer and the subscription that handles its messages, across restarts of the server and of this
 process.
 
-A subscription never assumes that it still hears the server (nats.py issue 504). Every request for messages asks for
-heartbeats. If the heartbeats stop, the consumer is gone, or the connection ends, it makes consumer and request again.
+Every request for messages asks for heartbeats. If the heartbeats stop, the consumer is gone, or the connection ends,
+the subscription makes consumer and request again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final, Literal
 
 from bridge.nats.jetstream.connection import API, JetStream
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.sessions import RECONNECT, Sessions
-from bridge.nats.jetstream.streams import Delivered, arriving, listed
+from bridge.nats.jetstream.streams import Delivered, listed
 from bridge.nats.jetstream.wire import Received
 from streams.bus.contract import Again, Delivery, Done, Handler, Outcome, Poison, settled
 from streams.system.retry import Retry
@@ -31,7 +32,7 @@ EXPIRED: Final = frozenset({"404", "408"})
 """Statuses that end a request with fewer messages than requested, so that another request must be sent."""
 
 MAX_UNANSWERED: Final = 1024
-"""How many messages the server delivers at most without an answer, if no more are to be handled at a time."""
+"""How many messages the server delivers at most without an answer."""
 
 Step = Literal["pulled", "before-publish", "after-publish", "before-ack", "after-ack"]
 Bury = Callable[[Delivery, Poison], Awaitable[None]]
@@ -54,7 +55,7 @@ def consumer_config(durable: str, patterns: Sequence[str], settings: PullSetting
         "replay_policy": "instant",
         "ack_wait": int(settings.ack_wait_s * _NS),
         "max_deliver": -1,
-        "max_ack_pending": max(MAX_UNANSWERED, settings.max_inflight),
+        "max_ack_pending": MAX_UNANSWERED,
     }
     if len(patterns) == 1:
         return {**config, "filter_subject": patterns[0]}
@@ -123,7 +124,6 @@ class JetStreamSubscription:
         self.is_ready = False
         self.pending = 0
         self._working: dict[asyncio.Task[None], Received] = {}
-        self._room = asyncio.Event()
         self._pulling: asyncio.Task[None] | None = None
         self._finishing = False
         self.counts: Counter[str] = Counter()
@@ -137,13 +137,12 @@ class JetStreamSubscription:
         keep_alive = asyncio.create_task(self._keep_alive())
         self._pulling = asyncio.create_task(self._pull_on())
         try:
-            if not self._finishing:
-                await asyncio.wait((self._pulling,))
-            else:
+            if self._finishing:
                 self._pulling.cancel()
+            await asyncio.wait((self._pulling,))
             while self._working:
                 await asyncio.wait(list(self._working))
-            if self._pulling.done() and not self._pulling.cancelled():
+            if not self._pulling.cancelled():
                 self._pulling.result()
         finally:
             self.is_ready = False
@@ -159,7 +158,7 @@ class JetStreamSubscription:
 
     async def _pull_on(self) -> None:
         failures = 0
-        while not self._finishing:
+        while True:
             before = self.counts["delivered"]
             await self._sessions.wait()
             try:
@@ -168,10 +167,8 @@ class JetStreamSubscription:
                 self.problem, self.is_ready = "", True
                 await self._pull(session)
             except NatsError as error:
-                self.is_ready = False
-                self.problem = str(error)
-                name = self._consumer["name"]
-                log.warning("reconnecting the consumer %s of %s: %s", name, self._stream, error)
+                self.is_ready, self.problem = False, str(error)
+                log.warning("reconnecting the consumer %s of %s: %s", self._consumer["name"], self._stream, error)
             self.counts["renewed"] += 1
             failures = 0 if self.counts["delivered"] > before else failures + 1
             await asyncio.sleep(RECONNECT.pause(failures))
@@ -181,21 +178,17 @@ class JetStreamSubscription:
         heartbeat = min(settings.heartbeat_s, settings.fetch_timeout_s / 2.5)
         expires = {"expires": int(settings.fetch_timeout_s * _NS), "idle_heartbeat": int(heartbeat * _NS)}
         inbox = session.new_inbox()
-        arrived: asyncio.Queue[Received] = asyncio.Queue()
-        patience = settings.warmup_timeout_s
         subject = f"{API}CONSUMER.MSG.NEXT.{self._stream}.{self._consumer['name']}"
-        number = 0
+        arrived = None
         try:
-            async with session.hearing(f"{inbox}.*", arrived.put_nowait):
-                while not self._finishing:
-                    asked = min(settings.batch_size, await self._free())
-                    number += 1
-                    request = json.dumps({"batch": asked, **expires}).encode()
-                    reply = f"{inbox}.{number}"
-                    await session.send(subject, request, reply=reply)
+            async with session.hearing(f"{inbox}.*") as arrived:
+                for number in count():
+                    while self.working >= settings.max_inflight:
+                        await asyncio.wait(list(self._working), return_when=asyncio.FIRST_COMPLETED)
+                    asked, reply = settings.max_inflight - self.working, f"{inbox}.{number}"
+                    await session.send(subject, json.dumps({"batch": asked, **expires}).encode(), reply=reply)
                     while asked > 0:
-                        message = await arriving(session, arrived, patience)
-                        patience = 3 * heartbeat + 1.0
+                        message = await arrived.next(3 * heartbeat + 1.0)
                         if not message.status:
                             self._take(message)
                             asked -= 1
@@ -207,16 +200,9 @@ class JetStreamSubscription:
         finally:
             # Give back messages that arrived too late to be handled, so that the server need not wait for their ack
             # deadline before it redelivers them.
-            while not arrived.empty():
-                left = arrived.get_nowait()
+            for left in arrived.waiting() if arrived is not None else ():
                 if not left.status:
-                    await self._send(left.reply, b"-NAK")
-
-    async def _free(self) -> int:
-        while len(self._working) >= self._settings.max_inflight:
-            self._room.clear()
-            await self._room.wait()
-        return self._settings.max_inflight - len(self._working)
+                    await self._answer(left, b"-NAK")
 
     def _take(self, message: Received) -> None:
         place = Delivered.of(message.reply)
@@ -231,11 +217,7 @@ class JetStreamSubscription:
         )
         task = asyncio.create_task(self._work(delivery, message))
         self._working[task] = message
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        del self._working[task]
-        self._room.set()
+        task.add_done_callback(self._working.pop)
 
     async def _work(self, delivery: Delivery, message: Received) -> None:
         self._stop("pulled")
@@ -271,17 +253,12 @@ class JetStreamSubscription:
             return Again()
 
     async def _answer(self, message: Received, word: bytes) -> None:
-        if not await self._send(message.reply, word):
-            self.counts["unanswered"] += 1
-            log.warning("%s will be delivered again, because its acknowledgement could not be sent", message.subject)
-
-    async def _send(self, reply: str, word: bytes) -> bool:
         try:
             session = self._sessions.current or await self._sessions.get()
-            await session.send(reply, word)
+            await session.send(message.reply, word)
         except NatsError:
-            return False
-        return True
+            self.counts["unanswered"] += 1
+            log.warning("%s will be delivered again, because its acknowledgement could not be sent", message.subject)
 
     async def _keep_alive(self) -> None:
         while True:

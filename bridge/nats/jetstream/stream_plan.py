@@ -1,21 +1,15 @@
-"""The required streams, as data, and what to do about the streams on the server. Pure.
-
-``wanted`` lists the required streams. ``plan`` compares them with the server's
-answer (its JSON, times in nanoseconds) and decides for each: create, update,
-keep, or refuse, with reasons. Only settings named here are compared; an update keeps all other settings as the
-administrator made them.
-"""
+"""The required streams, as data, and how a stream on the server differs from them. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from bridge.nats.subjects import EVENTS as EVENTS  # its name belongs with the other names
 from bridge.nats.subjects import PROTOCOL_VERSION, escape, stream_pattern
-from streams.bus.subjects import DEAD_LETTERS, REST, covers, overlap
+from streams.bus.subjects import DEAD_LETTERS, REST, covers
 
 COMMANDS: Final = "MESHFORGE_COMMANDS"
 DEAD: Final = "MESHFORGE_DLQ"
@@ -29,9 +23,6 @@ HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S
 DUPLICATE_WINDOW_S: Final = 120
 UNLIMITED: Final = -1
-
-Retention = Literal["limits", "workqueue"]
-Action = Literal["create", "update", "keep", "refuse"]
 _NS: Final = 1_000_000_000
 
 
@@ -41,15 +32,14 @@ class StreamDefinition:
 
     name: str
     subjects: tuple[str, ...]
-    retention: Retention
+    retention: Literal["limits", "workqueue"]
     description: str
     max_age_s: int = 0
     max_bytes: int = UNLIMITED
-    duplicate_window_s: int = DUPLICATE_WINDOW_S
     atomic: bool = False
 
     def config(self) -> dict[str, Any]:
-        """The configuration for creating the stream, in the server's JSON."""
+        """The settings that the stream must have, in the server's JSON. Others are the administrator's."""
         return {
             "name": self.name,
             "description": self.description,
@@ -62,10 +52,18 @@ class StreamDefinition:
             "max_msgs": UNLIMITED,
             "max_msgs_per_subject": UNLIMITED,
             "max_msg_size": UNLIMITED,
-            "duplicate_window": self.duplicate_window_s * _NS,
+            "duplicate_window": DUPLICATE_WINDOW_S * _NS,
             "no_ack": False,
             "allow_direct": True,
-            **({"allow_atomic": True} if self.atomic else {}),
+            "allow_atomic": self.atomic,
+            # Messages that are not records, or not on their own subject, or cannot be removed.
+            "mirror": None,
+            "sources": None,
+            "subject_transform": None,
+            "allow_msg_counter": False,
+            "sealed": False,
+            "deny_purge": False,
+            "deny_delete": False,
         }
 
 
@@ -82,11 +80,7 @@ def wanted(*, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
             COMMANDS, (f"cmd.{REST}",), "workqueue", "Commands for agents; one worker handles each command"
         ),
         StreamDefinition(
-            L0_COMMANDS,
-            (stream_pattern("cmd"),),
-            "workqueue",
-            "Commands of the L0 protocol",
-            max_age_s=DAY_S,
+            L0_COMMANDS, (stream_pattern("cmd"),), "workqueue", "Commands of the L0 protocol", max_age_s=DAY_S
         ),
         StreamDefinition(
             L0_EVENTS,
@@ -100,109 +94,16 @@ def wanted(*, max_bytes: int = UNLIMITED) -> tuple[StreamDefinition, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    setting: str
-    found: Any
-    wanted: Any
-
-    def __str__(self) -> str:
-        return f"{self.setting}: {self.found!r} → {self.wanted!r}"
+def different(definition: StreamDefinition, found: Mapping[str, Any]) -> list[str]:
+    """The names of the settings that a stream must have otherwise; ``found`` is its configuration on the server."""
+    return [name for name, value in definition.config().items() if _plain(found.get(name)) != _plain(value)]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """What to do about one stream.
-
-    ``config`` is the whole configuration to send for ``create`` and ``update``, empty otherwise. ``reasons`` explains a
-    refusal; a refused stream is not changed.
-    """
-
-    name: str
-    action: Action
-    config: dict[str, Any] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        why = "; ".join(self.reasons or tuple(map(str, self.changes)))
-        return f"stream {self.name}: {self.action}{f' ({why})' if why else ''}"
-
-
-_DEFAULTS: Final[dict[str, Any]] = {
-    "retention": "limits",
-    "storage": "file",
-    "discard": "old",
-    "max_age": 0,
-    "max_bytes": UNLIMITED,
-    "max_msgs": UNLIMITED,
-    "max_msgs_per_subject": UNLIMITED,
-    "max_msg_size": UNLIMITED,
-    "no_ack": False,
-    "allow_direct": False,
-    "allow_atomic": False,
-    "description": "",
-    "subjects": (),
-}
-"""The value of each setting that the server leaves out of its answer."""
-
-_COUNTS: Final = frozenset({"max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size"})
-"""Settings where both 0 and -1 mean unlimited."""
-
-_IN_THE_WAY: Final[dict[str, str]] = {
-    "mirror": "it is a mirror of another stream, to which nothing can be published",
-    "sources": "it takes messages from other streams, and those messages would not be records",
-    "sealed": "it is sealed, so nothing can be added",
-    "subject_transform": "it renames subjects, and the mirror finds records by subject",
-    "allow_msg_counter": "it is a counter and takes no messages",
-    "deny_purge": "it cannot be purged, so `mirror rebuild` could not work",
-    "deny_delete": "its messages cannot be deleted, so forgotten payloads would stay",
-}
-"""Settings that make the stream unusable for the mirror and that cannot be undone."""
-
-
-def plan_stream(
-    definition: StreamDefinition,
-    found: Mapping[str, Any] | None,
-    others: Iterable[Mapping[str, Any]] = (),
-) -> StreamPlan:
-    """Decide what to do about one stream; ``found`` is its configuration on the server, or ``None`` if it does not
-    exist.
-
-    ``others`` are the configurations of the account's other streams, because no two streams may store the same subject.
-    """
-    name = definition.name
-    reasons = [
-        f"the stream {other.get('name')} also stores {theirs}; change or remove that stream"
-        for other in others
-        if other.get("name") != name
-        for theirs in other.get("subjects") or ()
-        if any(overlap(mine, theirs) for mine in definition.subjects)
-    ]
-    config = definition.config()
-    if found is None:
-        return StreamPlan(name, "refuse", reasons=tuple(reasons)) if reasons else StreamPlan(name, "create", config)
-    reasons += [why for setting, why in _IN_THE_WAY.items() if found.get(setting)]
-    changes = tuple(_changes(config, found))
-    for change in changes:
-        if change.setting == "storage":
-            reasons.append(f"its storage is {change.found} but must be file, and this setting cannot be changed")
-        if change.setting == "retention" and "workqueue" in (change.found, change.wanted):
-            reasons.append(
-                f"its retention is {change.found} but must be {change.wanted}, and this setting cannot be changed"
-            )
-    if reasons:
-        remedy = f"move its messages elsewhere and remove the stream {name}, or use another NATS account"
-        return StreamPlan(name, "refuse", changes=changes, reasons=(*reasons, remedy))
-    if not changes:
-        return StreamPlan(name, "keep")
-    return StreamPlan(name, "update", {**found, **config}, changes)
-
-
-def plan(definitions: Iterable[StreamDefinition], found: Iterable[Mapping[str, Any]]) -> list[StreamPlan]:
-    """What to do about each stream, in order; ``found`` are the configurations of all streams of the account."""
-    there = {str(config.get("name")): config for config in found}
-    return [plan_stream(each, there.get(each.name), list(there.values())) for each in definitions]
+def _plain(value: Any) -> Any:
+    """The server leaves out some settings that are 0 or false, and takes 0 and -1 for the same limit: none."""
+    if isinstance(value, list):
+        value = sorted(map(str, value))
+    return None if value == UNLIMITED else value or None
 
 
 def server_version(text: str) -> tuple[int, int]:
@@ -214,15 +115,3 @@ def server_version(text: str) -> tuple[int, int]:
 def keeps(definitions: Iterable[StreamDefinition], subject: str) -> StreamDefinition | None:
     """The stream that stores ``subject``; ``None`` if none does."""
     return next((each for each in definitions if any(covers(mine, subject) for mine in each.subjects)), None)
-
-
-def _changes(config: Mapping[str, Any], found: Mapping[str, Any]) -> Iterable[Change]:
-    for setting, value in config.items():
-        there = found.get(setting)
-        if there is None:
-            there = _DEFAULTS.get(setting)
-        same = sorted(there or ()) == sorted(value) if setting == "subjects" else there == value
-        if setting in _COUNTS and value == UNLIMITED and there in (0, UNLIMITED):
-            same = True
-        if not same:
-            yield Change(setting, there, value)

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.sessions import Sessions
-from tests.nats_servers import NEWEST, RealServer, real_server
+from tests.nats_servers import NEWEST, RealServer, all_streams, real_server
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
     """Connections to an empty server."""
     one = Sessions(server.ask_options)
     session = await one.get()
-    for each in await keeping.all_facts(session):
-        await session.api(f"STREAM.DELETE.{each.name}")
+    for name in await all_streams(session):
+        await session.api(f"STREAM.DELETE.{name}")
     yield one
     await one.close()

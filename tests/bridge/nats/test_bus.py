@@ -20,17 +20,15 @@ from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.pulling import consumer_config, ensure_consumer
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD, StreamDefinition, wanted
-from bridge.nats.jetstream.wire import Message, Received
+from bridge.nats.jetstream.wire import Message
 from streams.bus.contract import BusError, Delivery, Done, Outcome, Poison
 from streams.system.retry import Retry
-from tests.nats_servers import HANG_SECONDS, real_server, until
+from tests.nats_servers import HANG_SECONDS, all_streams, real_server, until
 from tests.streams.bus_contract import RUN, BusContract, Inbox, counted, taking
 
 QUICK = PullSettings(
-    batch_size=8,
     max_inflight=8,
     fetch_timeout_s=1.0,
-    warmup_timeout_s=2,
     heartbeat_s=0.2,
     ack_wait_s=0.5,
     retry=Retry(0.01, 1.0, attempts=2),
@@ -83,10 +81,10 @@ async def test_streams_have_the_settings_that_the_bus_was_given(sessions: Sessio
     """And only those that are used are touched."""
     bus = JetStreamEventBus(sessions, QUICK, wanted(max_bytes=8 * 2**20))
     session = await sessions.get()
-    for each in await keeping.all_facts(session):
-        await session.api(f"STREAM.DELETE.{each.name}")
+    for name in await all_streams(session):
+        await session.api(f"STREAM.DELETE.{name}")
     await bus.publish("evt.a", {}, b"")
-    found = {each.name: each.config["max_bytes"] for each in await keeping.all_facts(session)}
+    found = {name: config["max_bytes"] for name, config in (await all_streams(session)).items()}
     assert found == {"MESHFORGE_EVENTS": 8 * 2**20}
 
 
@@ -134,11 +132,7 @@ async def test_what_killed_its_handlers_too_often_is_not_handled_again(bus: JetS
 
 async def test_no_more_are_under_way_than_may_be_and_slow_ones_are_not_delivered_twice(sessions: Sessions) -> None:
     begun: Counter[bytes] = Counter()
-    under_way = most = signs = 0
-
-    def hear(message: Received) -> None:
-        nonlocal signs
-        signs += message.body == b"+WPI"
+    under_way = most = 0
 
     async def handle(delivery: Delivery) -> Outcome:
         nonlocal under_way, most
@@ -147,14 +141,19 @@ async def test_no_more_are_under_way_than_may_be_and_slow_ones_are_not_delivered
         most = max(most, under_way)
         assert repr(delivery.body) not in repr(delivery), "bodies do not get into logs"
         if delivery.body == b"0":  # it takes longer than a message may without a sign of life: three of them
-            await until(lambda: signs > 5, "signs of life")
+            signs = 0
+            while signs < 6:
+                signs += (await answers.next(HANG_SECONDS)).body == b"+WPI"
         under_way -= 1
         return Done()
 
-    bus = JetStreamEventBus(sessions, replace(QUICK, max_inflight=3, batch_size=2, ack_wait_s=0.3))
+    bus = JetStreamEventBus(sessions, replace(QUICK, max_inflight=3, ack_wait_s=0.3))
     for number in range(9):
         await bus.publish(RUN, {}, b"%d" % number)
-    async with (await sessions.get()).hearing(f"$JS.ACK.{COMMANDS}.>", hear), taking(bus, handle) as subscription:
+    async with (
+        (await sessions.get()).hearing(f"$JS.ACK.{COMMANDS}.>") as answers,
+        taking(bus, handle) as subscription,
+    ):
         await counted(subscription, done=9)
         await empty(bus)
     assert 1 < most <= 3 and set(begun.values()) == {1}

@@ -10,7 +10,7 @@ from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import wanted
 from tests.mirrors import unsynced
-from tests.nats_servers import NEWEST, RealServer, real_server
+from tests.nats_servers import NEWEST, RealServer, all_streams, real_server
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ async def sessions(server: RealServer) -> AsyncIterator[Sessions]:
     """Connections to a server whose streams are empty."""
     one = Sessions(server.ask_options)
     session = await one.get()
-    for each in await keeping.all_facts(session):
-        await session.api(f"STREAM.DELETE.{each.name}")
+    for name in await all_streams(session):
+        await session.api(f"STREAM.DELETE.{name}")
     await keeping.ensure_streams(session, wanted())
     yield one
     await one.close()

@@ -33,9 +33,7 @@ from tests.sidecar.agents.kinds import Policy
 
 AGENT = "clerk"
 CONSUMER = f"{AGENT}_consumer"
-SETTINGS = PullSettings(
-    fetch_timeout_s=1.0, warmup_timeout_s=5, heartbeat_s=0.2, ack_wait_s=0.5, retry=Retry(0.01, 1.0, attempts=2)
-)
+SETTINGS = PullSettings(fetch_timeout_s=1.0, heartbeat_s=0.2, ack_wait_s=0.5, retry=Retry(0.01, 1.0, attempts=2))
 
 
 class Place(NamedTuple):

@@ -29,7 +29,7 @@ from sidecar.config import RemoteTool
 from sidecar.mirror import calling, commands
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
-from sidecar.mirror.serving import ServedTools
+from sidecar.mirror.serving import ServedTools, card_content
 from sidecar.mirror.task import MirrorTask
 from streams.bus.command import Command
 from streams.errors import StoreUnavailable
@@ -229,10 +229,8 @@ async def test_a_call_points_at_the_record_of_its_request_and_carries_its_trace(
         await home.call()
         payload, headers = await sent(sessions)
         (request,) = [r for r in await records(home.store, "agent/counter") if r.event.type == "effect.requested"]
-        card = await keeping.message_at(
-            await sessions.get(), "MESHFORGE_EVENTS", int(payload["tool_call_card_id"].partition(":")[2])
-        )
-        assert orjson.loads(card.body)["id"] == request.event.id
+        card = await card_content(await sessions.get(), payload["tool_call_card_id"])
+        assert card["id"] == request.event.id
         assert (payload["agent_id"], payload["turn_epoch"], payload["tool_name"]) == ("counter", 3, "count")
         assert "args" not in payload and payload["agent_turn_id"] == request.event.correlation_id
         assert headers["traceparent"] == request.event.traceparent

@@ -131,7 +131,7 @@ def test_an_external_one_without_jetstream_or_too_old(
         assert "oldest supported version is 2.13" in only(look(home, config)).text
     with real_server(tmp_path / "bare", OLDEST, authorization={}, jetstream=False) as bare:
         found = only(look(home, f'[nats]\nmode = "external"\nservers = ["nats://127.0.0.1:{bare.port}"]\n'))
-        assert found.level == "note" and "JetStream" in found.text and found.hint
+        assert found.level == "note" and "JetStream" in found.hint
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,11 @@ from streams.trace import parse_traceparent
 from tests.memory import MemoryStore
 from tests.memory_bus import MemoryEventBus
 from tests.mirrors import read_independently
-from tests.nats_servers import TOKEN, RealServer, until
+from tests.nats_servers import TOKEN, RealServer, all_streams, until
 from tests.sidecar.agents.agents import Counter, Other
 from tests.sidecar.agents.support import records, running, state
 
-QUICK = PullSettings(
-    fetch_timeout_s=1.0, warmup_timeout_s=2, heartbeat_s=0.2, ack_wait_s=2.0, retry=Retry(0.01, 1.0, attempts=5)
-)
+QUICK = PullSettings(fetch_timeout_s=1.0, heartbeat_s=0.2, ack_wait_s=2.0, retry=Retry(0.01, 1.0, attempts=5))
 ADD = "cmd.default.demo.counter.add"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -494,7 +492,7 @@ class TestSettings:
             await keeping.facts(session, COMMANDS)
         async with running(store, Counter) as runtime, consuming(runtime, sessions):
             async with asyncio.timeout(20):
-                while not any(each.name == COMMANDS for each in await keeping.all_facts(session)):
+                while COMMANDS not in await all_streams(session):
                     await asyncio.sleep(0.01)
             await client.send(ADD, {"by": 1})
             await until(lambda: state(runtime)["total"] == 1, "it is handled")

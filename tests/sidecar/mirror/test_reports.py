@@ -7,10 +7,12 @@ import asyncio
 import orjson
 import pytest
 
+from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.calls import card_id
+from sidecar.mirror.serving import card_content
 from tests.sidecar.mirror.test_calling import owner, report, sent, settled
 
 
@@ -21,13 +23,13 @@ async def test_the_report_that_was_sent_first_wins(
     async with owner(sessions) as home:
         await home.call()
         payload, headers = await sent(sessions)
-        read, delays = home.calls._content, iter((0.2, 0.0))
+        delays = iter((0.2, 0.0))
 
-        async def slowly(card: str) -> object:
+        async def slowly(session: JetStream, card: str) -> object:
             await asyncio.sleep(next(delays))  # the server answers the second request first
-            return await read(card)
+            return await card_content(session, card)
 
-        monkeypatch.setattr(home.calls, "_content", slowly)
+        monkeypatch.setattr("sidecar.mirror.calling.card_content", slowly)
         for status in (first, "failed" if first == "success" else "success"):
             await report(sessions, payload, headers, status=status, result=status)
         (result,) = await home.results()

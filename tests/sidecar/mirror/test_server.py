@@ -350,7 +350,7 @@ async def test_nothing_confirmed_is_lost_doubled_or_out_of_order(tmp_path: Path)
     server = EmbeddedServer(tmp_path, config, seeded_identity(3).nonce, timing)
     server.start()
     sessions = Sessions(server.options)
-    pull = PullSettings(fetch_timeout_s=1, heartbeat_s=0.2, warmup_timeout_s=2, ack_wait_s=1)
+    pull = PullSettings(fetch_timeout_s=1, heartbeat_s=0.2, ack_wait_s=1)
     bus = JetStreamEventBus(sessions, pull)
     handled: dict[int, bytes] = {}
     confirmed: list[int] = []
