@@ -16,14 +16,15 @@ from sidecar.background.own_ids import of_person
 from sidecar.background.reading import background_of, costs_of, diff_of, read_intents
 from sidecar.inspector.around import relatives, roots_of, shown_status
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
+from sidecar.inspector.search import search
 from sidecar.inspector.working import running_in, working
-from sidecar.read.kinds import is_agents, repeats
+from sidecar.read.kinds import is_agents
 from sidecar.read.past.compare import compared
 from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
 from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
-from sidecar.read.rendering.describe import describe, row_of
+from sidecar.read.rendering.describe import row_of
 from sidecar.read.rendering.detail import detail
 from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, newest
 from sidecar.read.story.catalog import Catalog
@@ -42,9 +43,11 @@ from streams.store import Record
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
-HITS: Final = 60
 MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
+
+BEFORE: Final = 3
+"""How many turns are shown before that of an event."""
 
 MOST_ITEMS: Final = 120
 """The last turns are shown that have no more items together; the last one always, but no more items of it."""
@@ -63,9 +66,6 @@ _WAITING: Final = repr("waiting")
 _BINARY: Final = re.compile(r"^GIT binary patch\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
 LATEST: Final = 2**62
 """A time after every other."""
-
-AROUND: Final = 60
-"""How many characters around a hit a snippet has, on each side."""
 
 ACTIONS: Final = {
     "answer": "checkpoint_answer",
@@ -112,24 +112,8 @@ class Data:
         return await ask_catalog(self.reader, lambda catalog: rows_of(catalog, state, user_home) | {"now": now})
 
     async def search(self, text: str) -> dict[str, Any]:
-        """The newest records with a text in what people, models and tools said and did."""
-        found, _ = await newest(self.reader, Filter(text=text), HITS, lambda record: not repeats(record.event))
-        roots = await roots_of(self.reader, found)
-        hits = []
-        for record in reversed(found):
-            root, title = roots[record.event.stream_id]
-            line = describe(record.event)
-            hits.append(
-                {
-                    "event": record.event.id,
-                    "stream_id": root,
-                    "title": title,
-                    "ts": record.event.ts,
-                    "label": line.label,
-                    "snippet": snippet(record.event.payload, text),
-                }
-            )
-        return {"hits": hits}
+        """What the palette finds: see ``search``."""
+        return await search(self.reader, text, self._now_ms())
 
     # --- one session ---
 
@@ -170,15 +154,19 @@ class Data:
         return found | {"place": place, "marks": past.marks(marks), "behind": past.story.behind}
 
     async def conversation(
-        self, given: str, at: int | None, first: int | None, marks: int | None = None
+        self, given: str, at: int | None, first: int | None, marks: int | None = None, event: str | None = None
     ) -> dict[str, Any]:
-        """Some turns of a conversation as HTML, from turn ``first`` on; without it, the last turns, of which the first
-        one lacks its beginning if it is very long (``left_out`` items)."""
+        """Some turns of a conversation as HTML, from turn ``first`` on, or around the ``turn`` of an ``event``; without
+        both, the last turns, of which the first one lacks its beginning if it is very long (``left_out`` items)."""
+        wanted = await find_event(self.reader, event) if event else None
 
         def told(past: Past) -> dict[str, Any]:
             telling, begin, cut = Telling(past.at(at)), max(first or 0, 0), 0
             count = sum(telling.count(root) for root in telling.roots)
-            if first is None:
+            turn = telling.turn_of(wanted.position) if wanted is not None else None
+            if turn is not None:
+                begin = max(min(turn - BEFORE, count - MOST_TURNS), 0)
+            elif first is None:
                 sizes = telling.sizes(max(count - MOST_TURNS, 0), MOST_TURNS)
                 last = _last(sizes)
                 begin, cut = count - last, max(sizes[-last] - MOST_ITEMS, 0) if last else 0
@@ -188,7 +176,8 @@ class Data:
                 {"number": number, "html": _html(turn, root.directory, now)}
                 for number, (root, turn) in enumerate(shown, begin)
             ]
-            return {"turns": turns, "count": count, "left_out": cut, "heads": [root.title for root in telling.roots]}
+            heads = [root.title for root in telling.roots]
+            return {"turns": turns, "count": count, "left_out": cut, "heads": heads, "turn": turn}
 
         return await self._shown(given, told, at, marks)
 
@@ -319,22 +308,6 @@ class Data:
         if method is None:
             raise SelectError("not-found", f"the page has no button {one_line(action)[:40]!r}")
         return await self._ask(method, {**args, "channel": "page"} if action == "answer" else args)
-
-
-def snippet(payload: Any, text: str) -> str:
-    """The first value of a payload that has ``text``, and some of what is around it; empty if none has."""
-    values = [payload]
-    wanted = text.casefold()
-    while values:
-        value = values.pop(0)
-        if isinstance(value, dict):
-            values[:0] = list(value.values())
-        elif isinstance(value, list):
-            values[:0] = value
-        elif isinstance(value, str) and (at := value.casefold().find(wanted)) >= 0:
-            begin, end = max(at - AROUND, 0), at + len(text) + AROUND
-            return "…" * (begin > 0) + one_line(value[begin:end]) + "…" * (end < len(value))
-    return ""
 
 
 def _html(turn: Turn, directory: str, now_ms: int) -> str:

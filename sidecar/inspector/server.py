@@ -110,8 +110,7 @@ def build(data: Data) -> Starlette:
         return Response(STYLE + ANSWERS, media_type="text/css")
 
     async def search(request: Request) -> Any:
-        text = request.query_params.get("q", "").strip()
-        return await data.search(text[:200]) if text else {"hits": []}
+        return await data.search(request.query_params.get("q", "").strip()[:200])
 
     async def session(request: Request) -> Any:
         name, what = request.path_params["name"], request.path_params["what"]
@@ -121,7 +120,8 @@ def build(data: Data) -> Starlette:
             case "head":
                 return await data.session(name, at, marks or 0)
             case "conversation":
-                return await data.conversation(name, at, _number(request, "first"), marks)
+                event = request.query_params.get("event")
+                return await data.conversation(name, at, _number(request, "first"), marks, event)
             case "timeline":
                 width, begin, end = (_number(request, each) for each in ("width", "from", "to"))
                 return await data.timeline(name, at, width or 0, begin, end, marks)

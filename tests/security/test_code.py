@@ -50,6 +50,7 @@ LOOKED_AT = {
         ): "the text has names of tables and conditions; values are bound"
         for name in ("catalog", "changes", "ending", "moment", "past", "reading", "tables", "conversation", "timeline")
     },
+    ("sidecar/inspector/search.py", "S608"): "the text has the condition `ALIVE`; values are bound",
     ("streams/stores/sqlite/rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/identity.py", "S311"): "a seeded run is for reproducing, and `serve` never uses it",
 }

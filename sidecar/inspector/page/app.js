@@ -1,16 +1,16 @@
-// The frame of the page: which view belongs to an address, keys, search, and what is live.
+// The frame of the page: which view belongs to an address, keys, and what is live.
 
 import { compare } from "/page/compare.js";
 import { costs } from "/page/costs.js";
 import { event } from "/page/event.js";
+import { find, isFinding } from "/page/find.js";
 import { health } from "/page/health.js";
 import { ask, coded, entitle, get, h, secret, step } from "/page/lib.js";
 import { session } from "/page/session.js";
-import { found, sessions } from "/page/sessions.js";
+import { sessions } from "/page/sessions.js";
 import { work } from "/page/work.js";
 
 const main = document.getElementById("main");
-const find = document.getElementById("find");
 const live = document.getElementById("live");
 const keys = document.getElementById("keys");
 
@@ -36,9 +36,8 @@ const nothing = () => ({
 async function show() {
   const mine = ++turn;
   const address = new URL(location.href);
-  const query = address.searchParams.get("q");
-  const [rule, page, make] =
-    query && address.pathname === "/" ? [/^/, "sessions", () => found(query)] : (ROUTES.find(([each]) => each.test(address.pathname)) ?? [/^/, "", nothing]);
+  const [rule, page, make] = ROUTES.find(([each]) => each.test(address.pathname)) ?? [/^/, "", nothing];
+  find(address.searchParams.get("q"));
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.page === page) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -74,31 +73,26 @@ addEventListener("click", (click) => {
   go(to.pathname + to.search);
 });
 
-document.querySelector(".find").addEventListener("submit", (submit) => submit.preventDefault());
-let typed;
-find.addEventListener("input", () => {
-  clearTimeout(typed);
-  typed = setTimeout(() => go(find.value.trim() ? `/?q=${encodeURIComponent(find.value.trim())}` : "/", { replace: true }), 150);
-});
+document.getElementById("search").addEventListener("click", () => find(""));
 
 addEventListener("keydown", (press) => {
-  if (keys.open) return; // it closes by itself
+  if (keys.open || isFinding()) return; // they close by themselves
+  if (press.key === "k" && (press.ctrlKey || press.metaKey)) {
+    press.preventDefault();
+    find("");
+  }
   if (press.key === "Escape") {
-    find.blur();
     view.key?.("Escape");
     return;
   }
   if (press.ctrlKey || press.metaKey || press.altKey) return;
-  if (press.target.closest?.("input:not([type=range]), select, textarea, dialog[open]")) {
-    if (press.key === "Enter" && press.target === find) main.querySelector(".hit, .row:not(.heads)")?.click();
-    return;
-  }
+  if (press.target.closest?.("input:not([type=range]), select, textarea, dialog[open]")) return;
   if ((press.key === " " || press.key === "Enter") && press.target.closest?.("a, button, summary, tr")) return;
   // The arrows scroll what is only read, and move the slider.
   const isList = press.target.tagName !== "INPUT" && main.querySelector("a[data-row], button[data-row], tr[data-row]") !== null;
   const by = { j: 1, k: -1, ArrowDown: isList && 1, ArrowUp: isList && -1 }[press.key];
   const isTaken = view.key?.(press.key);
-  if (press.key === "/") find.focus();
+  if (press.key === "/") find("");
   else if (press.key === "?") keys.showModal();
   else if (by && !isTaken) step(main.querySelectorAll("[data-row]"), by);
   else if (press.key === "Enter") main.querySelector("[data-row].at")?.click();

@@ -17,6 +17,7 @@ export async function session(name, tab = "conversation") {
   const momentOf = (said) => (/^\d+$/.test(said.get("at") ?? "") ? Number(said.get("at")) : null);
   let at = momentOf(wanted);
   let selected = wanted.get("event"); // the event in the panel
+  let target = selected; // the event to which the conversation goes next
   let head;
   let shown = TABS.includes(tab) ? tab : TABS[0];
   let drawing = 0;
@@ -97,6 +98,7 @@ export async function session(name, tab = "conversation") {
   /** Show what the address says, after the way back or on. */
   function follow(which) {
     const said = new URL(location.href).searchParams;
+    if (said.get("event") !== selected) target = said.get("event");
     selected = said.get("event");
     if (selected) select(selected);
     else hide();
@@ -127,9 +129,15 @@ export async function session(name, tab = "conversation") {
     const mine = ++drawing;
     const isAtEnd = keep && shown === "conversation" && innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     if (!keep) drawn = {};
-    const made = await VIEWS[shown]({ path, ask, at, head, known: () => head, select, history: history_, kept, drawn, since: bar.since() });
+    const goal = shown === "conversation" ? target : null;
+    const made = await VIEWS[shown]({ path, ask, at, head, known: () => head, select, history: history_, kept, drawn, since: bar.since(), goal });
     if (mine !== drawing) return;
     sync(body, [made]);
+    if (goal) {
+      target = null;
+      arrive(body, goal, drawn.goal);
+      return;
+    }
     if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
   }
 
@@ -141,7 +149,10 @@ export async function session(name, tab = "conversation") {
   }
 
   function settle() {
-    if (resting) history.replaceState(null, "", address(shown));
+    const found = new URL(location.href).searchParams.get("q"); // the palette is open
+    const to = new URL(address(shown), location.href);
+    if (found !== null) to.searchParams.set("q", found);
+    if (resting) history.replaceState(null, "", to);
     clearTimeout(resting);
     resting = 0;
   }
@@ -245,6 +256,14 @@ export async function session(name, tab = "conversation") {
   };
 }
 
+/** Show an event in the conversation, or else its turn. */
+function arrive(body, event, turn) {
+  const found = body.querySelector(`#${CSS.escape(event)}`) ?? body.querySelector(`#turn-${turn}`);
+  for (let each = found?.closest("details"); each; each = each.parentElement.closest("details")) each.open = true;
+  found?.closest(".turn-html")?.classList.add("at");
+  found?.scrollIntoView({ block: found.id === event ? "center" : "start" });
+}
+
 const leaf = (each, isShown) =>
   h(
     "a",
@@ -271,8 +290,9 @@ const historyOf = (found) => [
 ];
 
 const VIEWS = {
-  async conversation({ path, ask, at, drawn, known: head }) {
-    const found = await ask("conversation");
+  async conversation({ path, ask, at, drawn, known: head, goal }) {
+    // The event of an address may be gone.
+    const found = await ask("conversation", { event: goal }).catch((error) => (goal && error.code === "not-found" ? ask("conversation") : Promise.reject(error)));
     if (!found.count) return h("p", { class: "empty" }, "Nothing was said yet.");
     const known = drawn.turns ?? new Map();
     const made = (turn) => {
@@ -284,24 +304,42 @@ const VIEWS = {
     };
     drawn.talk ??= h("div", { class: "talk" });
     drawn.more ??= h("button", { class: "more" }, "Show earlier turns");
+    drawn.later ??= h("button", { class: "more" }, "Show later turns");
     drawn.runs ??= h("div");
-    drawn.view ??= h("div", {}, drawn.more, drawn.talk, drawn.runs);
+    drawn.view ??= h("div", {}, drawn.more, drawn.talk, drawn.later, drawn.runs);
     drawn.runs.replaceChildren(...runs(head().running, head().sessions[0]?.id, at === null ? undefined : head().ts));
-    drawn.turns = new Map(found.turns.map((turn) => [turn.number, made(turn)]));
-    sync(drawn.talk, [...drawn.turns.values()].map((each) => each.element));
-    let first = found.turns[0]?.number ?? 0;
-    let cut = found.left_out > 0; // the first turn lacks its beginning
-    drawn.more.hidden = first === 0 && !cut;
-    drawn.more.onclick = async () => {
-      const from = cut ? first : Math.max(first - 40, 0);
-      const earlier = (await get(`${path}/conversation`, { at, first: from })).turns.filter((turn) => turn.number < first + cut);
-      const height = document.documentElement.scrollHeight;
-      if (cut) drawn.talk.firstElementChild.remove();
-      drawn.talk.prepend(...earlier.map((turn) => made(turn).element));
-      [first, cut] = [from, false];
-      scrollBy(0, document.documentElement.scrollHeight - height);
-      drawn.more.hidden = first === 0;
+    const last = () => Math.max(...drawn.turns.keys());
+    const first = () => Math.min(...drawn.turns.keys());
+    const isNews = drawn.at === at && known.size > 0 && !goal && (!drawn.later.hidden || found.turns[0].number <= last() + 1);
+    if (!isNews) {
+      drawn.turns = new Map(found.turns.map((turn) => [turn.number, made(turn)]));
+      drawn.cut = found.left_out > 0; // the first turn lacks its beginning
+    } else if (drawn.later.hidden) {
+      // What the reader has on the screen stays. The first of the new turns may lack its beginning.
+      const isCut = (turn, place) => place === 0 && found.left_out > 0 && known.has(turn.number) && turn.number > first();
+      for (const [place, turn] of found.turns.entries()) if (!isCut(turn, place)) drawn.turns.set(turn.number, made(turn));
+    }
+    Object.assign(drawn, { at, count: found.count, goal: found.turn });
+    const draw = () => {
+      const shown = [...drawn.turns].sort(([one], [other]) => one - other);
+      sync(drawn.talk, shown.map(([, each]) => each.element));
+      drawn.more.hidden = first() === 0 && !drawn.cut;
+      drawn.later.hidden = last() >= drawn.count - 1;
     };
+    const take = async (from, upto) => {
+      const { turns } = await get(`${path}/conversation`, { at, first: from });
+      for (const turn of turns) if (turn.number < upto) drawn.turns.set(turn.number, made(turn));
+      draw();
+    };
+    drawn.more.onclick = async () => {
+      const height = document.documentElement.scrollHeight;
+      const cut = drawn.cut;
+      drawn.cut = false;
+      await take(cut ? first() : Math.max(first() - 40, 0), first() + cut);
+      scrollBy(0, document.documentElement.scrollHeight - height);
+    };
+    drawn.later.onclick = () => take(last() + 1, Infinity);
+    draw();
     return drawn.view;
   },
 

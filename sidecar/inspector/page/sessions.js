@@ -1,6 +1,5 @@
-// The list of sessions, and what a search finds.
+// The list of sessions. What is chosen stands in the address.
 
-import { go } from "/page/app.js";
 import { ago, amount, day, get, h, money, plural, status, tokensOf } from "/page/lib.js";
 
 const FILTERS = [
@@ -14,10 +13,13 @@ const DAYS = 30;
 const FEW = 8; // how many sessions of a project are shown at first
 const MANY = 200;
 
-/** What was chosen stays chosen while the page is open. */
-const chosen = { status: "all", place: "", agent: "", model: "", day: "", open: new Map() };
+const NONE = { status: "all", place: "", agent: "", model: "", day: "" };
 
 export async function sessions() {
+  const said = new URL(location.href).searchParams;
+  const chosen = { open: new Map() };
+  for (const name of Object.keys(NONE)) chosen[name] = said.get(name) ?? NONE[name];
+  if (!FILTERS.some(([name]) => name === chosen.status)) chosen.status = NONE.status;
   const element = h("div", { class: "page" });
   let seen = new Set();
   let found;
@@ -31,9 +33,15 @@ export async function sessions() {
         (but === "status" || FILTERS.find(([name]) => name === chosen.status)[2](row)),
     );
 
-  function choose(name, value) {
-    chosen[name] = value;
+  function choose(some) {
+    Object.assign(chosen, some);
     chosen.open.clear();
+    const here = new URL(location.href);
+    for (const [name, none] of Object.entries(NONE)) {
+      if (chosen[name] === none) here.searchParams.delete(name);
+      else here.searchParams.set(name, chosen[name]);
+    }
+    history.replaceState(history.state, "", here);
     draw(false);
   }
 
@@ -41,10 +49,7 @@ export async function sessions() {
     const focused = element.contains(document.activeElement) && document.activeElement.getAttribute("data-key");
     const shown = fitting();
     const isChosen = chosen.status !== "all" || chosen.day || FACETS.some(([name]) => chosen[name]);
-    const clear = () => {
-      Object.assign(chosen, { status: "all", place: "", agent: "", model: "", day: "" });
-      draw(false);
-    };
+    const clear = () => choose(NONE);
     const list = grouped(shown).map(([name, rows, kind]) => group(name, rows, kind, isNew));
     const parts = [
       ...(found.sessions.length ? [activity(fitting("day")), facets(isChosen && clear)] : [nothing()]),
@@ -76,7 +81,7 @@ export async function sessions() {
         "button",
         {
           "data-key": name, "aria-label": text, "aria-pressed": String(chosen.day === name), disabled: !each.length && chosen.day !== name,
-          onclick: () => choose("day", chosen.day === name ? "" : name),
+          onclick: () => choose({ day: chosen.day === name ? "" : name }),
           onpointerenter: () => (told.textContent = text), onfocus: () => (told.textContent = text), onpointerleave: () => (told.textContent = whole), onblur: () => (told.textContent = whole),
         },
         h("i", { style: { height: each.length ? `${Math.max((each.length / most) * 100, 6)}%` : "1px" } }),
@@ -90,7 +95,7 @@ export async function sessions() {
     const chips = FILTERS.map(([name, label, test]) => {
       const count = rows.filter(test).length;
       if (!count && name !== "all" && name !== chosen.status) return null;
-      return h("button", { class: `chip ${name}`, "data-key": name, "aria-pressed": String(chosen.status === name), onclick: () => choose("status", name) }, label, h("b", {}, count));
+      return h("button", { class: `chip ${name}`, "data-key": name, "aria-pressed": String(chosen.status === name), onclick: () => choose({ status: name }) }, label, h("b", {}, count));
     });
     const selects = FACETS.map(([name, label]) => {
       const counts = new Map();
@@ -100,12 +105,12 @@ export async function sessions() {
       if (chosen[name] && !counts.has(chosen[name])) values.push([chosen[name], 0]);
       return h(
         "select",
-        { "aria-label": label, "data-key": label, onchange: (change) => choose(name, change.target.value) },
+        { "aria-label": label, "data-key": label, onchange: (change) => choose({ [name]: change.target.value }) },
         h("option", { value: "" }, `Every ${label}`),
         values.filter(([value]) => value).map(([value, count]) => h("option", { value, selected: value === chosen[name] }, `${value} (${count})`)),
       );
     });
-    const date = chosen.day && h("button", { class: "chip", "aria-pressed": "true", "aria-label": `Not only ${chosen.day}`, onclick: () => choose("day", "") }, `${chosen.day} ×`);
+    const date = chosen.day && h("button", { class: "chip", "aria-pressed": "true", "aria-label": `Not only ${chosen.day}`, onclick: () => choose({ day: "" }) }, `${chosen.day} ×`);
     return h("div", { class: "filters" }, chips, selects, date, clear && h("button", { class: "link", onclick: clear }, "Clear"));
   }
 
@@ -175,35 +180,3 @@ const nothing = () =>
     h("code", {}, "durable-stream install"),
     ", restart OpenCode, and work as usual: each session appears here while it runs.",
   );
-
-export async function found(text) {
-  const answer = await get("search", { q: text });
-  const list = answer.hits.map((hit) =>
-    h(
-      "a",
-      { class: "hit", href: `/e/${hit.event}`, "data-row": true },
-      h("span", { class: "faint" }, `${ago(hit.ts, Date.now())} · ${hit.label}`),
-      h("span", { class: "snippet" }, marked(hit.snippet, text)),
-      h("span", { class: "faint" }, hit.title || hit.stream_id),
-    ),
-  );
-  const element = h(
-    "div",
-    { class: "page" },
-    h("h2", {}, list.length ? `The newest ${plural(list.length, "event")} with “${text}”` : ""),
-    list.length ? list : h("p", { class: "empty" }, `No event has “${text}”.`),
-  );
-  return { element, title: text, key: (key) => key === "Escape" && (go("/"), true) };
-}
-
-function marked(text, wanted) {
-  const parts = [];
-  const low = text.toLowerCase();
-  const small = wanted.toLowerCase();
-  let from = 0;
-  for (let at = low.indexOf(small); at >= 0 && small; at = low.indexOf(small, from)) {
-    parts.push(text.slice(from, at), h("mark", {}, text.slice(at, at + small.length)));
-    from = at + small.length;
-  }
-  return [...parts, text.slice(from)];
-}

@@ -80,6 +80,17 @@ class Telling:
         """The last turns of a root, at most so many."""
         return [self._turn(row) for row in self._rows(root, max(self.count(root) - count, 0), count)]
 
+    def turn_of(self, position: int) -> int | None:
+        """The number of the turn that had begun last at a position, in the order of ``turns``; ``None`` before the
+        first."""
+        before, found = 0, (-1, -1)
+        begun = f"SELECT max(born), count(*) FROM turn WHERE {_BEGUN} AND born <= :position"  # noqa: S608
+        for root in self.roots:
+            [(born, count)] = self._sql(begun, session=self._key(root), position=position)
+            found = max(found, (born, before + count - 1)) if count else found
+            before += self.count(root)
+        return None if found[1] < 0 else found[1]
+
     def _key(self, root: Session) -> int:
         return next(key for key, row in self._moment.all.items() if row.name == root.id)
 

@@ -219,7 +219,7 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
             said = f'<p dir="auto">{_lines(text)}</p>{_images(piece.of.images)}'
             yield f'<section class="prompt{" undone" * piece.of.undone}"{_id(piece)}>{head}{said}</section>'
         case "answer":
-            yield f'<section class="said">{markdown_html(text)}</section>'
+            yield f'<section class="said"{_id(piece)}>{markdown_html(text)}</section>'
         case "result":
             who = f'<p class="agent">{_text(facts) or "the child session"} <span>answered</span></p>'
             yield f'<section class="said result">{who}{markdown_html(text)}</section>'

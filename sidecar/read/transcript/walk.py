@@ -75,7 +75,7 @@ def _item(item: Item, directory: str, reading: Reading, opens: bool) -> Iterator
     if isinstance(item, Prompt):
         yield Piece("prompt", words.prompt_text(item), words.prompt_facts(item), item)
     elif isinstance(item, Said):
-        yield Piece("answer", item.text) if item.kind == "answer" else Piece("aside", item.text, item.kind)
+        yield Piece("answer", item.text, of=item) if item.kind == "answer" else Piece("aside", item.text, item.kind)
     elif isinstance(item, Call):
         parts = tuple(_parts(item, directory, reading, opens))
         yield Piece("call", words.call_text(item, directory), of=item, parts=parts)

@@ -89,6 +89,13 @@ def test_two_thousand_sessions_are_grouped_and_filtered(browser: Browser, tmp_pa
         expect(day).to_have_count(1)
         day.click()
         expect(groups).to_have_count(3)
+        page.locator(".chip.failed").click()
+        expect(groups).to_have_count(1)
+        page.locator(".row").nth(1).click()
+        page.wait_for_selector(".tabs")
+        page.go_back()
+        expect(page.locator(".chip.failed")).to_have_attribute("aria-pressed", "true")
+        expect(page.locator(".days [aria-pressed=true]")).to_have_count(1)
 
 
 def test_the_page_and_the_terminal_tell_durations_and_ages_the_same(page: Page, served: Served) -> None:
@@ -121,17 +128,42 @@ def test_the_page_and_the_terminal_tell_durations_and_ages_the_same(page: Page, 
     assert page.evaluate(shown, ages) == [ago(ms) for ms in ages]
 
 
-def test_a_search_shows_snippets_that_open_at_the_event(page: Page, served: Served) -> None:
-    page.goto(served.base)
+def test_the_palette_finds_events_by_session_and_opens_one_at_its_turn(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/timeline")
+    page.wait_for_selector(".lanes")
     page.keyboard.press("/")
-    page.keyboard.type("identity, not equality")
-    expect(page.locator(".hit mark").first).to_have_text("identity, not equality")
-    page.locator(".hit", has_text="says").first.click()
-    expect(page.locator(".chain li.this")).to_contain_text("identity, not equality")
-    expect(page.locator(".chain li").first).to_contain_text("The login test fails")
-    page.get_by_text("Show the session at event").click()
-    expect(page.locator(".past")).to_contain_text("as of event")
+    expect(page.locator("#found .in").first).to_have_attribute("aria-selected", "true")  # the newest sessions
+    page.keyboard.type('"identity, not equality"')
+    hit = page.locator("#found .hit", has_text="says").first
+    expect(hit.locator("mark")).to_have_text("identity, not equality")
+    expect(page.locator("#found [role=group]")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    expect(hit).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Enter")
+    expect(page.locator(".palette")).to_be_hidden()
+    expect(page.locator(".turn-html.at .said").first).to_be_in_viewport()
     expect(page.locator(".detail")).to_contain_text("identity, not equality")
+    page.go_back()
+    expect(page.locator("#find")).to_have_value('"identity, not equality"')
+    expect(hit).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page).to_have_url(f"{served.base}/s/{ROOT}/timeline")
+    expect(page.locator(".lanes")).to_be_visible()
+
+
+def test_the_palette_takes_operators_and_says_which_it_does_not_understand(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/costs")
+    page.keyboard.press("Control+k")
+    page.get_by_role("button", name="failed").click()
+    expect(page.locator("#found .hit .bad").first).to_be_visible()
+    page.keyboard.type("tool:bash")
+    expect(page.locator("#found .hit")).to_have_text([re.compile("^bashpython3 test_login.py → exit 1")])
+    page.locator("#find").fill("project:shop agent:build")
+    expect(page.locator("#found .in b")).to_have_text(TITLE)
+    page.locator("#find").fill("project:nowhere login")
+    expect(page.locator(".palette [role=status]")).to_have_text("No session and no event fits.")
+    page.locator("#find").fill("login since:whenever")
+    expect(page.locator(".palette [role=status] .bad")).to_contain_text("'whenever' is not a time")
 
 
 def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> None:
@@ -162,7 +194,7 @@ def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> N
 
 
 def test_the_keys_work_on_every_page_and_are_listed(page: Page, served: Served) -> None:
-    for path, row in {"/": ".row", "/?q=login": ".hit", f"/s/{ROOT}": ".turn-html", f"/s/{ROOT}/events": "tr"}.items():
+    for path, row in {"/": ".row", f"/s/{ROOT}": ".turn-html", f"/s/{ROOT}/events": "tr"}.items():
         page.goto(served.base + path)
         page.wait_for_selector(row)
         page.keyboard.press("j")
@@ -173,6 +205,8 @@ def test_the_keys_work_on_every_page_and_are_listed(page: Page, served: Served) 
         expect(page.locator("#keys")).to_be_hidden()
         page.keyboard.press("/")
         expect(page.locator("#find")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(page.locator(".palette")).to_be_hidden()
     page.goto(f"{served.base}/s/{ROOT}/events")
     page.wait_for_selector("tr")
     page.keyboard.press("ArrowDown")
@@ -435,7 +469,9 @@ def test_hostile_text_in_every_field_is_shown_and_does_nothing(browser: Browser,
         ):
             page.goto(served.base + path)
             page.wait_for_selector(".page, .session")
-            assert page.locator("#main img, #main script").count() == 0, path
+            assert page.locator("#main img, #main script, .palette img, .palette script").count() == 0, path
+            if "?q" in path:
+                expect(page.locator("#found .hit .snippet").first).to_contain_text("<script>alert(2)</script>")
         page.goto(f"{served.base}/s/ses_evil/events")
         page.locator(".events tr").nth(4).click()
         expect(page.locator(".detail")).to_contain_text("<script>alert(2)</script>")

@@ -26,7 +26,7 @@ AXE = Path(__file__).parents[3] / "plugin-shim" / "node_modules" / "axe-core" / 
 SEEN = "(only) => axe.run({resultTypes: ['violations'], ...only}).then(found => found.violations)"
 PAGES = {
     "/": ".row",
-    "/?q=login": ".hit",
+    "/?q=login": "#found .hit",
     f"/s/{ROOT}": ".talk > *",
     f"/s/{ROOT}/timeline": ".lanes",
     f"/s/{ROOT}/files": ".diff",

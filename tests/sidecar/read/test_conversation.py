@@ -269,7 +269,7 @@ def test_what_a_child_session_answered_is_told_as_its_answer(name: str) -> None:
     own = sum(isinstance(item, Said) and item.kind == "answer" for turn in root.turns for item in turn.items)
     assert call.child is not None
     below = sum(isinstance(item, Said) for turn in call.child.turns for item in turn.items)
-    assert html.count('<section class="said">') == own + below
+    assert html.count('<section class="said" id=') == own + below
     assert f'<section class="said result"><p class="agent">{call.child.agent} <span>answered</span></p>' in html
 
 
