@@ -183,6 +183,13 @@ PLAN = (
         1,
         {"GITS": 2},
     ),
+    Part(
+        "moments",
+        "every moment of the recordings and of the homes of the real OpenCodes",
+        ("tests/sidecar/read/story/test_moments.py", "tests/real"),
+        1,
+        {"MOMENTS": 0},
+    ),
     Part("marked", "tests that run here only", ("tests", "-m", "torture")),
 )
 

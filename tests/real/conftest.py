@@ -7,6 +7,7 @@ A test module shares one server. It may set ``OPENCODE``, the client's configura
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.events import EventStream
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.sidecar.read.story.moments import compared_home
+from tests.streams.sizes import size
 from tools.install_opencode import binary_path
 
 
@@ -38,9 +41,11 @@ def model() -> Iterator[ModelServer]:
 
 @pytest.fixture(scope="module")
 def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DurableStream]:
-    """A home for the module; its sidecar is stopped at the end."""
-    with DurableStream(tmp_path_factory.mktemp("durable") / "home") as stream:
+    """A home for the module; its sidecar is stopped at the end. Moments of it are then what they were."""
+    home = tmp_path_factory.mktemp("durable") / "home"
+    with DurableStream(home) as stream:
         yield stream
+    asyncio.run(compared_home(home, size("MOMENTS", 3)))
 
 
 @pytest.fixture(scope="module")

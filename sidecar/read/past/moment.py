@@ -24,7 +24,8 @@ def head(past: Past, at: int | None) -> dict[str, Any]:
 
     ``at`` is the number of the last one of them, which counts from 0.
     """
-    moment, last, first = past.at(at), past.last(at), past.last(1)
+    moment, last = past.at(at), past.last(at)
+    first = past.last(1) if last is not None else None
     catalog, now = moment.catalog, last.event.ts if last is not None else 0
     own = catalog.sessions.get(past.session)
     return {

@@ -38,11 +38,12 @@ def ended(story: Snapshot, after: int, until: int, most: int) -> tuple[list[dict
     found: list[dict[str, Any]] = []
     known: dict[tuple[int, int], _Then] = {}
     last = after
+    then_at = "SELECT place FROM session WHERE key = :key AND born <= :n ORDER BY born DESC LIMIT 1"
     for n, _, _, row in sorted(ends, key=lambda each: each[:3]):
         if len(found) >= most and n > last:
             return found, last
         last = n
-        place = story.sql("SELECT place FROM session WHERE key = :key", key=_session_of(row))[0][0]
+        [(place,)] = story.sql(then_at, key=_session_of(row), n=n)
         then = known.setdefault((n, place), _Then(story, place, n))
         found.append(then.span(row))
     return found, until

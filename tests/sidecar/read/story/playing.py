@@ -24,6 +24,7 @@ from sidecar.read.story.timeline import Timeline
 from streams.event import StreamEvent
 from streams.store import Record
 from tests.bridge.opencode import playing, playing2
+from tests.streams import builders
 
 RECORDINGS = [*playing.names(), *(f"2/{name}" for name in playing2.names())]
 """All recordings; the names of those of OpenCode 2 begin with ``2/``."""
@@ -108,3 +109,36 @@ def everything() -> list[Record]:
     logs = [recorded(name) for name in (*EVERYTHING, "2/subagents", "2/shell", "2/switch", "2/background")]
     turns = [record.event for records in zip_longest(*logs) for record in records if record is not None]
     return records_of(turns)
+
+
+def eventful() -> list[StreamEvent]:
+    """Sessions of both OpenCodes, and between their events: losses, marks, moves, background work and late parents."""
+    events = [record.event for record in everything()]
+    streams = list(dict.fromkeys(each.stream_id for each in events))
+    found: list[StreamEvent] = []
+
+    def add(type_: str, stream: str, n: int, **payload: Any) -> None:
+        about = {"boot": events[n].metadata.get("boot", "b")}
+        found.append(builders.event(f"{type_}{n}", type_=type_, stream=stream, payload=payload, metadata=about))
+
+    for n, each in enumerate(events):
+        found.append(each)
+        stream = streams[n % len(streams)]
+        match n % 24:
+            case 1:
+                add("capture.gap", "system", n, reason="feed_broken", lost=1)
+            case 5:
+                add("capture.gap", stream, n, session=stream, reason="not_kept", lost=2)
+            case 9:
+                add(("stream.pinned", "stream.named", "stream.unpinned")[n % 3], stream, n, name=f"name {n}")
+            case 13:
+                add("intent.started", "agent/intents", n, session=streams[n * 7 % len(streams)], directory=f"/w{n}")
+            case 17:
+                add("opencode.session.moved", stream, n, session=stream, directory=f"/m{n % 3}", project="p")
+            case 19:
+                add("opencode.session.retry.scheduled", stream, n, session=stream, at_ms=5, name="Boom")
+            case 21:
+                add("lineage.linked", stream, n, session=stream, parent=streams[n * 5 % len(streams)])
+            case 23:
+                found.append(builders.event(f"forgotten{n}", stream=stream, payload={"$sha256": "0" * 64, "bytes": 1}))
+    return found

@@ -1,57 +1,50 @@
-"""A session at any moment of its past is as it was then."""
+"""A session at any moment of its past is as it was then. ``TORTURE_MOMENTS=0`` compares each moment of recordings."""
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from sidecar.inspector.drawn import drawn
-from sidecar.read.past.moment import state
+from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.costs import WAYS, When, costs
 from sidecar.read.story.past import Past
 from sidecar.read.story.timeline import Timeline
-from sidecar.read.tree import Tree
-from tests.sidecar.read.story.playing import RECORDINGS, past_of, recorded
+from tests.sidecar.read.story.moments import compared, of_list
+from tests.sidecar.read.story.playing import RECORDINGS, eventful, past_of, recorded, records_of, snapshot
+from tests.streams.sizes import size
 
 SOME = (
-    *("task_nested", "permission_once", "revert_command", "kill9_in_tool_then_resumed", "write_edit"),
+    *("task_nested", "permission_once", "revert", "kill9_in_tool_then_resumed", "write_edit"),
     *("2/background", "2/permission", "2/retry", "2/crash"),
 )
-NAMES = [*RECORDINGS] if "DURABLE_STREAM_EVERY_MOMENT" in os.environ else [n for n in SOME if n in RECORDINGS]
+NAMES = [name for name in SOME if name in RECORDINGS]
 
 
-def told(past: Past, at: int) -> dict[str, Any]:
-    """Everything that is shown of a moment, apart from what is told of the log as it is now."""
-    moment, head = past.at(at), state(past, at)
-    timeline = Timeline(moment)
-    spans = timeline.spans()
-    count = sum(span.kind != "session" for span in spans)
-    assert not timeline.is_longer(count) and (not count or timeline.is_longer(count - 1))
-    assert [span for span in spans if span.kind != "session"][-3:] == [
-        span for span in timeline.spans(3) if span.kind != "session"
-    ]
-    catalog = moment.catalog
-    tree = Tree(catalog, {row.name: moment.turns(key) for key, row in moment.sessions.items()})
-    return {
-        "head": {name: value for name, value in head.items() if name != "records"},
-        "spans": spans,
-        "marks": [mark for mark in past.marks() if mark[0] < at],
-        "tree": [tree.as_json(root) for root in catalog.roots()],
-    }
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECORDINGS)
 def test_a_moment_is_the_end_of_a_log_that_ends_with_it(name: str) -> None:
-    records = recorded(name)
+    if records := recorded(name):
+        assert compared(records, size("MOMENTS", 1)) > 0
+
+
+def test_a_moment_of_many_sessions_is_the_end_of_a_log_that_ends_with_it() -> None:
+    records = records_of(eventful())
+    assert all(of_list(Catalog(snapshot(records), 140)).values())
+    assert compared(records, size("MOMENTS", 3)) > 0
+
+
+def test_a_query_that_forgets_when_rows_died_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.read.story.catalog.ALIVE", "born <= :n")
+    with pytest.raises(AssertionError):
+        compared(recorded("command"))
+
+
+def test_records_are_found_by_their_numbers() -> None:
+    records = recorded("task_nested")
     whole = past_of(records)
     assert whole.count == len(records) > 3
-    for at in range(1, len(records) + 1):
-        ended = past_of(records[:at])
-        assert told(whole, at) == told(ended, at) and ended.count == at
-        assert whole.number(whole.position(at)) == at - 1
     assert [record.position for record in whole.records(1, 3)] == [1, 2]
     assert whole.number(len(records)) is None and whole.last(0) is None
 

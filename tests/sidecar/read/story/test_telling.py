@@ -1,42 +1,16 @@
-"""The conversation and the changes at every moment of a recording."""
+"""Parts of a conversation and of its changes are those of the whole."""
 
 from __future__ import annotations
-
-import sqlite3
-from typing import Any
 
 import pytest
 
 from sidecar.read.changes.changes import files_of, sums, totals
-from sidecar.read.story import tables
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.conversation import Telling
 from sidecar.read.story.moment import Moment
-from sidecar.read.story.reading import Snapshot
-from sidecar.read.story.rules import Rules
-from tests.sidecar.read.story.playing import RECORDINGS, recorded, records_at, snapshot
-from tests.streams.sizes import size
+from tests.sidecar.read.story.playing import RECORDINGS, recorded, snapshot
 
-NAMES = RECORDINGS[:: size("STORY", 9) or 1]
-
-
-def told(moment: Moment) -> tuple[Any, ...]:
-    changes = Changes(moment, moment.n // 2)
-    return Telling(moment).whole(), Changes(moment).turns(), changes.turns(with_diffs=True), changes.totals()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_past_is_what_it_was(name: str) -> None:
-    records, db, answers = recorded(name), sqlite3.connect(":memory:"), list[tuple[Any, ...]]()
-    tables.create(db)
-    rules, streams = Rules(db, records.__getitem__), {record.event.stream_id for record in records}
-    for record in records:
-        rules.apply(record)
-        rules.write()
-        answers.append(told(Moment(Snapshot(db, records_at(records), record.position), streams, record.position)))
-    whole = Snapshot(db, records_at(records), len(records) - 1)
-    for position, answer in enumerate(answers):
-        assert told(Moment(whole, streams, position)) == answer, position
+NAMES = RECORDINGS[::9]
 
 
 @pytest.mark.parametrize("name", NAMES)
