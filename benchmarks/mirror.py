@@ -148,7 +148,8 @@ async def serving(directory: Path) -> AsyncIterator[EmbeddedServer]:
     server.start()
     try:
         async with asyncio.timeout(60):
-            await server.until(State.RUNNING)
+            while server.state is not State.RUNNING:
+                await asyncio.sleep(0.01)
         yield server
     finally:
         await server.stop()

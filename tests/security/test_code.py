@@ -30,7 +30,7 @@ LOOKED_AT = {
         "sidecar/mirror/server/child.py",
         "S606",
     ): "becomes the NATS server: the sidecar's own command as a list, no shell",
-    ("sidecar/mirror/server/process.py", "S603"): "asks ps, by its full path, about one pid: a list, no shell",
+    ("sidecar/mirror/server/executable.py", "S603"): "asks the program for its version: a list, no shell",
     (
         "sidecar/background/people/channels.py",
         "S603",

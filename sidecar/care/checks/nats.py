@@ -51,14 +51,14 @@ def check_nats(scene: Scene) -> list[Check]:
 
 
 def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None) -> list[Check]:
-    from sidecar.mirror.server.executable import NoServer, find_executable
+    from sidecar.mirror.server.executable import StartFailed, find_executable
 
     found: list[Check] = []
     program = ""
     try:
         executable = asyncio.run(find_executable(config.executable))
         program = f"nats-server {executable.version} ({executable.path})"
-    except NoServer as error:
+    except StartFailed as error:
         text, _, hint = str(error).rpartition("; ")
         found.append(_note(text, hint))
     if (bad := _bad_directory(directory)) is not None:

@@ -6,12 +6,11 @@ import asyncio
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from bridge.nats.jetstream.stream_plan import OLDEST
 
@@ -21,14 +20,13 @@ VERSION_SECONDS: Final = 15.0
 _VERSION: Final = re.compile(r"nats-server: v(\d+)\.(\d+)\.(\S+)")
 
 
-class NoServer(Exception):
-    """No usable ``nats-server`` program; the text says why and what to do."""
+class StartFailed(Exception):
+    """No usable program, or a server that did not start, or exited; the text says why."""
 
-    code: ClassVar[str] = "nats-no-server"
+    code: ClassVar[str] = "nats-start-failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Executable:
+class Executable(NamedTuple):
     path: Path
     version: str
 
@@ -37,18 +35,18 @@ async def find_executable(configured: Path | None, environ: Mapping[str, str] = 
     """The first program that can be run and is not too old. If a program is configured, no other program is tried.
 
     Raises:
-        NoServer: no program is usable; the text names every program that was tried.
+        StartFailed: no program is usable; the text names every program that was tried, and what to do.
     """
     problems = []
     for path in [configured] if configured is not None else _candidates(environ):
         try:
-            return await _asked(path)
-        except NoServer as error:
+            return await asyncio.to_thread(_asked, path)
+        except StartFailed as error:
             problems.append(str(error))
     if configured is not None:
-        raise NoServer(f"{problems[0]}; fix the setting `executable` in [nats]")
+        raise StartFailed(f"{problems[0]}; fix the setting `executable` in [nats]")
     hint = "install nats-server 2.12 or newer, or set `executable` in [nats]"
-    raise NoServer(f"{'; '.join(problems) or 'no nats-server was found'}; {hint}")
+    raise StartFailed(f"{'; '.join(problems) or 'no nats-server was found'}; {hint}")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -62,31 +60,17 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     yield from (Path(str(file.locate())).resolve() for file in files if file.name == "nats-server")
 
 
-async def _asked(path: Path) -> Executable:
+def _asked(path: Path) -> Executable:
     try:
-        process = await asyncio.create_subprocess_exec(
-            path,
-            "--version",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        done = subprocess.run([path, "--version"], capture_output=True, timeout=VERSION_SECONDS, check=False)  # noqa: S603 - a list, no shell
     except OSError as error:
-        raise NoServer(f"cannot run {path} ({error.strerror})") from None
-    try:
-        async with asyncio.timeout(VERSION_SECONDS):
-            said, _ = await process.communicate()
-    except BaseException as error:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        if isinstance(error, TimeoutError):
-            raise NoServer(f"{path} did not print its version within {VERSION_SECONDS:g} s") from None
-        raise
-    found = _VERSION.search(said.decode("utf-8", "replace"))
+        raise StartFailed(f"cannot run {path} ({error.strerror})") from None
+    except subprocess.TimeoutExpired:
+        raise StartFailed(f"{path} did not print its version within {VERSION_SECONDS:g} s") from None
+    found = _VERSION.search(done.stdout.decode("utf-8", "replace"))
     if found is None:
-        raise NoServer(f"{path} is not a nats-server")
+        raise StartFailed(f"{path} is not a nats-server")
     version = ".".join(found.groups())
     if (int(found[1]), int(found[2])) < OLDEST:
-        raise NoServer(f"{path} is too old ({version})")
+        raise StartFailed(f"{path} is too old ({version})")
     return Executable(path, version)

@@ -10,41 +10,35 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import BinaryIO, Final
 
-from sidecar.home import is_alive
+from sidecar.mirror.server.executable import StartFailed
 from sidecar.private_files import HomeError, check_file, check_tree, open_file, private_directory
 from streams.system.files import write_durably
+from streams.system.locks import is_held, take
 
-PID_FILE: Final = "server.json"
+LOCK_FILE: Final = "server.lock"
 CONFIG_FILE: Final = "server.conf"
 LOG_FILE: Final = "server.log"
 PORTS: Final = "ports"
 STORE: Final = "store"
 
 _LOOK_SECONDS: Final = 0.02
+_KILL_SECONDS: Final = 10.0
 _SAID_BYTES: Final = 8192
 _TROUBLE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
-
-
-class StartFailed(Exception):
-    """The server did not start, or exited before it was ready; the text says why."""
-
-    code: ClassVar[str] = "nats-start-failed"
+_PLAIN: Final = re.compile(r"^(?!\[)\S.*", re.MULTILINE)
+"""A line that the program printed before it opened its log, or when it crashed."""
 
 
 class ServerProcess:
-    """A running process, its directory, and the output that it printed before opening its log."""
+    """A running process, its directory, and the size that its log had before."""
 
     def __init__(self, process: asyncio.subprocess.Process, directory: Path, log_offset: int) -> None:
         self._process, self._directory, self._log_offset = process, directory, log_offset
-        self._said: deque[bytes] = deque(maxlen=16)
-        self._listening = asyncio.create_task(self._listen())
 
     @classmethod
     async def start(cls, executable: Path, directory: Path, config: str) -> ServerProcess:
@@ -53,7 +47,7 @@ class ServerProcess:
         Raises:
             StartFailed: a file cannot be written or is a link, or the program cannot be run.
         """
-        ports, log_file = directory / PORTS, directory / LOG_FILE
+        ports, log_file, lock_file = directory / PORTS, directory / LOG_FILE, directory / LOCK_FILE
         try:
             private_directory(ports)
             private_directory(directory / STORE)
@@ -61,39 +55,38 @@ class ServerProcess:
             # later, because the directories have mode 0700.
             check_tree(directory / STORE)
             check_file(log_file)
+            check_file(lock_file)
             for stale in ports.iterdir():
                 stale.unlink()
             write_durably(directory / CONFIG_FILE, config.encode())
-            offset = log_file.stat().st_size if log_file.exists() else 0
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                Path(__file__).with_name("child.py"),
-                str(os.getpid()),
-                executable,
-                "-c",
-                directory / CONFIG_FILE,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                cwd="/",
-                env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
-                start_new_session=True,
-                umask=0o077,
-            )
+            with _appending(log_file) as said, _appending(lock_file) as lock:
+                if not take(lock.fileno()):
+                    raise StartFailed("another NATS server of this home is running")
+                offset = said.tell()
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    Path(__file__).with_name("child.py"),
+                    str(os.getpid()),
+                    str(lock.fileno()),
+                    executable,
+                    "-c",
+                    directory / CONFIG_FILE,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=said,
+                    pass_fds=(lock.fileno(),),
+                    cwd="/",
+                    env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+                    start_new_session=True,
+                    umask=0o077,
+                )
         except HomeError as error:
             raise StartFailed(str(error)) from None
         except OSError as error:
-            name = error.filename or executable
-            raise StartFailed(f"{name}: {error.strerror}") from None
-        made = cls(process, directory, offset)
-        try:
-            write_durably(directory / PID_FILE, json.dumps({"pid": process.pid}).encode() + b"\n")
-        except OSError as error:
-            await made.end(0)
-            raise StartFailed(f"{error.filename}: {error.strerror}") from None
-        return made
+            raise StartFailed(f"{error.filename or executable}: {error.strerror}") from None
+        return cls(process, directory, offset)
 
     @property
     def pid(self) -> int:
@@ -105,115 +98,79 @@ class ServerProcess:
         Raises:
             StartFailed: the server exited instead; the text is the reason that the server gave.
         """
-        while True:
-            if self._process.returncode is not None:
-                raise StartFailed(await self.last_words())
+        while not await self.exits(_LOOK_SECONDS):
             for path in (self._directory / PORTS).glob(f"*_{self.pid}.ports"):
                 with suppress(ValueError, LookupError, TypeError), os.fdopen(open_file(path), "rb") as file:
                     # If the server has not written the whole file yet, parsing fails and the loop looks again.
                     return int(json.loads(file.read())["nats"][0].rpartition(":")[2])
-            await asyncio.sleep(_LOOK_SECONDS)
+        raise StartFailed(self.last_words())
 
-    async def exited(self) -> None:
-        """Return when the process has ended, for any reason. Cancelling is safe."""
-        await self._process.wait()
+    async def exits(self, seconds: float) -> bool:
+        """Whether the process ends within this time. Cancelling is safe."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        return self._process.returncode is not None
 
     async def end(self, patience_seconds: float) -> None:
         """End the process with SIGTERM, and after a while with SIGKILL. Idempotent; a cancellation kills the process at
         once."""
         try:
-            if patience_seconds > 0 and self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self._process.terminate()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(patience_seconds):
-                        await self._process.wait()
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+                await self.exits(patience_seconds)
         finally:
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
+            with suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
-            self._listening.cancel()
-            (self._directory / PID_FILE).unlink(missing_ok=True)
 
-    async def last_words(self) -> str:
+    def last_words(self) -> str:
         """The reason for exiting that the server gave, in one line; without one, the exit code or the signal."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1):
-                await asyncio.shield(self._listening)
-        said = b"".join(self._said).decode("utf-8", "replace")
         code = self._process.returncode
         if code == -signal.SIGKILL:
             return "killed by signal 9"  # the server's earlier output cannot explain a kill
-        found = _TROUBLE.findall(_tail(self._directory / LOG_FILE, self._log_offset)) or said.strip().splitlines()[:1]
+        said = _tail(self._directory / LOG_FILE, self._log_offset)
+        found = _TROUBLE.findall(said)[-1:] or _PLAIN.findall(said)[:1]
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return f"{found[-1][:300]} ({how})" if found else how
-
-    async def _listen(self) -> None:
-        # The server writes its first few lines to stderr, then to its log file. An unread pipe would block it.
-        assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(1024):
-            self._said.append(chunk)
+        return f"{found[0][:300]} ({how})" if found else how
 
 
-def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
+async def clear_orphan(directory: Path, patience_seconds: float) -> int | None:
     """End the server that a dead sidecar left running in ``directory``; return the server's pid, or ``None`` if there
     was none.
 
-    Ends only a process of this user that was started with this directory's configuration file, because the system may
-    have reused the pid. The caller holds the home's lock. Blocks.
+    A server holds the lock of ``server.lock``, which says its pid. The caller holds the home's lock.
 
     Raises:
         StartFailed: the old server does not end, and two servers would damage the store.
     """
-    path = directory / PID_FILE
+    pid = None
     try:
-        with os.fdopen(open_file(path), "rb") as file:
-            pid = json.loads(file.read())["pid"]
+        lock = open_file(directory / LOCK_FILE)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError, TypeError):
-        pid = 0
-    if type(pid) is not int or pid <= 1 or not _is_ours(pid, directory):
-        path.unlink(missing_ok=True)
-        return None
-    for number, patience in ((signal.SIGTERM, patience_seconds), (signal.SIGKILL, 10.0)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        if _gone(pid, directory, patience):
-            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StartFailed(f"{error.filename}: {error.strerror}") from None
+    try:
+        for number, patience in ((signal.SIGTERM, patience_seconds), (signal.SIGKILL, _KILL_SECONDS)):
+            if not is_held(lock):
+                return pid
+            with suppress(ValueError, ProcessLookupError):
+                pid = int(os.pread(lock, 20, 0))
+                os.kill(pid, number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    while is_held(lock):  # noqa: ASYNC110 - another process frees it
+                        await asyncio.sleep(_LOOK_SECONDS)
+        if not is_held(lock):
             return pid
+    finally:
+        os.close(lock)
     raise StartFailed(f"an older NATS server (pid {pid}) of this home does not exit; stop it with `kill`")
 
 
-def _gone(pid: int, directory: Path, seconds: float) -> bool:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while is_alive(pid) and _is_ours(pid, directory):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_SECONDS)
-    return True
-
-
-def _is_ours(pid: int, directory: Path) -> bool:
-    config = str(directory / CONFIG_FILE)
-    if sys.platform == "linux":
-        try:
-            place = Path("/proc") / str(pid)
-            words = (place / "cmdline").read_bytes().split(b"\0")
-            # A zombie process has no command line, so it does not count as a running server.
-            return place.stat().st_uid == os.geteuid() and os.fsencode(config) in words
-        except OSError:
-            return False
-    command = ["/bin/ps", "-ww", "-o", "uid=,command=", "-p", str(pid)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - a list, no shell
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    uid, _, line = done.stdout.strip().partition(" ")
-    return uid == str(os.geteuid()) and line.rstrip().endswith(f"-c {config}")
+def _appending(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "ab")
 
 
 def _tail(path: Path, offset: int) -> str:

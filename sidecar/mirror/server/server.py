@@ -19,15 +19,16 @@ from bridge.nats.jetstream.errors import NatsError, NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.wire import ServerFacts
 from sidecar.config import NatsConfig
-from sidecar.mirror.server.executable import Executable, NoServer, find_executable
-from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
+from sidecar.mirror.server.executable import StartFailed, find_executable
+from sidecar.mirror.server.process import ServerProcess, clear_orphan
 from sidecar.mirror.settings import FREE_PORT, embedded_options, server_config
 from streams.system.retry import Retry
 
 log = logging.getLogger("sidecar.mirror")
 
-
 RESTART: Final = Retry(0.2, 60.0)
+_STARTING_SECONDS: Final = 0.05
+"""The pause between two probes of a server that starts: it may still read its store when its port is already open."""
 
 
 class State(StrEnum):
@@ -36,10 +37,7 @@ class State(StrEnum):
     RUNNING = "running"
     UNWELL = "not answering"
     """The server's process is running, but its last probe failed."""
-    ENDING = "being ended"
-    """The server no longer answers, so it is killed and restarted."""
     WAITING = "waiting to be started again"
-    STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +75,7 @@ class EmbeddedServer:
         self._options: ConnectOptions | None = None
         self._facts: ServerFacts | None = None
         self._port = config.port or FREE_PORT
-        self._failures = 0
         self._keeping: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
 
     def start(self) -> None:
         """Start the server and keep it running, in the background."""
@@ -89,12 +85,11 @@ class EmbeddedServer:
     async def stop(self) -> None:
         """End the server for good. Idempotent; no process is left when this returns."""
         if self._keeping is not None:
-            self._is(State.STOPPING)
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._keeping = None
-        await self._end(self._timing.stop)
-        self._is(State.STOPPED)
+        await self._end()
+        self.state = State.STOPPED
 
     async def options(self) -> ConnectOptions:
         """The options for connecting to the server now.
@@ -107,21 +102,15 @@ class EmbeddedServer:
             raise NatsUnavailable(f"{reason}: {self.problem}" if self.problem else reason)
         return self._options
 
-    async def until(self, *states: State) -> None:
-        while self.state not in states:
-            self._changed.clear()
-            await self._changed.wait()
-
     def status(self) -> dict[str, Any]:
         """What ``status`` shows about the server. ``pid``, ``port`` and ``version`` are null while the server is not
         running.
         """
-        facts, options = self._facts, self._options
         return {
             "state": self.state.value,
             "pid": self._process.pid if self._process is not None else None,
-            "port": self._port if options is not None else None,
-            "version": facts.version if facts is not None else None,
+            "port": self._port if self._options is not None else None,
+            "version": self._facts.version if self._facts is not None else None,
             "restarts": self.restarts,
             "problem": self.problem,
         }
@@ -129,106 +118,71 @@ class EmbeddedServer:
     # --- its life ---
 
     async def _keep(self) -> None:
-        timing = self._timing
+        timing, failures = self._timing, 0
         loop = asyncio.get_running_loop()
         while True:
-            self._is(State.STARTING)
-            began = loop.time()
+            self.state, began = State.STARTING, loop.time()
             try:
-                try:
-                    await self._begin()
-                    await self._watch()
-                finally:
-                    self._options = self._facts = None
-            except (StartFailed, NoServer, NatsError, OSError) as error:
+                await self._serve()
+            except (StartFailed, OSError) as error:
                 self._note(str(error))
-            await self._end(0 if self.state is State.ENDING else timing.stop)
-            self._is(State.WAITING)
-            self._failures = 1 if loop.time() - began >= timing.settled else self._failures + 1
-            pause = timing.restart.pause(self._failures)
+            await self._end()
+            self.state = State.WAITING
+            failures = 1 if loop.time() - began >= timing.settled else failures + 1
+            pause = timing.restart.pause(failures)
             log.warning("restarting the NATS server in %.1f s: %s", pause, self.problem)
             await asyncio.sleep(pause)
             self.restarts += 1
 
-    async def _begin(self) -> None:
-        loop = asyncio.get_running_loop()
-        left = await loop.run_in_executor(None, clear_orphan, self._directory, self._timing.stop)
-        if left is not None:
+    async def _serve(self) -> None:
+        """Start the server, and probe it until it fails. Raises ``StartFailed``, with the reason."""
+        timing = self._timing
+        if left := await clear_orphan(self._directory, timing.stop):
             log.warning("ended a NATS server (pid %d) that an earlier sidecar left behind", left)
-        found: Executable = await find_executable(self._config.executable)
+        found = await find_executable(self._config.executable)
         token = self._new_token()
         config = server_config(self._directory, self._config, token=token, port=self._port)
         # If this start fails, perhaps because the remembered port is in use, the next one uses the configured port or
         # any free port.
         self._port = self._config.port or FREE_PORT
         self._process = process = await ServerProcess.start(found.path, self._directory, config)
+        late = f"the server was not ready within {timing.start:g} s"
+        deadline = asyncio.get_running_loop().time() + timing.start
         try:
-            async with asyncio.timeout(self._timing.start):
-                port = await self._listening(process)
-                options = embedded_options(port=port, token=token, server_id=None)
-                facts = await self._first_answer(options)
+            async with asyncio.timeout_at(deadline):
+                port = await process.port()
         except TimeoutError:
-            self._is(State.ENDING)
-            raise StartFailed(f"the server was not ready within {self._timing.start:g} s") from None
-        # Remember the port for the next start, so that clients with a fixed port keep working.
-        self._port = port
-        self._facts = facts
-        self._options = embedded_options(port=port, token=token, server_id=facts.id)
-        self.problem = ""
-        self._is(State.RUNNING)
-        log.info("NATS server %s is running on port %d, pid %d", facts.version, port, process.pid)
-
-    async def _listening(self, process: ServerProcess) -> int:
-        try:
-            return await process.port()
+            raise StartFailed(late) from None
         except StartFailed as error:
-            if not self._config.port or "address already in use" not in str(error):
-                raise
-            taken = (
-                f"port {self._config.port} is in use by another program; set another `port` in [nats], or 0 for any "
-                "free port"
-            )
-            raise StartFailed(taken) from None
-
-    async def _first_answer(self, options: ConnectOptions) -> ServerFacts:
-        """Wait for the first answer, because JetStream may still be reading its store when the port is already open."""
-        assert self._process is not None
-        while True:
+            raise StartFailed(self._explained(str(error))) from None
+        options, misses = embedded_options(port=port, token=token, server_id=None), 0
+        while not await process.exits(timing.probe if self._options is not None else _STARTING_SECONDS):
             try:
-                return await self._probe(options)
-            except NatsUnavailable:
-                exited = asyncio.ensure_future(self._process.exited())
-                done, _ = await asyncio.wait((exited,), timeout=0.05)
-                exited.cancel()
-                if done:
-                    raise StartFailed(await self._process.last_words()) from None
+                facts = await self._probe(self._options or options)
+            except NatsError as error:
+                if self._options is None:
+                    if asyncio.get_running_loop().time() >= deadline:
+                        raise StartFailed(late) from None
+                    continue
+                misses += 1
+                self._note(str(error))
+                self.state = State.UNWELL
+                if misses >= timing.misses:
+                    raise StartFailed(f"the server did not answer {misses} probes in a row: {error}") from None
+                continue
+            if self._options is None:
+                log.info("NATS server %s is running on port %d, pid %d", facts.version, port, process.pid)
+                # Remember the port for the next start, so that clients with a fixed port keep working.
+                self._port, self._facts = port, facts
+                self._options = embedded_options(port=port, token=token, server_id=facts.id)
+            misses, self.problem, self.state = 0, "", State.RUNNING
+        raise StartFailed(f"the server exited: {process.last_words()}")
 
-    async def _watch(self) -> None:
-        assert self._process is not None and self._options is not None
-        process = self._process
-        exited = asyncio.ensure_future(process.exited())
-        misses = 0
-        try:
-            while True:
-                await asyncio.wait((exited,), timeout=self._timing.probe)
-                if exited.done():
-                    raise StartFailed(f"the server exited: {await process.last_words()}")
-                try:
-                    await self._probe(self._options)
-                except NatsError as error:
-                    misses += 1
-                    if exited.done():
-                        continue
-                    self._note(str(error))
-                    self._is(State.UNWELL)
-                    if misses >= self._timing.misses:
-                        self._is(State.ENDING)
-                        raise StartFailed(f"the server did not answer {misses} probes in a row: {error}") from None
-                else:
-                    misses, self.problem = 0, ""
-                    self._is(State.RUNNING)
-        finally:
-            exited.cancel()
+    def _explained(self, problem: str) -> str:
+        if not self._config.port or "address already in use" not in problem:
+            return problem
+        other = "set another `port` in [nats], or 0 for any free port"
+        return f"port {self._config.port} is in use by another program; {other}"
 
     async def _probe(self, options: ConnectOptions) -> ServerFacts:
         """Check that a new connection, the token and JetStream all work."""
@@ -240,17 +194,13 @@ class EmbeddedServer:
         finally:
             await session.close()
 
-    async def _end(self, patience_seconds: float) -> None:
+    async def _end(self) -> None:
         process, self._process = self._process, None
         self._options = self._facts = None
         if process is not None:
-            await process.end(patience_seconds)
+            await process.end(self._timing.stop)
 
     def _note(self, problem: str) -> None:
         if problem != self.problem:
             log.warning("the NATS server: %s", problem)
         self.problem = problem
-
-    def _is(self, state: State) -> None:
-        self.state = state
-        self._changed.set()

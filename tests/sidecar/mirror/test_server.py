@@ -30,11 +30,14 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition
 from bridge.nats.jetstream.wire import Message
 from sidecar.config import NatsConfig
-from sidecar.mirror.server.process import ServerProcess, StartFailed, clear_orphan
+from sidecar.mirror.server import process
+from sidecar.mirror.server.executable import StartFailed
+from sidecar.mirror.server.process import ServerProcess, clear_orphan
 from sidecar.mirror.server.server import EmbeddedServer, State, Timing
 from sidecar.mirror.settings import FREE_PORT, server_config
 from streams.bus.contract import BusError, Delivery, Done, Outcome
 from streams.identity import seeded_identity
+from streams.system.locks import take
 from streams.system.retry import Retry
 from tests.nats_servers import HANG_SECONDS, NEWEST, is_root, program, servers_of, until
 
@@ -82,7 +85,7 @@ async def test_it_runs_closed_to_others_and_ends(directory: Path) -> None:
         status = server.status()
         assert status["state"] == "running" and status["version"].startswith(NEWEST) and status["problem"] == ""
         assert servers_of(directory) == [status["pid"]]
-        assert {mode(directory / name) for name in ("server.conf", "server.json", "server.log")} == {0o600}
+        assert {mode(directory / name) for name in ("server.conf", "server.lock", "server.log")} == {0o600}
         assert {mode(directory / name) for name in ("ports", "store")} == {0o700}
         config = json.loads((directory / "server.conf").read_text())
         token = config["authorization"]["token"]
@@ -94,7 +97,6 @@ async def test_it_runs_closed_to_others_and_ends(directory: Path) -> None:
         await session.send("secret.subject", b"a payload nobody may find in a log")
         await session.api("INFO")  # the server has read it when it answers
         await session.close()
-    assert not (directory / "server.json").exists()
     log = (directory / "server.log").read_text()
     assert "payload nobody" not in log and "secret.subject" not in log and token not in log
     with pytest.raises(NatsUnavailable, match=State.STOPPED.value):
@@ -233,23 +235,25 @@ def _without_root_rights(directory: Path) -> Path:
 
 
 # --- orphans ---
-def left_behind(directory: Path, pid: int) -> None:
-    (directory / "server.json").write_text(json.dumps({"pid": pid}))
+
+
+def left_behind(directory: Path, *command: str | Path) -> subprocess.Popen[bytes]:
+    """A program that was started as the server is, and is running."""
+    with (directory / "server.lock").open("ab") as lock:
+        assert take(lock.fileno())
+        child = [sys.executable, Path(process.__file__).with_name("child.py"), str(os.getpid()), str(lock.fileno())]
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*child, *command], stdin=pipe, stdout=pipe, pass_fds=(lock.fileno(),))
 
 
 async def test_one_that_a_dead_sidecar_left_is_ended_first(directory: Path) -> None:
     async with embedded(directory) as server:
         await (await running(server)).close()
-    config = directory / "server.conf"
-    # Without the wrapper that ties its life to ours, as where the system cannot do that.
-    left = subprocess.Popen([PROGRAM, "-c", config], stderr=subprocess.DEVNULL, start_new_session=True)
+    left = left_behind(directory, PROGRAM, "-c", directory / "server.conf")
     try:
-        left_behind(directory, left.pid)
-        while servers_of(directory) != [
-            left.pid
-        ]:  # the system shows a new program's arguments after Popen has returned
+        while servers_of(directory) != [left.pid]:  # the lock is held before the program is executed
             await asyncio.sleep(0)
-        ended = asyncio.get_running_loop().run_in_executor(None, left.wait)
+        ended = asyncio.get_running_loop().run_in_executor(None, left.communicate)
         async with embedded(directory) as server:
             await (await running(server)).close()
             await asyncio.wait_for(ended, HANG_SECONDS)
@@ -258,32 +262,33 @@ async def test_one_that_a_dead_sidecar_left_is_ended_first(directory: Path) -> N
         left.kill()
 
 
-def test_another_process_of_that_number_is_left_alone(directory: Path, tmp_path: Path) -> None:
-    other_config = tmp_path / "other" / "server.conf"
-    other = subprocess.Popen([sys.executable, "-c", "input()", "-c", str(other_config)], stdin=subprocess.PIPE)
-    try:
-        for content in (json.dumps({"pid": other.pid}), '{"pid": 1}', '{"pid": true}', '{"pid": -1}', "{", "[]", ""):
-            (directory / "server.json").write_text(content)
-            assert clear_orphan(directory, 1) is None
-            assert not (directory / "server.json").exists()
-        assert clear_orphan(directory, 1) is None
+async def test_another_process_of_that_number_is_left_alone(directory: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        for content in (str(other.pid), "1", "-1", "x", ""):
+            (directory / "server.lock").write_text(content)
+            assert await clear_orphan(directory, 1) is None
+        (directory / "server.lock").unlink()
+        assert await clear_orphan(directory, 1) is None
         assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-        other.stdin.close()  # type: ignore[union-attr]
+        other.communicate(b"\n", HANG_SECONDS)
+        assert other.returncode == 0
 
 
-def test_one_that_does_not_heed_is_killed(directory: Path) -> None:
+async def test_one_that_does_not_heed_is_killed(directory: Path) -> None:
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); input()"
-    command = [sys.executable, "-c", stubborn, "-c", str(directory / "server.conf")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdout.readline()  # type: ignore[union-attr]
-    left_behind(directory, process.pid)
-    assert clear_orphan(directory, 0.2) == process.pid
-    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
-    process.stdin.close()  # type: ignore[union-attr]
-    process.stdout.close()  # type: ignore[union-attr]
+    left = left_behind(directory, sys.executable, "-c", stubborn)
+    left.stdout.readline()  # type: ignore[union-attr]
+    assert await clear_orphan(directory, 0.2) == left.pid
+    assert left.wait(HANG_SECONDS) == -signal.SIGKILL
+    left.communicate()
+
+
+async def test_no_second_program_runs_beside_one(directory: Path) -> None:
+    with left_behind(directory, sys.executable, "-c", "print(1, flush=True); input()") as first:
+        first.stdout.readline()  # type: ignore[union-attr]
+        with pytest.raises(StartFailed):
+            await ServerProcess.start(PROGRAM, directory, "")
+        first.communicate(b"\n", HANG_SECONDS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
@@ -327,18 +332,15 @@ async def test_a_server_does_not_start_through_a_link(directory: Path, tmp_path:
     assert [path.name for path in theirs.iterdir()] == ["letter.txt"] and letter.read_text() == "mine"
 
 
-def test_the_note_about_an_orphan_is_not_read_through_a_link(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    note = tmp_path / "note.json"
-    note.write_text('{"pid": 4194305}')
-    (directory / "server.json").symlink_to(note)
-    judged: list[int] = []
-    monkeypatch.setattr("sidecar.mirror.server.process._is_ours", lambda pid, directory: bool(judged.append(pid)))
-
-    assert clear_orphan(directory, 1) is None
-
-    assert judged == [] and note.exists()
+async def test_the_lock_is_no_link(directory: Path, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    note.write_text("1")
+    (directory / "server.lock").symlink_to(note)
+    with pytest.raises(StartFailed):
+        await clear_orphan(directory, 1)
+    with pytest.raises(StartFailed):
+        await ServerProcess.start(PROGRAM, directory, "")
+    assert note.read_text() == "1"
 
 
 KILLS = 4
