@@ -66,13 +66,13 @@ export class Copies {
       run?.stop();
       return { data: await run?.ended };
     },
-    /** Gives a command that does nothing. When it has begun, `variables.told` gives its variables, once. */
+    /** Gives a command that does nothing. When it has begun, `variables.get` gives its variables, once. */
     "variables.ask": async () => {
       const command = `: durable-stream reads these variables: ${randomBytes(16).toString("hex")}; sleep 20; :`;
       this.#asked.set(command, null);
       return { data: command };
     },
-    "variables.told": async (_, { command }) => {
+    "variables.get": async (_, { command }) => {
       const data = this.#asked.get(command);
       this.#asked.delete(command);
       return { data };
@@ -104,14 +104,14 @@ export class Copies {
 
   /** @param {{command: string, directory: string, project: string, variables?: NodeJS.ProcessEnv}} wanted */
   #begin({ command, directory, project, variables }) {
-    const kept = Object.entries(variables ?? this.#env).filter(([name]) => !AWAY.test(name));
+    const own = Object.entries(variables ?? this.#env).filter(([name]) => !AWAY.test(name));
     // A file without a name, which what the command leaves running may hold open.
     const name = path.join(directory, `.durable-stream-${randomBytes(8).toString("hex")}`);
     const file = fs.openSync(name, "wx+", 0o600);
     fs.unlinkSync(name);
     const child = this.#spawn("/bin/sh", ["-c", SHELL, "sh", command], {
       cwd: directory,
-      env: { ...Object.fromEntries(kept), PWD: directory, DURABLE_STREAM_PROJECT: project },
+      env: { ...Object.fromEntries(own), PWD: directory, DURABLE_STREAM_PROJECT: project },
       detached: true,
       stdio: ["pipe", file, file],
     });

@@ -188,9 +188,9 @@ export class Feed {
   #isInScope(session, event) {
     const directories = this.#directories();
     // Some events do not say where they happened, but an earlier event of the session did.
-    const told = textOrNull(event.location?.directory);
-    if (told) this.#places.set(session, told);
-    const place = told ?? this.#places.get(session);
+    const directory = textOrNull(event.location?.directory);
+    if (directory) this.#places.set(session, directory);
+    const place = directory ?? this.#places.get(session);
     return directories.length === 0 || !place || directories.some((directory) => isBelow(place, directory));
   }
 

@@ -21,15 +21,15 @@ export function tellFocus(renderer, home, session) {
   if (typeof renderer?.on !== "function" || typeof renderer.off !== "function") return () => {};
   const file = path.join(home, FOLDER, `${process.pid}.json`);
   let focus = "unknown";
-  let told = "";
+  let written = "";
   const tell = () => {
     try {
       const now = JSON.stringify({ session: session() ?? null, focus });
-      if (now === told) return;
+      if (now === written) return;
       fs.mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
       fs.writeFileSync(`${file}.new`, now, { mode: 0o600 });
       fs.renameSync(`${file}.new`, file);
-      told = now;
+      written = now;
     } catch {
       // the home is gone or full: then the focus is unknown, which the sidecar can live with
     }

@@ -147,10 +147,10 @@ function cgroupLines() {
 
 /** @param {NodeJS.ProcessEnv} env @param {string} cwd */
 export function environmentLines(env, cwd) {
-  const kept = Object.entries(env).filter(([name, value]) => value !== undefined && !NOISE.test(name));
-  const relative = kept.some(([name, value]) => isRelative(name, String(value)));
+  const variables = Object.entries(env).filter(([name, value]) => value !== undefined && !NOISE.test(name));
+  const relative = variables.some(([name, value]) => isRelative(name, String(value)));
   // A relative place is another one in each directory.
-  return [...kept.map(([name, value]) => `${name}=${value}`), ...(relative ? [`=${cwd}`] : [])];
+  return [...variables.map(([name, value]) => `${name}=${value}`), ...(relative ? [`=${cwd}`] : [])];
 }
 
 /** @param {string} name @param {string} value */

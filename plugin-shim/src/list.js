@@ -100,8 +100,8 @@ export class List {
   async open() {
     this.#screen.select(TITLE, [], "Looking…");
     await this.#act(async () => {
-      const told = await this.#run("top", "--json");
-      const state = told ? JSON.parse(told) : { waiting: [], agents: [] }; // it prints nothing before the first session
+      const output = await this.#run("top", "--json");
+      const state = output ? JSON.parse(output) : { waiting: [], agents: [] }; // it prints nothing before the first session
       const found = state.sidecar === false ? "The sidecar is not running, so nothing here goes on" : "Search";
       const entries = [...state.waiting.map((/** @type {any} */ each) => this.#waiting(each))];
       for (const agent of [...state.agents].reverse()) entries.push(this.#agent(agent));
@@ -253,9 +253,9 @@ export function onOneLine(text) {
 export function cutMiddle(text, most) {
   if (text.length <= most) return text;
   const left = text.length - most + 40;
-  const kept = text.length - left;
-  const begin = Math.ceil(kept / 2);
-  return `${text.slice(0, begin)} … ${left} characters left out … ${text.slice(text.length - kept + begin)}`;
+  const room = text.length - left;
+  const begin = Math.ceil(room / 2);
+  return `${text.slice(0, begin)} … ${left} characters left out … ${text.slice(text.length - room + begin)}`;
 }
 
 /**

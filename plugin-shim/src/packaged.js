@@ -1,5 +1,5 @@
 /**
- * The plugin of the npm package, which no installation told where the program is.
+ * The plugin of the npm package, to which no installation said where the program is.
  */
 import { plugin } from "./plugin.js";
 import { findProgram, hasHome } from "./program.js";

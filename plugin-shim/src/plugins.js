@@ -34,7 +34,7 @@ export function remember(client, config) {
  */
 export async function listed(client) {
   const names = client && configured.get(client);
-  if (!names) return { error: new Error("OpenCode has not told its plugins yet") };
+  if (!names) return { error: new Error("OpenCode has not named its plugins yet") };
   const about = async (/** @type {string} */ name) => ({ name, ...(await fault(name)) });
   return { data: await Promise.all(names.map(about)) };
 }

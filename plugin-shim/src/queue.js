@@ -39,10 +39,10 @@ export class Queue {
 
   /** Highest seq assigned. */
   last = 0;
-  /** Bytes of item text held. */
+  /** Bytes of item text in memory. */
   bytes = 0;
 
-  /** @param {number} limit maximum bytes of item text to hold */
+  /** @param {number} limit maximum bytes of item text in memory */
   constructor(limit) {
     this.#limit = limit;
   }
@@ -53,8 +53,8 @@ export class Queue {
 
   /** How many hooks are lost if memory is. */
   get hooks() {
-    const held = this.#items.slice(this.#head).map((item) => item.hooks ?? 1);
-    return [...held, ...[...this.#gaps.values()].map((gap) => gap.lost)].reduce((sum, lost) => sum + lost, 0);
+    const waiting = this.#items.slice(this.#head).map((item) => item.hooks ?? 1);
+    return [...waiting, ...[...this.#gaps.values()].map((gap) => gap.lost)].reduce((sum, lost) => sum + lost, 0);
   }
 
   /** True if there is an unreported gap. */
@@ -145,7 +145,7 @@ export class Queue {
     return this.after(seq - 1)?.seq === seq;
   }
 
-  /** Held seqs have no gaps, and the newest is `last`. @param {number} seq at most `last` */
+  /** Seqs in memory have no gaps, and the newest is `last`. @param {number} seq at most `last` */
   #indexAfter(seq) {
     return Math.max(this.#head, this.#items.length - (this.last - seq));
   }

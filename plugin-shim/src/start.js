@@ -77,11 +77,11 @@ export async function locate(home) {
  * Whether a namespace is this process's own. Without namespaces, there is only one.
  *
  * @param {string} kind
- * @param {unknown} told
+ * @param {unknown} name
  */
-function isOurs(kind, told) {
+function isOurs(kind, name) {
   try {
-    return !told || fs.readlinkSync(`/proc/self/ns/${kind}`) === told;
+    return !name || fs.readlinkSync(`/proc/self/ns/${kind}`) === name;
   } catch {
     return true; // The system has none, or hides them.
   }

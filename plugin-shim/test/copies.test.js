@@ -133,7 +133,7 @@ test("the sidecar gets the variables of a command that it may begin once, and th
   copies.begins({ command: "ls", env });
   copies.begins({ get command() { throw new Error("another form of event"); } });
   env.ASKER = "later";
-  const told = () => Promise.all([command, other, "ls"].map((each) => call("variables.told", { command: each })));
-  assert.deepEqual(await told(), [{ ASKER: "terminal" }, null, undefined]);
-  assert.deepEqual(await told(), [undefined, undefined, undefined]);
+  const given = () => Promise.all([command, other, "ls"].map((each) => call("variables.get", { command: each })));
+  assert.deepEqual(await given(), [{ ASKER: "terminal" }, null, undefined]);
+  assert.deepEqual(await given(), [undefined, undefined, undefined]);
 });

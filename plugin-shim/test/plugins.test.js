@@ -37,7 +37,7 @@ test("each configured plugin is imported when the sidecar asks, and runs no seco
 test("an unknown configuration does not give an empty list", async () => {
   for (const [client, config] of [[{}, null], [undefined, {}], [{}, { plugin: 1 }]]) {
     remember(client, config);
-    assert.match(String((await listed(client)).error), /not told/);
+    assert.match(String((await listed(client)).error), /not named/);
   }
   const client = {};
   remember(client, {});

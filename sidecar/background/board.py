@@ -128,17 +128,17 @@ class Board:
         names = ("id", "state", "title", "session", "parent", "tokens", "cost", "reason", "code", "resumes", "ended")
         row = {name: getattr(intent, name) for name in names}
         doing = self._last(intent.session if intent.session and intent.state not in ENDED else "")
-        told = {"shown": sentences.state_of(intent), "what": sentences.work(intent)}
-        return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **told, **doing}
+        words = {"shown": sentences.state_of(intent), "what": sentences.work(intent)}
+        return {**row, "model": intent.runs_on, "ran": ran, "asks": len(intent.asks), **words, **doing}
 
     def _waiting(self) -> list[dict[str, Any]]:
         known = self._messages.questions()
-        told = {each.request for each in known}
+        known_requests = {each.request for each in known}
         open_ = [each for each in known if each.is_open]
         open_ += [
             of_ask(directory, ask, self._asked[ask.event])
             for ask, directory in self._asks
-            if ask.request not in told and ask.event in self._asked
+            if ask.request not in known_requests and ask.event in self._asked
         ]
         names = ("id", "kind", "session", "text", "options")
         rows = [{name: getattr(each, name) for name in names} | {"since": each.queued} for each in open_]

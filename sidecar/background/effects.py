@@ -33,7 +33,7 @@ from sidecar.background.unredacted import Said
 
 log = logging.getLogger("sidecar.background")
 
-KEPT_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
+SAVED_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, *(0.5 for _ in range(18)))
 """The pauses, in seconds, after the looks for a message in the session's history: some 10 seconds in all."""
 
 START_LONGEST: Final = START_SECONDS + 3 * LINK_SECONDS
@@ -76,8 +76,8 @@ class Prompt(Repeatable):
 
     async def reconcile(self, effect: Effect, key: str) -> Reconciled:
         args = effect.args
-        held = await self._hosts.of(args["session"]).holds(args["session"], key, directory=args["directory"])
-        return Reconciled(held, {"held": True})
+        present = await self._hosts.of(args["session"]).holds(args["session"], key, directory=args["directory"])
+        return Reconciled(present, {"present": True})
 
 
 class HostActs:
@@ -142,13 +142,13 @@ class HostActs:
         return {"session": session}
 
     async def prompt(self, args: dict[str, Any], key: str) -> dict[str, Any]:
-        """``opencode.prompt``: sends a prompt to a phantom session. Result: ``held`` if the session already had the
+        """``opencode.prompt``: sends a prompt to a phantom session. Result: ``present`` if the session already had the
         prompt, or needs none because OpenCode continues the session by itself; ``absent`` if the prompt is waiting for
         an OpenCode."""
         text, host = self._said.restore(args.get("said", ""), args["text"]), self.hosts.of(args["session"])
         try:
             if args.get("waits") and await host.goes_on(args["session"]):
-                return {"held": True}
+                return {"present": True}
             sent = await host.prompt(
                 args["session"],
                 [Part(text, key, is_prompt=True)],
@@ -158,7 +158,7 @@ class HostActs:
             )
         except HostAbsent:
             return {"absent": True}
-        return {} if sent else {"held": True}
+        return {} if sent else {"present": True}
 
     async def abort(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``opencode.abort``: stops a phantom session, and what it left running. With ``late``, also stops a turn that
@@ -179,7 +179,7 @@ class HostActs:
         """``opencode.wake``: sends messages to a user's session, only while the session is idle, and only through the
         host of the session.
 
-        Result: ``{"status": "sent" | "busy" | "absent"}``, and after ``sent`` also ``kept``: whether the session's
+        Result: ``{"status": "sent" | "busy" | "absent"}``, and after ``sent`` also ``saved``: whether the session's
         history has the message. A busy session or an absent OpenCode is not a failure. The agent tries again when the
         session's turn ends, or when an OpenCode for the session is connected again.
         """
@@ -197,7 +197,7 @@ class HostActs:
             reply=bool(args.get("wake", True)),
         )
         keys = [each["key"] for each in args["texts"]]
-        return {"status": "sent", "kept": await is_kept(host, session, keys, about.get("directory", ""))}
+        return {"status": "sent", "saved": await is_saved(host, session, keys, about.get("directory", ""))}
 
     async def check(self, args: dict[str, Any], key: str) -> dict[str, Any]:
         """``opencode.check``: asks what a phantom's session did, if the log does not show it. Result: a ``Look``, whose
@@ -216,11 +216,11 @@ class HostActs:
         return {"status": await self.hosts.of(session).answer(session, args["request"], args["kind"], answer)}
 
 
-async def is_kept(host: Host, session: str, keys: Sequence[str], directory: str) -> bool:
+async def is_saved(host: Host, session: str, keys: Sequence[str], directory: str) -> bool:
     """Whether a session's history has every message. OpenCode 1 saves a message a moment after it accepts it."""
-    for pause in KEPT_PAUSES:
-        held = [await host.holds(session, key, directory=directory) for key in keys]
-        if all(held):
+    for pause in SAVED_PAUSES:
+        present = [await host.holds(session, key, directory=directory) for key in keys]
+        if all(present):
             return True
         await asyncio.sleep(pause)
     return False

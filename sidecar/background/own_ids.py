@@ -38,9 +38,9 @@ def of_person(known: Iterable[T], given: str, noun: Literal["intent", "checkpoin
 class Caller:
     """The session whose model calls a tool. Everything that the model names is found through this class."""
 
-    def __init__(self, session: str, works: Works, told: State) -> None:
+    def __init__(self, session: str, works: Works, messages: State) -> None:
         self.session = session
-        self._works, self._intents, self._told = works, works.intents(), told
+        self._works, self._intents, self._messages = works, works.intents(), messages
 
     def owns(self, session: str | None) -> bool:
         return bool(session) and self.session in self._works.above(session)
@@ -66,7 +66,7 @@ class Caller:
         Raises:
             RequestError: the caller has no such checkpoint, or several.
         """
-        mine = [known for known in self._told.questions() if self.owns(known.session)]
+        mine = [known for known in self._messages.questions() if self.owns(known.session)]
         return _only(mine, given, "no-checkpoint")
 
 

@@ -197,8 +197,8 @@ async def read_notices(reader: StreamReader) -> list[dict[str, Any]]:
         elif (of := rows.get(given.get("message", ""))) is not None:
             change = event.type.removeprefix("message.")
             if "channel" in given:
-                told = {name: given[name] for name in ("channel", "attempt", "error") if given.get(name)}
-                of["channels"].append({**told, "state": change, "ts": event.ts})
+                sent = {name: given[name] for name in ("channel", "attempt", "error") if given.get(name)}
+                of["channels"].append({**sent, "state": change, "ts": event.ts})
             of |= {"state": after(MESSAGE, of["state"], event.type), change: event.ts}
             of |= {name: given[old] for name, old in (("why", "why"), ("session", "to")) if given.get(old)}
     return sorted(rows.values(), key=lambda row: row["queued"])

@@ -57,9 +57,9 @@ class WorkRequests:
         if args.continues is not None:
             before = self._ended(args)
             isolation = "copy" if before.copy else "shared"
-            kept = {"parent": before.parent, "agent": before.agent, "directory": before.directory}
+            same = {"parent": before.parent, "agent": before.agent, "directory": before.directory}
             models = args.models or before.models
-            args = args.model_copy(update={**kept, "models": models, "isolation": isolation})
+            args = args.model_copy(update={**same, "models": models, "isolation": isolation})
         if not await asyncio.to_thread(Path(args.directory).is_dir):
             raise RequestError("not-found", f"{args.directory}: this directory does not exist")
         if odd := next((model for model in args.models if "/" not in model), None):
@@ -130,7 +130,7 @@ class WorkRequests:
         return {**as_row(self._durable.data.intents[intent.id]), "changed": changed[:MAX_FILES], "count": len(changed)}
 
     async def _discard(self, args: DiscardArgs) -> dict[str, Any]:
-        """Remove an ended intent's saved changes, and its copy if it was kept. Idempotent."""
+        """Remove an ended intent's saved changes, and its copy if it was same. Idempotent."""
         intent = self._durable.find(args.intent)
         check_ended(self._durable.data, intent)
         has_changes, copy = bool(intent.changes.get("saved")), copy_of(self._durable.data, intent)

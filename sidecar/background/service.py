@@ -181,7 +181,7 @@ class DurableStream:
         return running or self.people.owes()
 
     async def rest(self) -> list[int]:
-        """End each headless OpenCode that has no work. Returns the processes of those that go on. What is to be told
+        """End each headless OpenCode that has no work. Returns the processes of those that go on. A notification
         needs none: the OpenCode whose session hears it starts another sidecar."""
         return await self.headless.rest({each.environment for each in self.data.unfinished()})
 
@@ -365,8 +365,8 @@ class DurableStream:
             return await host.identity_of(given.parent, link)
         return await self.of_terminal(given.terminal)
 
-    async def of_terminal(self, told: Terminal) -> str:
-        if identity := await self.headless.of_terminal(told):
+    async def of_terminal(self, terminal: Terminal) -> str:
+        if identity := await self.headless.of_terminal(terminal):
             return identity
         raise RequestError("rights-unknown", "the terminal is in a sandbox, and no OpenCode was started there")
 

@@ -14,7 +14,7 @@ from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.registering import DEFAULT_MINUTES, RegisterArgs
 from sidecar.background.intents.state import Intent
-from sidecar.background.intents.texts import told
+from sidecar.background.intents.texts import notice_text
 from sidecar.background.messages.deliver import notice_id
 from sidecar.background.messages.wording import inline
 from sidecar.background.model_tools import ModelTools
@@ -186,10 +186,10 @@ class ToolCalls:
             return f"{intent.id} is {intent.state}; its result will come as a message."
         # If the call's turn was stopped in the meantime, no model reads this result, so it is not recorded as delivered
         # to the model.
-        is_told = intent.parent == call.session and call.turn == self._state.turn_of(call.session)
-        if is_told and call.id and call.turn is not None:
+        is_returned = intent.parent == call.session and call.turn == self._state.turn_of(call.session)
+        if is_returned and call.id and call.turn is not None:
             await self._durable.people.returned(notice_id(intent.id), call.session, call.id, call.turn)
-        return told(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
+        return notice_text(intent, intent.state, {"reason": intent.reason, "changes": intent.changes})
 
     async def _wait_for(self, args: tools.WaitArgs, call: _Call, mine: Caller) -> str:
         people = self._durable.people

@@ -147,11 +147,11 @@ class HostContract:
         session = await self.users()
         args = {"session": session, "texts": [{"key": f"{session}:wake:0", "text": "SAY:awake"}], "wake": True}
         acts = HostActs(Only(self.host), PLAIN, print)
-        assert await acts.wake(args, "key") == {"status": "sent", "kept": True}
+        assert await acts.wake(args, "key") == {"status": "sent", "saved": True}
         assert await self.holds(session, "wake:0")
         await until(lambda: self.is_called(session))
         await until(lambda: self.is_status(session, "idle"))
-        assert await acts.wake(args, "key") == {"status": "sent", "kept": True}
+        assert await acts.wake(args, "key") == {"status": "sent", "saved": True}
         assert self.calls(session) == 1
 
     async def is_called(self, session: str) -> bool:
@@ -242,7 +242,7 @@ class HostContract:
         await until(lambda: self.is_state(session, "failed"))
 
     async def test_a_session_that_lost_its_prompt_is_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(v1, "_KEPT_SECONDS", 0.0)
+        monkeypatch.setattr(v1, "_SAVED_SECONDS", 0.0)
         monkeypatch.setattr(v2, "SETTLE_SECONDS", 0.0)
         assert await self.is_state(await self.new("int_unprompted"), "unprompted")
 

@@ -93,7 +93,7 @@ def test_of_two_windows_only_the_one_that_hosts_the_session_is_asked(
             wait_until(lambda: other.pid in [link["pid"] for link in durable.status()["links"]], "the other one's link")
             model.release("windows")
             one(durable, "completed", parent)
-            wait_until(lambda: durable.lines("query", "--type", "message.held"), "that nobody may be asked")
+            wait_until(lambda: durable.lines("query", "--type", "message.postponed"), "that nobody may be asked")
         wait_until(lambda: [n["state"] for n in durable.lines("notices") if n["kind"] == "wake"] == ["seen"], "it")
         client.prompt(parent, "SAY:after")
         turns = [r["event"] for r in durable.log(parent) if r["event"]["type"] == "turn.started"]

@@ -407,11 +407,11 @@ def _settle(tree: _Tree, folder: Path) -> None:
         journal: dict[str, Any] = json.loads((folder / JOURNAL).read_bytes())
     except FileNotFoundError:
         return
-    record, kept = journal["record"], list[str]()
+    record, moved_aside = journal["record"], list[str]()
     try:
         for step in reversed([Step(*each) for each in journal["steps"]]):
             if record is None:
-                kept += _put_back(tree, step)
+                moved_aside += _put_back(tree, step)
             elif step.old is not None and tree.info(step.old) is not None:
                 tree.remove(step.old)
             if step.new is not None and tree.info(step.new) is not None:
@@ -423,9 +423,9 @@ def _settle(tree: _Tree, folder: Path) -> None:
     if record is not None:
         _record(folder, record)
     (folder / JOURNAL).unlink()
-    if kept:
+    if moved_aside:
         why = "a file was made in its place meanwhile; the one of before is now"
-        raise CopyError("apply-conflict", f"{why} {', '.join(kept)}, and nothing else was changed")
+        raise CopyError("apply-conflict", f"{why} {', '.join(moved_aside)}, and nothing else was changed")
 
 
 def _put_back(tree: _Tree, step: Step) -> list[str]:

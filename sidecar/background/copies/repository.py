@@ -41,7 +41,7 @@ class Repository(NamedTuple):
 
     @property
     def form(self) -> str:
-        """How objects are named, told by the names of some."""
+        """How objects are named, recognized by the names of some."""
         for place, _, names in os.walk(self.objects):
             for name in names:
                 if name.startswith("pack-"):

@@ -69,7 +69,7 @@ def ran_at(records: Iterable[Record], cut: Cut) -> Ran:
     return None, None
 
 
-def kept(messages: Sequence[str], cut: Cut) -> int | None:
+def copied(messages: Sequence[str], cut: Cut) -> int | None:
     """How many of a session's ``messages``, oldest first, are in the fork; ``None`` if the cut is at none of them."""
     if cut.message not in messages:
         return None

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
-from sidecar.background.effects import is_kept
-from sidecar.background.forks.cut import Cut, Ran, cut_at, kept, ran_at
+from sidecar.background.effects import is_saved
+from sidecar.background.forks.cut import Cut, Ran, copied, cut_at, ran_at
 from sidecar.background.hosts.host import HostAbsent, HostError, Part
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Works
@@ -160,7 +160,7 @@ class Forks:
         directory = self._works.asker(session).directory or place
         messages = await self._hosts.of(session).message_ids(session, directory=directory) or []
         # OpenCode's own fork stays in the directory of its origin, which may be a copy that is gone.
-        count = kept(messages, cut) if await asyncio.to_thread(Path(place).is_dir) else None
+        count = copied(messages, cut) if await asyncio.to_thread(Path(place).is_dir) else None
         is_at_work = known is not None and known.turn is not None and not cut.is_prompt
         if is_at_work and (count == len(messages) or cut.message not in finished):
             text = f"{session} still works on the message of the event {event.id}"
@@ -196,7 +196,7 @@ class Forks:
         if text:
             part = Part(text, f"fork:{fork}", is_shown=True)
             await host.prompt(fork, [part], directory=where, agent=agent, model=model, reply=False)
-            if not await is_kept(host, fork, [part.key], where):
+            if not await is_saved(host, fork, [part.key], where):
                 raise HostError("it does not keep the conversation")
         if prompt is not None:
             await host.prompt(fork, [Part(prompt, "")], directory=where, agent=agent, model=model)

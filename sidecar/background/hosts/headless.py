@@ -64,8 +64,8 @@ _SEE_SECONDS: Final = 5.0
 
 
 class Server(NamedTuple):
-    """A headless OpenCode. ``pid`` and ``start`` are as its starter told them, and count in the pid namespace
-    ``space``; 0 and empty while nobody has told them."""
+    """A headless OpenCode. ``pid`` and ``start`` are as its starter named them, and count in the pid namespace
+    ``space``; 0 and empty while they are unknown."""
 
     id: str
     identity: str
@@ -161,20 +161,20 @@ class Headless:
         keys = await asyncio.to_thread(own_keys, self._home.read_token())
         return _named("env", *keys) if await self._stays(os.getpid(), keys[0]) else ""
 
-    async def of_terminal(self, told: Terminal) -> str:
+    async def of_terminal(self, terminal: Terminal) -> str:
         """The identity of a command at a terminal; empty if it is in a sandbox and started no headless OpenCode."""
-        if told.headless:
-            link = await self._until_linked(told.headless)
+        if terminal.headless:
+            link = await self._until_linked(terminal.headless)
             return await self.know(link) if link is not None else ""
-        is_seen = told.sees == started(os.getpid()) != ""
-        outside = is_seen and await self._stays(PEER.get() or 0, told.kernel)
-        return _named("env", told.kernel, told.environment) if outside else ""
+        is_seen = terminal.sees == started(os.getpid()) != ""
+        outside = is_seen and await self._stays(PEER.get() or 0, terminal.kernel)
+        return _named("env", terminal.kernel, terminal.environment) if outside else ""
 
-    async def ready_for(self, told: Terminal) -> dict[str, bool]:
+    async def ready_for(self, terminal: Terminal) -> dict[str, bool]:
         """``hosted``: whether work of a terminal can run without its help. ``stays``: if not, whether it may wait."""
-        identity = await self.of_terminal(told)
+        identity = await self.of_terminal(terminal)
         return {
-            "hosted": identity != "" and await self.can_host(identity, told.directory),
+            "hosted": identity != "" and await self.can_host(identity, terminal.directory),
             "stays": identity != "",
         }
 
@@ -288,8 +288,8 @@ class Headless:
     async def _ask(self, asker: ShimConnection, server: Server, directory: str) -> None:
         """Have an OpenCode start a headless one, and wait until that one has opened a directory."""
         self._servers[server.id] = server  # now, because the answer may be lost
-        told = await call(asker, "headless.start", {"id": server.id, "directory": directory})
-        server = server._replace(pid=told["pid"], start=told["start"], space=asker.identity.pid_space)
+        started_as = await call(asker, "headless.start", {"id": server.id, "directory": directory})
+        server = server._replace(pid=started_as["pid"], start=started_as["start"], space=asker.identity.pid_space)
         self._servers[server.id] = server
         await self._write()
         log.info("an OpenCode (pid %d) started a headless one (pid %d)", asker.pid, server.pid)
@@ -315,7 +315,7 @@ class Headless:
         done = await asyncio.to_thread(self._watch.look, list(self._servers.values()), linked)
         killed = [server for server in (self._servers.get(key) for key, act in done.items() if act == "kill") if server]
         for key, act in done.items():
-            what = "killed, with what it started" if act == "kill" else "told to continue"
+            what = "killed, with what it started" if act == "kill" else "asked to continue"
             log.warning("the headless OpenCode %s did not answer, and made no progress: it was %s", key, what)
         for server in killed:
             self._servers.pop(server.id, None)

@@ -92,9 +92,9 @@ def stays(facts: Facts) -> bool:
 
 
 def environment_lines(environment: Mapping[str, str], cwd: str) -> list[str]:
-    kept = {name: value for name, value in environment.items() if not NOISE.fullmatch(name)}
-    lines = [f"{name}={value}" for name, value in kept.items()]
-    if any(_is_relative(name, value) for name, value in kept.items()):
+    variables = {name: value for name, value in environment.items() if not NOISE.fullmatch(name)}
+    lines = [f"{name}={value}" for name, value in variables.items()]
+    if any(_is_relative(name, value) for name, value in variables.items()):
         lines.append(f"={cwd}")  # a relative place is another one in each directory
     return lines
 

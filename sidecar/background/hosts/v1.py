@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SETTLE_MS: Final = 30_000
 """A prompt younger than this many ms may not have started its turn yet."""
 
-_KEPT_SECONDS: Final = 3.0
+_SAVED_SECONDS: Final = 3.0
 """How long OpenCode may take to save a prompt that it accepted."""
 
 _CUT_OFF: Final = "the OpenCode that runs this work is not connected now"
@@ -124,7 +124,7 @@ class V1Host(Host):
         return _made(await call(link, "session.create", {"body": body, "query": {"directory": directory}}))
 
     async def forget(self, directory: str) -> None:
-        """See ``Host``. A headless OpenCode keeps what it opened for a directory, some 5 files, until it is told."""
+        """See ``Host``. A headless OpenCode keeps what it opened for a directory, some 5 files, until then."""
         own = [each for each in self._acting() if each.identity.headless]
         for link in [each for each in own if each.directory == directory]:
             await call(link, "snapshots.remove", {"project": link.project, "directory": link.worktree})
@@ -150,8 +150,8 @@ class V1Host(Host):
         is_phantom = self._is_phantom(session)
         link = await (self._phantoms(directory, session) if is_phantom else self._of(session, directory))
         history = await self._history(link, session)
-        held = _keys(history)
-        wanted = [part for part in parts if part.key not in held]
+        present = _keys(history)
+        wanted = [part for part in parts if part.key not in present]
         if not wanted:
             return False
         # The history may lack the prompt, because OpenCode may take seconds to save a prompt that it accepted. A second
@@ -204,7 +204,7 @@ class V1Host(Host):
     async def look(self, session: str, *, directory: str) -> Look:
         look = await self._look(session, directory=directory)
         if look.state == "unprompted":  # OpenCode saves a prompt a moment after accepting it
-            await asyncio.sleep(_KEPT_SECONDS)
+            await asyncio.sleep(_SAVED_SECONDS)
             look = await self._look(session, directory=directory)
         return look
 

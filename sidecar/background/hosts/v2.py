@@ -336,7 +336,7 @@ class V2Host(Host):
         if kind == "permission":
             body = {"decision": answer[0]}
             if why := "".join(answer[1:2]):
-                note, body = await self._told_why(client, session, request, why), body | {"message": why}
+                note, body = await self._send_reason(client, session, request, why), body | {"message": why}
             path += "/reply"
         elif list(answer) == ["reject"]:
             method, body = "DELETE", None
@@ -356,12 +356,12 @@ class V2Host(Host):
     async def _asked(self, client: ServiceClient, session: str, what: str, request: str) -> dict[str, Any] | None:
         return next((each for each in await requests.list_of(client, session, what) if each.get("id") == request), None)
 
-    async def _told_why(self, client: ServiceClient, session: str, request: str, why: str) -> str:
+    async def _send_reason(self, client: ServiceClient, session: str, request: str, why: str) -> str:
         """Tell a session's model why a request was refused. Returns the path of the message while it waits."""
         message = message_id(f"{request}:why")
         said = f"The user refused this tool call: {why}"
-        told = {"id": message, "text": said, "description": "Refused", "delivery": "steer"}
-        await requests.change(client, "POST", f"{path_of(session)}/synthetic", told)
+        prompt = {"id": message, "text": said, "description": "Refused", "delivery": "steer"}
+        await requests.change(client, "POST", f"{path_of(session)}/synthetic", prompt)
         return f"{path_of(session)}/inbox/{message}"
 
     def waiting_for(self, link: Any, sessions: Collection[str]) -> list[str]:

@@ -29,13 +29,13 @@ class Variables:
     def __init__(self, link_of: Callable[[ServiceClient], ShimConnection]) -> None:
         self._link_of = link_of
         self._of = dict[str, dict[str, str]]()
-        self._told = dict[str, int]()
+        self._given = dict[str, int]()
 
     def keep(self, session: str, variables: Mapping[str, str]) -> None:
         self._of[session] = dict(variables)
-        self._told.pop(session, None)
+        self._given.pop(session, None)
         if len(self._of) > KEPT:
-            self._told.pop(oldest := next(iter(self._of)), None)
+            self._given.pop(oldest := next(iter(self._of)), None)
             del self._of[oldest]
 
     async def of(self, client: ServiceClient, session: str, asking: str, directory: str) -> dict[str, str]:
@@ -53,12 +53,12 @@ class Variables:
         asked = {"command": command, "metadata": {"sessionID": session}}
         made = mapping(mapping(await requests.post(client, f"/api/shell?{where}", asked)).get("data"))
         await requests.change(client, "DELETE", f"/api/shell/{quote(str(made.get('id')), safe='')}?{where}")
-        return dict(await call(link, "variables.told", {"command": command}) or {})
+        return dict(await call(link, "variables.get", {"command": command}) or {})
 
     async def tell(self, client: ServiceClient, session: str) -> None:
         """Give a session its variables, unless its service has them."""
         variables = self._of.get(session)
-        if not variables or self._told.get(session) == client.pid:
+        if not variables or self._given.get(session) == client.pid:
             return
         path = f"{requests.path_of(session)}/environment"
         try:
@@ -67,4 +67,4 @@ class Variables:
             if error.status != requests.NOT_FOUND:
                 raise requests.refused("PUT", path, error) from None
         else:
-            self._told[session] = client.pid
+            self._given[session] = client.pid

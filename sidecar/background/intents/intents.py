@@ -20,7 +20,7 @@ from sidecar.background.intents.budgets import Doom, doomed, refusal
 from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CONTINUE, CREATE, ISOLATE, PROMPT
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, State, intent_of
-from sidecar.background.intents.texts import cause_text, result_of, told
+from sidecar.background.intents.texts import cause_text, notice_text, result_of
 from sidecar.background.own_agent import OwnAgent
 from sidecar.read.ask_text import on_one_line
 from streams.event import StreamEvent
@@ -328,7 +328,7 @@ class IntentAgent(OwnAgent[State]):
         if kind == PROMPT:
             type_ = "intent.resumed" if intent.state == "resuming" else "intent.prompted"
             # An earlier sidecar may have sent the prompt, and its turn may have ended since, so look at the session.
-            is_old = isinstance(result, dict) and result.get("held")
+            is_old = isinstance(result, dict) and result.get("present")
             prompted = Output(type_, {"intent": intent.id, "ts": event.ts})
             return [prompted, asked.check(intent, event.ts)] if is_old else [prompted]
         if kind == ABORT and intent.state == "cancelling":
@@ -456,7 +456,7 @@ class IntentAgent(OwnAgent[State]):
         known |= {"child": child, "ends": intent.session, "heir": heir}
         if heir is not None and state != "cancelled":
             more = any(each.parent == intent.parent and each.id != intent.id for each in self.data.unfinished())
-            known["told"] = {"to": heir, "text": told(intent, state, about), "wake": intent.wake, "more": more}
+            known["notice"] = {"to": heir, "text": notice_text(intent, state, about), "wake": intent.wake, "more": more}
         return [Output(type_, {"intent": intent.id, "ts": ts, **known, **about})]
 
     # --- remembering ---

@@ -23,12 +23,12 @@ MAX_RESULT: Final = 16 * 1024
 
 
 def result_of(said: Any, session: str) -> str:
-    """What background work answered, as it is kept and shown everywhere. A long answer is cut, and says so itself."""
+    """What background work answered, as it is stored and shown everywhere. A long answer is cut, and says so itself."""
     text, mark = as_text(said), f"\n[cut here; `durable-stream read {session}` prints all that was recorded]"
     return text if len(text) <= MAX_RESULT else text[: MAX_RESULT - len(mark)] + mark
 
 
-def told(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
+def notice_text(intent: Intent, state: str, about: Mapping[str, Any]) -> str:
     """The message for an intent that ended in this state; ``about`` has the other fields of the intent's last event."""
     reason, result = str(about.get("reason", "")), str(about.get("result") or intent.result)
     lines = [] if state == "completed" else [f"Reason: {inline(reason, MAX_REASON) or 'unknown'}"]
@@ -75,7 +75,7 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
         root = inline(str(intent.copy.get("root")))
         return [f"Its changes could not be saved ({inline(str(error))}); they are in {root}."]
     if not changes.get("saved"):
-        return kept_text(changes)
+        return kept_copy_text(changes)
     files = [f"> {inline(file_text(each))}" for each in changes["files"][:SHOWN_FILES]]
     if changes["count"] > SHOWN_FILES:
         files.append(f"and {changes['count'] - SHOWN_FILES} more")
@@ -87,11 +87,11 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them.",
-        *kept_text(changes),
+        *kept_copy_text(changes),
     ]
 
 
-def kept_text(changes: Mapping[str, Any]) -> list[str]:
+def kept_copy_text(changes: Mapping[str, Any]) -> list[str]:
     """Lines about what is only in a copy that was kept; empty if the copy was removed."""
     if not changes.get("kept"):
         return []

@@ -84,7 +84,7 @@ class MessageAgent(OwnAgent[State]):
             case "signal.await":
                 return data.signals.awaits(event)
             case "message.raise":
-                return self._person.told(data, given["message"], given["to"], given["title"], given["text"], event.ts)
+                return self._person.notify(data, given["message"], given["to"], given["title"], given["text"], event.ts)
             case "message.troubles":
                 return facts.troubled(self._person, data, given["troubles"], event.ts)
             case "message.ask":
@@ -113,7 +113,7 @@ class MessageAgent(OwnAgent[State]):
                 wrote = person.wrote(data, str(given.get("session")), event.ts)
                 return [*self._questions.typed(data, event), *wrote, *began]
             case "execution.step":
-                return [*deliver.kept(data, event), *self._spent(event)]
+                return [*deliver.saved(data, event), *self._spent(event)]
             case "turn.ended":
                 return self._turn_ended(event)
             case "lifecycle.session.ended":
@@ -130,8 +130,8 @@ class MessageAgent(OwnAgent[State]):
         if event.type == "intent.cancelled":
             return outputs
         lost = [self.data.messages[each.payload["message"]] for each in passed_on if each.type == "message.withdrawn"]
-        told = [output for each in lost for output in facts.unread(self._person, self.data, event, each)]
-        return [*outputs, *facts.work_ended(self._person, self.data, event), *told]
+        notified = [output for each in lost for output in facts.unread(self._person, self.data, event, each)]
+        return [*outputs, *facts.work_ended(self._person, self.data, event), *notified]
 
     def _acted(self, event: StreamEvent) -> list[Output]:
         if event.actor != NAME:

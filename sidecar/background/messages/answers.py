@@ -121,15 +121,15 @@ class Questions:
             return [ended]
         came = answer_text(about["answer"], type_ == "message.expired", about.get("by", ""))
         text = message("checkpoint", {"id": known.id}, ["You asked:", quoted(known.text), came])
-        told: dict[str, Any] = {
+        notice: dict[str, Any] = {
             "message": notice_id(known.id),
             "kind": "answer",
             "about": known.id,
             "to": to,
             "text": text,
         }
-        told |= {"session": known.session, "intent": known.intent, "said": about.get("said")}
-        return [ended, Output("message.queued", told)]
+        notice |= {"session": known.session, "intent": known.intent, "said": about.get("said")}
+        return [ended, Output("message.queued", notice)]
 
     def tick(self, state: State, now: int) -> list[Output]:
         outputs = []

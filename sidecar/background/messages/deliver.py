@@ -8,7 +8,7 @@ from typing import Any, Final
 from sidecar.agents.agent import Output
 from sidecar.background.hosts import v2_ids
 from sidecar.background.messages.message import Message, State
-from sidecar.background.messages.tool_results import WHOLE, is_earlier, keeps_result, loses_result
+from sidecar.background.messages.tool_results import WHOLE, is_earlier, loses_result, saves_result
 from streams.event import StreamEvent
 
 WAKE: Final = "opencode.wake"
@@ -46,7 +46,7 @@ def deliver(state: State, session: str) -> list[Output]:
 def follow(state: State, said: Sequence[Output], now: int) -> list[Output]:
     """Send what may be sent after these outputs. Results wait for at most ``GATHER_MS`` if more may come."""
     frees = ("message.queued", "message.inherited", "message.seen")
-    news = [o for o in said if o.type in frees or (o.type == "message.held" and o.payload.get("again"))]
+    news = [o for o in said if o.type in frees or (o.type == "message.postponed" and o.payload.get("again"))]
     heard = [known for o in news if not (known := state.messages[o.payload["message"]]).is_for_person]
     left = {state.messages[o.payload["message"]].session for o in said if o.type == "message.left"}
     for session in sorted({each.to for each in heard if each.to is not None} | left):
@@ -56,7 +56,7 @@ def follow(state: State, said: Sequence[Output], now: int) -> list[Output]:
         else:
             due = min((n.due for n in waiting if n.due is not None), default=now + GATHER_MS)
             about = {"why": "more results may come", "due": due}
-            found = [Output("message.held", {"message": n.id, **about}) for n in waiting if n.due is None]
+            found = [Output("message.postponed", {"message": n.id, **about}) for n in waiting if n.due is None]
         if found:
             return found
     return []
@@ -64,9 +64,9 @@ def follow(state: State, said: Sequence[Output], now: int) -> list[Output]:
 
 def ended(given: Mapping[str, Any]) -> list[Output]:
     """The message with the result of background work, if somebody gets it."""
-    if not given.get("told"):
+    if not given.get("notice"):
         return []
-    about = {"message": notice_id(given["intent"]), "kind": "result", "intent": given["intent"], **given["told"]}
+    about = {"message": notice_id(given["intent"]), "kind": "result", "intent": given["intent"], **given["notice"]}
     return [Output("message.queued", about)]
 
 
@@ -104,14 +104,16 @@ def woken(state: State, event: StreamEvent) -> list[Output]:
     sending = state.to_session(str(event.payload.get("node")), "sending")
     if result.get("status") == "sent":
         # OpenCode reports a message before it saves the message, and may die in between. Only the history is proof.
-        type_ = "message.seen" if result.get("kept") else "message.sent"
+        type_ = "message.seen" if result.get("saved") else "message.sent"
         return [Output(type_, {"message": n.id, "ts": event.ts}) for n in sending]
     # After an error, set a time for the next attempt. A busy session and an absent OpenCode need none, because an event
     # shows when the session becomes idle or OpenCode connects.
     status, again = result.get("status"), any(n.nudged for n in sending)
     about = {"why": str(status or event.payload.get("error", "")), "again": again}
     due = [None if status else event.ts + _pause(n.failures) for n in sending]
-    return [Output("message.held", {"message": n.id, **about, "due": at}) for n, at in zip(sending, due, strict=True)]
+    return [
+        Output("message.postponed", {"message": n.id, **about, "due": at}) for n, at in zip(sending, due, strict=True)
+    ]
 
 
 def _pause(failures: int) -> int:
@@ -128,13 +130,13 @@ def returned(state: State, event: StreamEvent) -> list[Output]:
     return [Output("message.returned" if given["call"] else "message.seen", {"message": known.id, **about})]
 
 
-def kept(state: State, event: StreamEvent) -> list[Output]:
+def saved(state: State, event: StreamEvent) -> list[Output]:
     """React when OpenCode has saved or lost the result of a tool call, which may be the content of a message."""
     session, call = str(event.payload.get("session")), event.payload.get("call")
     found = [n for n in state.to_session(session, "returned") if n.call == call]
     if loses_result(event):
-        return [Output("message.held", {"message": n.id, "why": "the call failed", "again": True}) for n in found]
-    return [Output("message.seen", {"message": n.id, "ts": event.ts}) for n in found if keeps_result(event)]
+        return [Output("message.postponed", {"message": n.id, "why": "the call failed", "again": True}) for n in found]
+    return [Output("message.seen", {"message": n.id, "ts": event.ts}) for n in found if saves_result(event)]
 
 
 def over(state: State, event: StreamEvent, is_user: Callable[[str], bool]) -> list[Output]:
@@ -147,7 +149,7 @@ def over(state: State, event: StreamEvent, is_user: Callable[[str], bool]) -> li
     about = {"ts": event.ts} if outcome in WHOLE else {"why": outcome, "again": True}
     returns = state.to_session(session, "returned")
     mine = [n for n in returns if not is_earlier(event.payload, event.ts, n.turn, n.since)]
-    type_ = "message.seen" if outcome in WHOLE else "message.held"
+    type_ = "message.seen" if outcome in WHOLE else "message.postponed"
     return [*found, *(Output(type_, {"message": n.id, **about}) for n in mine)]
 
 
@@ -157,9 +159,9 @@ def tick(state: State, now: int) -> list[Output]:
     sent = [n for n in state.messages.values() if n.state == "sent" and not n.is_for_person]
     lost = {n.to for n in sent if n.sent is not None and n.sent + UNSEEN_MS <= now}
     about = {"why": "not seen in the session", "again": True}
-    held = [Output("message.held", {"message": n.id, **about}) for n in sent if n.to in lost]
+    postponed = [Output("message.postponed", {"message": n.id, **about}) for n in sent if n.to in lost]
     due = [n.to or "" for n in _waiting(state) if n.due is not None and n.due <= now]
-    return [*held, *deliver_to(state, due)]
+    return [*postponed, *deliver_to(state, due)]
 
 
 def deadlines(state: State) -> list[int]:

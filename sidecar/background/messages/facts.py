@@ -1,4 +1,4 @@
-"""The facts that a person is told of without asking: background work ended, a budget is nearly used up, an agent is in
+"""The facts that a person hears of without asking: background work ended, a budget is nearly used up, an agent is in
 trouble (see ``rendering/agents``), a session costs more than a limit, or an ordinary turn ended (see ``turn_alerts``).
 Pure.
 """
@@ -28,8 +28,8 @@ def work_ended(person: Person, state: State, event: StreamEvent) -> list[Output]
     given, is_done = event.payload, event.type == "intent.completed"
     reason = "" if is_done else str(given.get("reason") or "unknown")
     worker = sentences.who(given.get("title") or "", given.get("directory") or "")
-    told = sentences.ended(worker, reason, given.get("gist") or "")
-    toast, how = glance(given, told), "finished" if is_done else "failed"
+    sentence = sentences.ended(worker, reason, given.get("gist") or "")
+    toast, how = glance(given, sentence), "finished" if is_done else "failed"
     shown = [Output("effect.requested", toast, effect=SHOW, node=f"{given['intent']} {how}")] if toast else []
     if "created" not in given or given.get("child"):
         return shown
@@ -37,9 +37,9 @@ def work_ended(person: Person, state: State, event: StreamEvent) -> list[Output]
     is_short = is_done and event.ts - given["created"] < person.config.min_seconds * 1000
     if is_short or (parent is None and not person.stages):
         return shown
-    text, alert = f"{cut_middle(told, MAX_TEXT - 50)[0]} ({identifier})", f"alr_{identifier[4:]}"
+    text, alert = f"{cut_middle(sentence, MAX_TEXT - 50)[0]} ({identifier})", f"alr_{identifier[4:]}"
     wait = parent is not None
-    return [*shown, *person.told(state, alert, parent, WORK, text, event.ts, about=identifier, wait=wait)]
+    return [*shown, *person.notify(state, alert, parent, WORK, text, event.ts, about=identifier, wait=wait)]
 
 
 def unread(person: Person, state: State, event: StreamEvent, answer: Message) -> list[Output]:
@@ -47,14 +47,14 @@ def unread(person: Person, state: State, event: StreamEvent, answer: Message) ->
     given, asked = event.payload, state.messages.get(answer.about)
     worker = sentences.who(given.get("title") or "", given.get("directory") or "")
     text = sentences.unread(worker, given["intent"], asked.text if asked is not None else answer.about)
-    return person.told(state, f"alr_{answer.about[4:]}", None, WORK, text, event.ts, about=given["intent"])
+    return person.notify(state, f"alr_{answer.about[4:]}", None, WORK, text, event.ts, about=given["intent"])
 
 
 def budget_used(person: Person, state: State, event: StreamEvent) -> list[Output]:
     root, what = str(event.payload["root"]), event.payload["what"]
     text = f"{event.payload['share']:.0%} of max_{what} is used ({root})"
     session = None if root.startswith("int_") else root
-    return person.told(state, f"alr_{root}_{what}", session, WORK, text, event.ts)
+    return person.notify(state, f"alr_{root}_{what}", session, WORK, text, event.ts)
 
 
 def spent(person: Person, state: State, event: StreamEvent) -> list[Output]:
@@ -65,7 +65,7 @@ def spent(person: Person, state: State, event: StreamEvent) -> list[Output]:
     counted = [Output("cost.counted", {"stream": stream, "cost": cost})] if cost != before else []
     if (text := cost_text(person.config, before, cost, stream)) is None:
         return counted
-    return [*counted, *person.told(state, f"alr_{stream}_{cost}", stream, "OpenCode: cost", text, event.ts)]
+    return [*counted, *person.notify(state, f"alr_{stream}_{cost}", stream, "OpenCode: cost", text, event.ts)]
 
 
 def turn_began(event: StreamEvent) -> list[Output]:
@@ -90,7 +90,7 @@ def turn_ended(person: Person, state: State, event: StreamEvent) -> list[Output]
     name = str(error.get("name") or "") if isinstance(error, dict) else str(error or "")
     text = on_one_line(turn_text(outcome, name, str(given.get("title") or ""), session))
     how: dict[str, Any] = {"kind": "turn", "about": about, "on_screen": False}  # OpenCode itself shows the end
-    return [over, *person.told(state, f"alr_{given.get('message')}", session, "OpenCode", text, event.ts, **how)]
+    return [over, *person.notify(state, f"alr_{given.get('message')}", session, "OpenCode", text, event.ts, **how)]
 
 
 def troubles(state: State) -> set[str]:
@@ -106,5 +106,5 @@ def troubled(person: Person, state: State, found: Sequence[Mapping[str, Any]], t
         if (about := each["about"]) not in known:
             identifier = f"alr_{sha256(f'{about} {ts}'.encode()).hexdigest()[:12]}"
             text = f"{each['text']}. {each['hint']}"
-            outputs += person.told(state, identifier, None, "Durable Stream", text, ts, about=about)
+            outputs += person.notify(state, identifier, None, "Durable Stream", text, ts, about=about)
     return outputs[:90]

@@ -35,7 +35,7 @@ _REACHED: Final = {"message.sent": "sent", "message.failed": "queued", "message.
 
 MESSAGE: Final[dict[str, dict[str, str]]] = {
     "queued": {
-        "message.held": "queued",
+        "message.postponed": "queued",
         "message.sending": "sending",
         **_REACHED,
         "message.returned": "returned",
@@ -44,13 +44,13 @@ MESSAGE: Final[dict[str, dict[str, str]]] = {
     },
     "sending": {
         **_REACHED,
-        "message.held": "queued",
+        "message.postponed": "queued",
         "message.returned": "returned",
         "message.seen": "seen",
         **_ANSWERS,
     },
-    "sent": {"message.sending": "sending", "message.held": "queued", "message.seen": "seen", **_ANSWERS},
-    "returned": {"message.seen": "seen", "message.held": "queued"},
+    "sent": {"message.sending": "sending", "message.postponed": "queued", "message.seen": "seen", **_ANSWERS},
+    "returned": {"message.seen": "seen", "message.postponed": "queued"},
     "answering": {
         "message.answered": "answered",
         "message.unanswered": "queued",
@@ -63,7 +63,7 @@ MESSAGE: Final[dict[str, dict[str, str]]] = {
 }
 """The transitions of a message. A combination of state and event that is not in the table changes nothing.
 
-``message.held``: it waits for others, for the end of quiet hours, or for another attempt.
+``message.postponed``: it waits for others, for the end of quiet hours, or for another attempt.
 
 To a session: ``sent`` means that OpenCode accepted it, but the session's history does not have it yet; only the history
 proves that it was ``seen``. ``returned``: a tool call of the session returned its content; once OpenCode has saved that
@@ -137,7 +137,7 @@ class Message:
     could see."""
     leader: str = ""
     """The one whose text includes this one, during a stage."""
-    is_held: bool = False
+    is_postponed: bool = False
     """Whether the next stage waits, so that its text can include others."""
 
     # --- a question ---
@@ -197,11 +197,11 @@ class Message:
             if given.get("over"):
                 self.stages, self.due = self.stages[1:], given.get("due") if self.is_open else None
         elif type_ == "message.sending":
-            self.nudged, self.due, self.is_held = False, None, False
+            self.nudged, self.due, self.is_postponed = False, None, False
             self.key, self.leader = given.get("key", self.key), given.get("leader", "")
             self.channels |= dict.fromkeys(given.get("channels", ()), "sending")
-        elif type_ == "message.held":
-            self.due, self.is_held, self.stages = given.get("due"), True, given.get("stages", self.stages)
+        elif type_ == "message.postponed":
+            self.due, self.is_postponed, self.stages = given.get("due"), True, given.get("stages", self.stages)
             self.failures = self.failures + 1 if self.due is not None and self.key else 0
         elif type_ == "message.sent":
             self.sent = given["ts"]
@@ -241,7 +241,7 @@ class State:
     """When a channel got its last messages; those with questions count under the channel's name and ``?``."""
     turns: dict[str, int] = field(default_factory=dict)
     """By session and user message, when a person began a turn that has not ended. A turn that continues after a
-    compaction answers another message, so it is kept by its session alone."""
+    compaction answers another message, so its session alone names it alone."""
     costs: dict[str, float] = field(default_factory=dict)
     """By stream, what its sessions have cost together, if there is a limit."""
 
@@ -250,7 +250,7 @@ class State:
         return [each for each in found if not each.is_for_person]
 
     def waiting_for(self, session: str) -> list[Message]:
-        """What may be sent to a session. An answer is kept back while a call waits for it, and from background work,
+        """What may be sent to a session. An answer waits while a call waits for it, and from background work,
         which asks again."""
         found = []
         for each in self.to_session(session, "queued"):

@@ -35,7 +35,7 @@ MAX_TITLE: Final = 100
 
 GATHER_MS: Final = 30_000
 """The minimum time between two texts on a channel. A text includes every message that is due before the next one. The
-first questions are not held back, because somebody is waiting for the answers."""
+first questions are not postponed, because somebody is waiting for the answers."""
 
 NEWS_MS: Final = 86_400_000
 """An alert that is older, in ms, is not sent to a channel that is configured later."""
@@ -70,7 +70,7 @@ class Person:
         toast = self._advance(queued(raised, ts), ts, {}) if is_shown and not wait else []
         return [Output("message.queued", raised), *toast]
 
-    def told(
+    def notify(
         self, state: State, message: str, to: str | None, title: str, text: str, ts: int, **more: Any
     ) -> list[Output]:
         """Queue an alert: a fact that a person should know."""
@@ -87,15 +87,17 @@ class Person:
     def _unheard(self, state: State) -> list[Message]:
         """The alerts that had no way to a person until a channel was configured."""
         alerts = (each for each in state.messages.values() if each.kind == "alert" and each.is_open and self.stages)
-        return [each for each in alerts if not (each.stages or each.channels or each.is_held or each.due is not None)]
+        return [
+            each for each in alerts if not (each.stages or each.channels or each.is_postponed or each.due is not None)
+        ]
 
     def tick(self, state: State, now: int, focus: Mapping[str, Focus]) -> list[Output]:
         outputs: list[Output] = []
         if unheard := self._unheard(state)[:60]:
             about = {"why": "a channel is configured now", "stages": self.stages}
             due = [now if now - each.queued < NEWS_MS else None for each in unheard]
-            told = zip(unheard, due, strict=True)
-            return [Output("message.held", {"message": each.id, **about, "due": at}) for each, at in told]
+            alerts = zip(unheard, due, strict=True)
+            return [Output("message.postponed", {"message": each.id, **about, "due": at}) for each, at in alerts]
         taken: set[str] = set()
         recent = dict(state.recent)
         late = [each for each in self._waiting(state) if (each.due or now) <= now]
@@ -124,7 +126,7 @@ class Person:
 
     def _joined(self, state: State, leader: Message, now: int, taken: Collection[str]) -> list[Message]:
         """The others that the leader's text includes; those in ``taken`` are in a text already."""
-        if leader.stages[0] == [TOAST] or (leader.is_question and not leader.is_held):
+        if leader.stages[0] == [TOAST] or (leader.is_question and not leader.is_postponed):
             return []
         return [
             each
@@ -148,7 +150,7 @@ class Person:
             return [*sending, Output("effect.requested", args, effect=SHOW, node=f"{each.id} {TOAST}")]
         later = quiet_until(self.config.quiet_hours, now, self._zone) or _gathering(each, now, recent)
         if later is not None:
-            return [Output("message.held", {"message": each.id, "due": later})]
+            return [Output("message.postponed", {"message": each.id, "due": later})]
         said: dict[str, Any] = {"title": each.title, "text": _text(each)}
         if joined:
             text = sentences.joined(_text(one) for one in (each, *joined))
@@ -204,18 +206,18 @@ def seen(found: Sequence[Message], why: str, ts: int) -> list[Output]:
 
 
 def wrote(state: State, session: str, ts: int) -> list[Output]:
-    """A person wrote in a session, and so saw what was told there."""
-    told = [each for each in state.messages.values() if each.to == session and each.is_for_person and each.is_open]
-    return seen([each for each in told if not each.is_question], "a person wrote here", ts)
+    """A person wrote in a session, and so saw what was shown there."""
+    shown = [each for each in state.messages.values() if each.to == session and each.is_for_person and each.is_open]
+    return seen([each for each in shown if not each.is_question], "a person wrote here", ts)
 
 
-def glance(given: Mapping[str, Any], told: str) -> dict[str, str] | None:
+def glance(given: Mapping[str, Any], sentence: str) -> dict[str, str] | None:
     """A toast about background work that a person's session started, for anybody who is looking at that session right
     now; ``None`` if no such session did. Nothing depends on anybody seeing it.
     """
     if given.get("child") or not isinstance(given.get("parent"), str) or not given.get("title"):
         return None
-    return {"session": given["parent"], "title": "OpenCode: background work", "text": cut_middle(told, MAX_TEXT)[0]}
+    return {"session": given["parent"], "title": "OpenCode: background work", "text": cut_middle(sentence, MAX_TEXT)[0]}
 
 
 def _gathering(each: Message, now: int, recent: Mapping[str, Sequence[int]]) -> int | None:

@@ -10,7 +10,7 @@ from streams.event import StreamEvent
 WHOLE: Final = ("completed", "failed", "stopped")
 """The outcomes of turns in which OpenCode saved the result of every call that returned."""
 
-_BEFORE_KEPT: Final = "tool.execute.after"
+_BEFORE_SAVED: Final = "tool.execute.after"
 """The hook that OpenCode 1 calls after a tool and before it saves the result."""
 
 
@@ -30,11 +30,11 @@ def loses_result(step: StreamEvent) -> bool:
     return bool(step.payload.get("call")) and step.payload.get("status") == "error"
 
 
-def keeps_result(step: StreamEvent) -> bool:
+def saves_result(step: StreamEvent) -> bool:
     """Whether an ``execution.step`` says that OpenCode has the result of a tool call.
 
     A step that capture had to make from the hook alone is not enough, because OpenCode calls the hook first and may
     have died before it saved the result.
     """
     is_done = bool(step.payload.get("call")) and step.payload.get("status") == "completed"
-    return is_done and step.metadata.get("hook") != _BEFORE_KEPT
+    return is_done and step.metadata.get("hook") != _BEFORE_SAVED

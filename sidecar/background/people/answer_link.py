@@ -91,12 +91,12 @@ def answers(known: Message, body: bytes) -> list[str]:
 
 def form_page(known: Message, problem: str = "") -> str:
     """The page on which a person answers; for a closed checkpoint, it shows how it was answered."""
-    told = f"<p class=bad>{escape(problem)}</p>" if problem else ""
+    alert = f"<p class=bad>{escape(problem)}</p>" if problem else ""
     if not known.is_open:
         # The link stays in the phone's history, so from now on it shows neither the question nor the answer.
-        return _page(f"<h1>OpenCode asked</h1>{told}<p>It is {escape(known.state)}. There is nothing to do.</p>")
+        return _page(f"<h1>OpenCode asked</h1>{alert}<p>It is {escape(known.state)}. There is nothing to do.</p>")
     since = f"<p>Waiting {sentences.since(known.queued)}.</p>"
-    head = f"<h1>{escape(sentences.heading(known))}</h1>{since}<pre>{escape(visible(known.text))}</pre>{told}"
+    head = f"<h1>{escape(sentences.heading(known))}</h1>{since}<pre>{escape(visible(known.text))}</pre>{alert}"
     if may_answer(known, ["once"]):
         return _page(head + _forms(known))
     seen = (

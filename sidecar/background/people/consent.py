@@ -62,14 +62,14 @@ def asked(given: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
 
 def _cut(patterns: list[str]) -> tuple[list[str], int]:
     """The patterns, cut to ``MAX_ALWAYS`` characters, and how many characters were left out."""
-    room, kept = MAX_ALWAYS, list[str]()
+    room, shown = MAX_ALWAYS, list[str]()
     for number, pattern in enumerate(patterns):
         if len(pattern) > room:
             left = sum(map(len, patterns[number:]))
-            return [*kept, f"… {left} characters left out …"], left
+            return [*shown, f"… {left} characters left out …"], left
         room -= len(pattern) + 1
-        kept.append(pattern)
-    return kept, 0
+        shown.append(pattern)
+    return shown, 0
 
 
 def may_answer(known: Message, answer: list[str], most: int = MAX_TEXT) -> bool:

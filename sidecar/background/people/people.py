@@ -118,7 +118,7 @@ class People:
             RESOLVE: Repeatable(self._resolve),
         }
         self._since: dict[str, float] = {}
-        """Since when each trouble of an agent has lasted. One that may pass is told only if it lasts long enough."""
+        """Since when each trouble of an agent has lasted. One that may pass is raised only if it lasts long enough."""
         self._lasts_seconds = config.escalate_after_seconds
         self._waited: Counter[tuple[str, str]] = Counter()
         """How many calls in this process are waiting, by the session that asked and the checkpoint."""
@@ -221,8 +221,8 @@ class People:
         return await self._await_answer(identifier, payload, call, seconds)
 
     def _was_heard(self, checkpoint: str) -> bool:
-        known, told = (self.messages.data.messages.get(each) for each in (checkpoint, notice_id(checkpoint)))
-        return known is not None and not known.is_open and (told is None or not told.is_open)
+        known, notice = (self.messages.data.messages.get(each) for each in (checkpoint, notice_id(checkpoint)))
+        return known is not None and not known.is_open and (notice is None or not notice.is_open)
 
     def _refuse_crowd(self, session: str, identifier: str) -> None:
         """Refuse a question of a session that waits for too many answers, or a model could bury a person in them."""
@@ -309,8 +309,8 @@ class People:
                 about = {"message": notice_id(identifier), "about": identifier, "session": known.session}
                 about |= {"call": call, "turn": payload["turn"]}
                 await self._command(f"return:{self._identity.ulid()}", "message.return", about)
-            told = self.messages.data.messages.get(notice_id(identifier))
-            if not known.is_open and (told is None or told.state in ("returned", "seen")):
+            notice = self.messages.data.messages.get(notice_id(identifier))
+            if not known.is_open and (notice is None or notice.state in ("returned", "seen")):
                 return self._said.in_message(known.said, _how_it_ended(known))
         later = f"Nobody has answered yet. Call wait_for with {identifier} to wait longer."
         if known.intent is not None:

@@ -3,7 +3,7 @@ Pure.
 
 Every surface shows these sentences: toasts, messages to a phone, the answer page, ``status``, ``top``, ``checkpoints``,
 ``intents``, ``log --follow`` and both forms of ``/background``. A surface only lays them out, and adds what it alone
-knows, such as how to answer there. What was lost is told in ``sidecar/read/losses.py``, in the same form.
+knows, such as how to answer there. What was lost is worded in ``sidecar/read/losses.py``, in the same form.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def heading(known: Message) -> str:
 
 
 def how(known: Message) -> str:
-    """How to answer in the terminal of the session that is told."""
+    """How to answer in the terminal of the session that shows it."""
     is_typed = known.kind == "ask" and known.intent is None and not known.left_out
     return TYPE_IT if is_typed else IN_LIST
 
@@ -103,8 +103,8 @@ def how_it_stands(known: Message) -> str:
 
 
 def failure(intent: Intent) -> str:
-    told = ended(who(intent.title, intent.directory), intent.reason or "unknown", "")
-    return f"{told} · {moment(intent.ended or 0)} · `durable-stream intents {intent.id}` shows it"
+    how_it_ended = ended(who(intent.title, intent.directory), intent.reason or "unknown", "")
+    return f"{how_it_ended} · {moment(intent.ended or 0)} · `durable-stream intents {intent.id}` shows it"
 
 
 def since(ts: int) -> str:

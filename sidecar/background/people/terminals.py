@@ -44,7 +44,7 @@ def card_text(
     start. Its ``asks`` counts what waits for a person. ``asks`` has no asks that OpenCode shows by itself.
     """
     waiting = [each for each in checkpoints if each.is_open]
-    told = [
+    asks = [
         {"id": each.id, "session": each.to, "text": _ask(each)}
         for each in waiting
         if each.to is not None and (each.intent is not None or each.kind == "ask")
@@ -64,7 +64,7 @@ def card_text(
         }
         for intent in unfinished
     ]
-    return json.dumps({"agents": agents[-MOST:], "asks": told[-MOST:], "toasts": list(toasts)}).encode()
+    return json.dumps({"agents": agents[-MOST:], "asks": asks[-MOST:], "toasts": list(toasts)}).encode()
 
 
 def _ask(known: Message) -> str:
@@ -106,8 +106,8 @@ def read_focus(home: Path) -> dict[str, Focus]:
         try:
             if path.is_symlink() or (known := path.stat()).st_size > MOST_BYTES:
                 continue
-            told = json.loads(path.read_bytes())
-            session, focus = told["session"], told["focus"]
+            state = json.loads(path.read_bytes())
+            session, focus = state["session"], state["focus"]
             if not still_runs(int(path.stem), round(known.st_mtime * 1000)):
                 path.unlink(missing_ok=True)  # a killed terminal leaves its file
                 continue

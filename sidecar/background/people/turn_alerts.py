@@ -13,7 +13,7 @@ from sidecar.notify_config import NotifyConfig
 from sidecar.read.wording import money
 
 Focus = Literal["front", "away", "unknown"]
-"""Where the terminal that shows a session is. ``unknown``: no terminal has told its focus."""
+"""Where the terminal that shows a session is. ``unknown``: no terminal has reported its focus."""
 
 OLD_MS: Final = 86_400_000
 """A turn that ended longer ago than this does not ring, such as one of an imported session."""
@@ -59,5 +59,5 @@ def turn_text(outcome: str, error: str, title: str, session: str) -> str:
 def cost_text(config: NotifyConfig, before: float, cost: float, stream: str) -> str | None:
     """What is said of a cost that has just reached the limit, or twice, four times, … the limit; else ``None``."""
     reached, known = (int(each / config.cost).bit_length() for each in (cost, before))
-    told = f"{money(cost)} were spent in {stream}, with its child sessions; your limit is {money(config.cost)}"
-    return told if reached > known else None
+    text = f"{money(cost)} were spent in {stream}, with its child sessions; your limit is {money(config.cost)}"
+    return text if reached > known else None

@@ -19,7 +19,7 @@ if RUNS:
     from sidecar.background.intents.lifecycle import ENDED
     from sidecar.background.intents.rows import as_row, spent_by
     from sidecar.background.intents.state import Intent, State
-    from sidecar.background.intents.texts import file_text, kept_text, notes_text, overlap_text
+    from sidecar.background.intents.texts import file_text, kept_copy_text, notes_text, overlap_text
     from sidecar.background.messages.deliver import notice_id
     from sidecar.background.own_ids import of_person
     from sidecar.background.people import sentences
@@ -250,7 +250,7 @@ def _show(out: Output, intent: Intent, state: State, waits: list[dict[str, str]]
         out.text(f"\nIts changes could not be saved: {intent.changes['error']}. They are in {intent.copy['root']}.")
     if intent.discarded:
         out.text("\nIts changes were discarded.")
-    for line in kept_text(intent.changes):
+    for line in kept_copy_text(intent.changes):
         out.text(line)
     if intent.state in ENDED and intent.session is not None:
         out.text(f"\n`durable-stream spawn --continue {intent.id} 'PROMPT'` goes on with it.")

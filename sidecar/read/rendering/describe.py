@@ -414,7 +414,7 @@ KINDS: dict[str, Kind] = {
     "message.sent": Kind(_said("sent", "quiet", "message", "channel")),
     "message.failed": Kind(_said("failed", "bad", "message", "channel", "error")),
     "message.absent": Kind(_said("not shown", "quiet", "message", "channel")),
-    "message.held": Kind(_said("waits", "quiet", "why")),
+    "message.postponed": Kind(_said("waits", "quiet", "why")),
     "message.returned": Kind(_said("returned", "quiet", "message")),
     "message.seen": Kind(_said("seen", "good", "message", "why"), is_news=True),
     "message.answering": Kind(_said("answering", "quiet", "message")),

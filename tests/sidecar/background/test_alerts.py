@@ -111,9 +111,9 @@ async def test_an_alert_that_had_no_way_to_a_person_uses_a_channel_that_is_confi
 async def test_a_result_in_a_history_is_seen_only_if_a_terminal_shows_it(looks: bool) -> None:
     toast, send = Script({"shown": True}), Script({})
     agent = Asked(PHONE, rules(escalate_after_seconds=60))
-    kinds = {SHOW: toast, SEND: send, LOOK: Script({"looks": looks}), WAKE: Script({"status": "sent", "kept": True})}
+    kinds = {SHOW: toast, SEND: send, LOOK: Script({"looks": looks}), WAKE: Script({"status": "sent", "saved": True})}
     async with bench(MemoryStore(), [agent], kinds) as run:
-        await run.happened("intent.failed", **ended(run.clock, reason="timeout", told=RESULT))
+        await run.happened("intent.failed", **ended(run.clock, reason="timeout", notice=RESULT))
         (glance,) = toast.runs
         assert glance["text"] == "tests failed: timeout" and agent.data.messages["ntc_1"].state == "seen"
         assert (agent.data.messages["alr_1"].state == "seen") == looks
@@ -129,7 +129,7 @@ async def test_what_ends_within_half_a_minute_is_one_message_and_a_question_wait
     kinds = {SEND: send, LOOK: Script({"looks": True}), WAKE: Script({"status": "absent"})}
     async with bench(MemoryStore(), [agent], kinds) as run:
         for number in range(4):
-            about = {"intent": f"int_{number}", "parent": None} | ({"told": RESULT} if number == 2 else {})
+            about = {"intent": f"int_{number}", "parent": None} | ({"notice": RESULT} if number == 2 else {})
             await run.happened("intent.completed", **ended(run.clock, **about))
         assert [args["text"] for args in send.runs] == ["tests finished (int_0)"]
         question = {"message": "chk_q", "kind": "ask", "text": "May I?", "intent": None}

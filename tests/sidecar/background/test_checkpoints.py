@@ -48,7 +48,7 @@ class Checkpoints(MessageAgent):
 @asynccontextmanager
 async def asking(kind: Script | None = None) -> AsyncIterator[tuple[Bench, Checkpoints, Script]]:
     """Background work with a child session; and what messages to sessions lead to."""
-    agent, wake = Checkpoints(), Script({"status": "sent", "kept": True})
+    agent, wake = Checkpoints(), Script({"status": "sent", "saved": True})
     kinds = {ANSWER: kind or Script({"status": "answered"}), WAKE: wake, SHOW: Script({"shown": False})}
     async with bench(MemoryStore(), [agent], kinds) as run:
         yield run, agent, wake

@@ -23,7 +23,7 @@ from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostError, Status
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.state import intent_of
-from sidecar.background.intents.texts import changes_text, told
+from sidecar.background.intents.texts import changes_text, notice_text
 from tests.sidecar.background.projects import ID, git, repository, tree, write
 from tests.sidecar.background.support import PLAIN, Only
 
@@ -337,7 +337,7 @@ async def test_what_a_tool_left_running_in_a_copy_is_ended_and_named_and_nothing
         assert found["ended"] == [" ".join(runs)] and left.wait(10) == -signal.SIGKILL
         assert [each.poll() for each in others] == [None] * 3
         intent = intent_of({"intent": "int_1", "prompt": "p", "title": "t", "directory": "/p", "ts": 1})
-        assert "input()" in told(intent, "completed", {"result": "done", "changes": found})
+        assert "input()" in notice_text(intent, "completed", {"result": "done", "changes": found})
     finally:
         for process in (*others, left):
             process.communicate(b"\n")

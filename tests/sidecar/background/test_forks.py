@@ -14,7 +14,7 @@ import pytest
 
 from bridge.opencode.capture.state import CaptureState, SessionState
 from sidecar.agents.inputs import effects_stream
-from sidecar.background.forks.cut import Cut, cut_at, kept
+from sidecar.background.forks.cut import Cut, copied, cut_at
 from sidecar.background.forks.forks import ForkArgs, Forks
 from sidecar.background.hosts.host import HostError, Part
 from sidecar.background.intents.intents import NAME, IntentAgent
@@ -88,7 +88,7 @@ def newest_first(at: int) -> Iterator[Record]:
 def test_a_fork_ends_after_an_answer_and_before_a_prompt(at: int, message: str, is_prompt: bool, count: int) -> None:
     cut = cut_at(newest_first(at), S)
     assert cut is not None
-    assert (cut.message, cut.is_prompt, kept(MESSAGES, cut)) == (message, is_prompt, count)
+    assert (cut.message, cut.is_prompt, copied(MESSAGES, cut)) == (message, is_prompt, count)
     assert LOG[cut.position + 1][0] == "human.input" if is_prompt else cut.position == at
 
 
@@ -98,7 +98,7 @@ def test_before_the_first_message_there_is_nothing_to_fork() -> None:
 
 
 def test_a_message_that_the_session_no_longer_has_is_told_apart() -> None:
-    assert kept(MESSAGES, Cut("msg_gone", False, 0)) is None
+    assert copied(MESSAGES, Cut("msg_gone", False, 0)) is None
 
 
 class Origin:
@@ -208,7 +208,7 @@ RESULTS = {
     "opencode.create": {"session": "ses_bg"},
     "opencode.prompt": {},
     "copy.collect": {"saved": True, "files": [], "count": 0, "diff": "+one"},
-    "opencode.wake": {"status": "sent", "kept": True},
+    "opencode.wake": {"status": "sent", "saved": True},
     "opencode.toast": {"shown": True},
 }
 

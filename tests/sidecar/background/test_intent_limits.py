@@ -221,7 +221,7 @@ def test_a_message_whose_attempts_failed_is_sent_again_later_and_later() -> None
         assert world.happens("tick", now=due) == ["message.sending"]
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     world.settle()
-    assert world.told("a").state == "seen" and world.deadline() is None
+    assert world.notice("a").state == "seen" and world.deadline() is None
 
 
 def test_a_message_that_opencode_accepted_and_did_not_save_is_sent_again() -> None:
@@ -231,12 +231,12 @@ def test_a_message_that_opencode_accepted_and_did_not_save_is_sent_again() -> No
     world.ends(world.intent("a"))
     world.keeps = False
     world.settle()
-    parts = [{"metadata": {"durable_stream": {"key": world.told("a").key}}}]
+    parts = [{"metadata": {"durable_stream": {"key": world.notice("a").key}}}]
     world.happens("agent.input", session="ses_user", message="msg_1", parts=parts)
-    assert world.messages == {} and world.told("a").state == "sent"
+    assert world.messages == {} and world.notice("a").state == "sent"
     later(world, 61)
     assert len(world.messages["ses_user"]) == 1
-    assert world.told("a").state == "seen"
+    assert world.notice("a").state == "seen"
 
 
 def told_by_a_call(world: World) -> None:
@@ -272,7 +272,7 @@ def test_a_result_that_a_call_returned_wakes_nobody_if_opencode_kept_it(
     world.happens("turn.ended", session="ses_user", outcome=outcome)
     world.settle()
     assert len(world.messages.get("ses_user", [])) == wakes
-    assert world.told("a").state == "seen"
+    assert world.notice("a").state == "seen"
     assert world.happens("message.return", message="ntc_a", session="ses_user", call="call_2") == []
 
 
@@ -282,7 +282,7 @@ def test_three_that_end_soon_after_one_another_are_told_in_one_message_once_the_
         world.register(name)
     world.settle()
     for name in "ab":
-        assert world.ends(world.intent(name))[-2:] == ["message.queued", "message.held"] and not world.effects
+        assert world.ends(world.intent(name))[-2:] == ["message.queued", "message.postponed"] and not world.effects
         later(world, 1)
     assert world.ends(world.intent("c"))[-4:] == ["message.queued", *(["message.sending"] * 3)]
     world.settle()

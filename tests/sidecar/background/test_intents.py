@@ -72,7 +72,7 @@ def test_an_agent_that_may_write_gets_a_copy_and_its_changes_are_told() -> None:
     assert world.ends(world.intent("writer"), "aborted") == [] == world.happens("intent.cancel", intent="int_writer")
     world.settle()
     assert world.intent("writer").state == "completed"
-    assert "+one" in world.told("writer").text
+    assert "+one" in world.notice("writer").text
     world.happens("intent.apply", intent="int_writer")
     assert world.intent("writer").applied
     world.happens("intent.undo", intent="int_writer")
@@ -391,7 +391,7 @@ def test_a_long_result_says_where_it_is_cut(size: int) -> None:
     text = Redactor().clean("x" * size)
     world.happens("execution.output", session="ses_int_a", kind="text", text=text)
     world.ends(world.intent("a"))
-    assert cut(world.intent("a"), "ses_int_a") in world.told("a").text
+    assert cut(world.intent("a"), "ses_int_a") in world.notice("a").text
 
 
 @LONG

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bridge.opencode.capture.state import CaptureState, SessionState
 from sidecar.background.background_command import MAX_ASK, RECENT_MS, listing, parse
 from sidecar.background.intents.state import Intent
-from sidecar.background.intents.texts import told
+from sidecar.background.intents.texts import notice_text
 from sidecar.background.intents.works import Asker, Works
 from sidecar.background.messages.agent import MessageAgent
 from sidecar.background.messages.answers import answer_text
@@ -72,11 +72,11 @@ def intent(title: str, file: str, root: str = "/w") -> Intent:
 
 def result(text: str, state: str = "completed") -> str:
     changes = {"saved": True, "count": 1, "diff": text, "files": [{"file": text, "added": 1, "removed": 0}]}
-    return told(intent(text, text), state, {"result": text, "reason": text, "changes": changes})
+    return notice_text(intent(text, text), state, {"result": text, "reason": text, "changes": changes})
 
 
 def unsaved(text: str) -> str:
-    return told(intent(text, text, text), "failed", {"reason": text, "changes": {"error": text}})
+    return notice_text(intent(text, text, text), "failed", {"reason": text, "changes": {"error": text}})
 
 
 def answered(text: str) -> str:

@@ -432,11 +432,11 @@ async def test_a_session_that_begins_or_ends_while_it_is_looked_at(
 @pytest.mark.parametrize(
     ("is_active", "tail", "sent"),
     [
-        (True, [STEP], {"held": True}),
-        (False, [SAID, idle()], {"held": True}),
-        (False, [BROKEN_OFF, CONTINUED, SAID, idle()], {"held": True}),
-        (False, [BROKEN_OFF, idle("interrupted")], {"held": True}),
-        (False, [REFUSED], {"held": True}),
+        (True, [STEP], {"present": True}),
+        (False, [SAID, idle()], {"present": True}),
+        (False, [BROKEN_OFF, CONTINUED, SAID, idle()], {"present": True}),
+        (False, [BROKEN_OFF, idle("interrupted")], {"present": True}),
+        (False, [REFUSED], {"present": True}),
         (False, [STEP], {}),
         (False, [], {}),
     ],

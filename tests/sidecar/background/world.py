@@ -32,7 +32,7 @@ class World:
         self.teller = MessageAgent(
             asker=lambda session: Asker(None, session, "work" * (session in self.agent.data.sessions))
         )
-        self.teller._person.told = lambda *_, **__: []  # type: ignore[method-assign]  # nobody is told by an alert
+        self.teller._person.notify = lambda *_, **__: []  # type: ignore[method-assign]  # no alert notifies anybody
         self._begin = begin
         """How the ids of sessions begin."""
         self.effects: list[tuple[str, str, dict[str, Any]]] = []
@@ -77,7 +77,7 @@ class World:
             agent.load(agent.state())
         return recorded
 
-    def told(self, intent: str) -> Message:
+    def notice(self, intent: str) -> Message:
         """The message with the result of an intent."""
         return self.teller.data.messages[f"ntc_{intent}"]
 
@@ -119,7 +119,7 @@ class World:
         if kind == ABORT:
             self.busy.discard(args["session"])
         if kind == WAKE:
-            result = {"status": "sent", "kept": self.keeps}
+            result = {"status": "sent", "saved": self.keeps}
             if self.keeps:
                 saved = self.messages.setdefault(node, [])
                 saved += [each["key"] for each in args["texts"] if each["key"] not in saved]

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.opencode.capture.translate import Translator
 from sidecar.background.intents.state import Intent
-from sidecar.background.intents.texts import told
+from sidecar.background.intents.texts import notice_text
 from sidecar.home import Home
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -85,7 +85,8 @@ def troubled_home(healthy_home: Home) -> Path:
     ask |= {"work": "clean the build", "options": ["once", "always", "reject"], "always": ["rm *"]}
     question = {"kind": "ask", "session": "ses_y", "options": ["red", "blue"], "to": "ses_y"}
     wrong = {"reason": "HTTP 401: the key is wrong", "code": "error"}
-    message = told(Intent("int_done", "p", "count lines", "ses_1", "/p", 0), "completed", {"result": "**42** lines"})
+    done = Intent("int_done", "p", "count lines", "ses_1", "/p", 0)
+    message = notice_text(done, "completed", {"result": "**42** lines"})
     mark = {"durable_stream": {"key": "ntc_done"}}
     alert = {"message": "alr_1", "kind": "alert", "to": None, "about": "int_wrong", "stages": [["ntfy:1f3a9c2e"]]}
     text = "count words in shop failed: HTTP 401: the key is wrong (int_wrong)"

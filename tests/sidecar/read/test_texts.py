@@ -11,7 +11,7 @@ import pytest
 from bridge.opencode.redact import MAX_STRING, Redactor
 from sidecar.background.intents.lifecycle import INTENT
 from sidecar.background.intents.state import Intent
-from sidecar.background.intents.texts import told
+from sidecar.background.intents.texts import notice_text
 from sidecar.background.messages.message import MESSAGE
 from sidecar.read.host_agents import host_agents
 from sidecar.read.redacted import Redaction
@@ -124,7 +124,7 @@ def test_an_input_that_was_too_long_to_keep_is_announced_by_read_log_and_show(to
 
 RESULT = {"result": "There are **42** lines.\n\n- all counted"}
 WRAPPED = [
-    told(Intent("int_1", "do it", "count lines", "ses_1", "/p", 0), "completed", RESULT),
+    notice_text(Intent("int_1", "do it", "count lines", "ses_1", "/p", 0), "completed", RESULT),
     '<task id="ses_1" state="completed">\n<task_result>\nThere are **42** lines.\n</task_result>\n</task>',
     '<subagent sessionID="ses_1" state="completed" description="count lines">\nThere are **42** lines.\n</subagent>',
 ]
