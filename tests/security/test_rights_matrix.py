@@ -35,10 +35,10 @@ from sidecar.background.service import DurableStream
 from sidecar.record.opencode2.http import ServiceError
 from streams.bus.command import Command
 from tests.memory import MemoryStore
+from tests.sidecar.background.orchestrations import Host, orchestration
 from tests.sidecar.background.released2 import FakeReleased, Json
 from tests.sidecar.background.support import Bench
 from tests.sidecar.background.test_rights import RANKS, hides, real
-from tests.sidecar.background.test_service import Host, orchestration
 from tests.sidecar.background.test_v1 import NOBODY, FakeLink
 
 ALLOW: Final = (

@@ -37,8 +37,8 @@ from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.sidecar.agents.kinds import Clock
 from tests.sidecar.agents.support import records
+from tests.sidecar.background.orchestrations import PARENT, call, orchestration
 from tests.sidecar.background.support import PLAIN, Bench, Only, bench
-from tests.sidecar.background.test_service import PARENT, call, orchestration
 
 
 class Host:

@@ -27,8 +27,8 @@ from sidecar.background.service import DurableStream, write_tools
 from sidecar.background.tool_calls import MOST_WAITS, ToolCalls
 from sidecar.background.tools import TOOLS, WAIT_MS, AskArgs, WaitArgs, check, tools_json
 from sidecar.home import Home
+from tests.sidecar.background.orchestrations import orchestration
 from tests.sidecar.background.support import Bench
-from tests.sidecar.background.test_service import orchestration
 
 MOST_TOKENS = 1500
 
