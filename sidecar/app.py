@@ -240,9 +240,8 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         allow=wanted.allow,
         enabled=wanted.enabled,
     )
-    nats = NatsService(
-        home, config.nats, outside.nonce, MirrorSource(store, log_id, outside.now_ms, state.turn_of, redact.clean)
-    )
+    source = MirrorSource(store, log_id, outside.now_ms, state.turn_of, redact.clean, runtime=lambda: worker.runtime)
+    nats = NatsService(home, config.nats, outside.nonce, source)
     model_tools = ModelTools(log_id, config.worker.tools if config.nats.mode != "off" else {})
     durable = DurableStream(
         home,
@@ -273,7 +272,6 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         remote=nats.calls(config.worker, identities.agents),
         owner_of=lambda agents: nats.owner(agents, config.worker),
     )
-    nats.attach(worker.runtime)
     translator = Translator(
         identity, state, Means(redact.cleaned, asked=durable.asked, answered=durable.people.answered)
     )
@@ -356,7 +354,7 @@ class _Consumers:
 
     async def start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(Tasks(self._serve()).cancel)
-        consumers = self._nats.consume(self._worker.runtime, self._worker.reachable)
+        consumers = self._nats.consume(self._worker.reachable)
         if consumers is not None:
             stack.push_async_callback(consumers.close)
 

@@ -67,10 +67,7 @@ class SidecarRequests:
         address = "`port`, `token`, `server_id` of the embedded server"
         requests.register("nats", NoArgs, lambda _: nats.address(), address)
         requests.register("mirror", NoArgs, lambda _: nats.mirror_status(), "the mirror's progress")
-        rebuild = only("rebuild", lambda _: nats.rebuild())
-        requests.register("mirror_rebuild", NoArgs, rebuild, "as `mirror_rebuilding`")
-        rebuilding = "the state of the current or last rebuild"
-        requests.register("mirror_rebuilding", NoArgs, lambda _: nats.rebuilding(), rebuilding)
+        requests.register("mirror_rebuild", NoArgs, only("rebuild", lambda _: nats.rebuild()), "as `mirror`")
 
     async def stop(self, args: NoArgs) -> dict[str, Any]:
         """Stop the sidecar, after sending the answer, and each headless OpenCode that has no work.

@@ -107,6 +107,15 @@ async def drained(task: MirrorTask) -> dict[str, Any]:
     return status
 
 
+async def rebuilt(task: MirrorTask) -> dict[str, Any]:
+    """Have the mirror publish everything again; wait until it has, and return the status."""
+    before = task.counts["rebuilt"]
+    task.rebuild()
+    while task.counts["rebuilt"] == before:
+        await asyncio.sleep(0.01)
+    return await drained(task)
+
+
 class Seen(NamedTuple):
     """A message as the independent reader sees it."""
 

@@ -30,7 +30,7 @@ from sidecar.agents.effects.ledger import Ledger, bounded
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind, EndsTurn, Reconciled
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
-from sidecar.agents.view import RuntimeView
+from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
 from sidecar.mirror.serving import card_content
 from streams.bus.command import Command
@@ -74,13 +74,10 @@ class RemoteCalls:
         identity: Identity,
         log_id: str,
         clean: Callable[[Any], Any],
+        runtime: Callable[[], Runtime],
     ) -> None:
         self._bus, self._store, self._identity = bus, store, identity
-        self._log_id, self._clean = log_id, clean
-        self.view: Callable[[], RuntimeView] = RuntimeView
-        """What the runtime still has to do; set before the first call."""
-        self.epoch: Callable[[str], int] = lambda agent: 0
-        """The epoch in which this home took an agent, set before the first call."""
+        self._log_id, self._clean, self._runtime = log_id, clean, runtime
         self._ledger = Ledger(store, identity)
         self._waiting: dict[str, asyncio.Future[Record]] = {}
         self._sent: dict[str, tuple[Effect, str]] = {}
@@ -144,7 +141,7 @@ class RemoteCalls:
         fields = {
             "tool_call_id": key,
             "agent_turn_id": effect.run,
-            "turn_epoch": self.epoch(effect.agent),
+            "turn_epoch": self._runtime().epoch(effect.agent),
             "agent_id": effect.agent,
             "status": status,
             "error": error,
@@ -173,7 +170,7 @@ class RemoteCalls:
         fields = {
             "tool_call_id": key,
             "agent_turn_id": effect.run,
-            "turn_epoch": self.epoch(effect.agent),
+            "turn_epoch": self._runtime().epoch(effect.agent),
             "agent_id": effect.agent,
             "tool_name": name,
             "after_execution": "suspend",
@@ -225,7 +222,7 @@ class RemoteCalls:
             known = None
             if step is not None and report.agent_id == agent:
                 depth = depth_of(request.event) if request is not None else 0
-                known = Call(self.epoch(agent), depth, request is None or ended is not None)
+                known = Call(self._runtime().epoch(agent), depth, request is None or ended is not None)
             worth = judge_report(report, headers, known)
             fields = report.fields()
             if worth == "late" and ended is not None and _is_same(ended.event.payload, fields):
@@ -259,7 +256,7 @@ class RemoteCalls:
 
     async def _request(self, identity: str) -> Record | None:
         """The record of a request that has no final result yet."""
-        place = self.view().effects.get(identity)
+        place = self._runtime().view.effects.get(identity)
         if place is not None:
             async for record in self._store.read(place.stream, from_offset=place.offset):
                 return record

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from sidecar.mirror.commands import CommandConsumers
     from sidecar.mirror.deltas import DeltaStream
     from sidecar.mirror.owning import Owning
-    from sidecar.mirror.rebuild import Rebuild
     from sidecar.mirror.server.server import EmbeddedServer
     from sidecar.mirror.serving import ServedTools
     from sidecar.mirror.task import MirrorTask
@@ -46,9 +45,10 @@ DRAIN_SECONDS: Final = 2.0
 
 
 class MirrorSource(NamedTuple):
-    """What the mirror reads: the log with its id, the clock, and capture's knowledge for token deltas.
+    """What the service reads: the log with its id, the clock, capture's knowledge for token deltas, and the agents.
 
-    ``turn_of`` returns the user message that a session is currently answering; ``clean`` redacts a text.
+    ``turn_of`` returns the user message that a session is currently answering; ``clean`` redacts a text; ``runtime``
+    returns what runs the agents.
     """
 
     store: StreamStore
@@ -56,6 +56,7 @@ class MirrorSource(NamedTuple):
     now_ms: Callable[[], int]
     turn_of: Callable[[str], str | None]
     clean: Callable[[Any], Any]
+    runtime: Callable[[], Runtime]
 
 
 class NatsService:
@@ -77,14 +78,10 @@ class NatsService:
         self._calls: RemoteCalls | None = None
         self._served: ServedTools | None = None
         self._deltas: DeltaStream | None = None
-        self._rebuild: Rebuild | None = None
-        self._rebuilding: asyncio.Task[None] | None = None
-        self._failed = ""
         self._problem = ""
         self._server: EmbeddedServer | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._bus: JetStreamEventBus | None = None
-        self._runtime: Runtime | None = None
         self.sessions: Sessions | None = None
         """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
 
@@ -165,25 +162,19 @@ class NatsService:
             return {}
         from sidecar.mirror.calling import RemoteCalls
 
-        source = self._source
-        self._calls = RemoteCalls(lambda: self._bus, source.store, identity, source.log_id, source.clean)
+        store, log_id, _, _, clean, runtime = self._source
+        self._calls = RemoteCalls(lambda: self._bus, store, identity, log_id, clean, runtime)
         return self._calls.kinds(worker.tools)
-
-    def attach(self, runtime: Runtime) -> None:
-        """Say whose effects the ``calls`` are, and who records dead letters, before the runtime starts."""
-        self._runtime = runtime
-        if self._calls is not None:
-            self._calls.view, self._calls.epoch = lambda: runtime.view, runtime.epoch
 
     async def _record(self, durable: str, delivery: Delivery, poison: Poison) -> Poison:
         """Record a message that is not an agent's as a dead letter. An agent's consumer records its own."""
         from sidecar.mirror.commands import DEAD_LETTER, recorded
 
-        if self._runtime is None or DEAD_LETTER in poison.headers:
+        if self._source is None or DEAD_LETTER in poison.headers:
             return poison
         # The name of a stream may have dots, but no percent signs.
         name = durable.removesuffix("_consumer").replace("%2E", ".").replace("%", "~")
-        return await recorded(self._runtime, name, delivery, poison.reason)
+        return await recorded(self._source.runtime(), name, delivery, poison.reason)
 
     def serve(
         self, tools: Mapping[str, EffectKind], worker: WorkerConfig, identity: Identity, answer: Answer
@@ -214,14 +205,17 @@ class NatsService:
     def _owned(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:
         return run() if self._owning is None else self._owning.while_held(name, run)
 
-    def consume(self, runtime: Runtime, agents: Sequence[str]) -> CommandConsumers | None:
+    def consume(self, agents: Sequence[str]) -> CommandConsumers | None:
         """Take commands for these agents from NATS, in the background. Close the result before the runtime.
 
         Returns ``None`` if there is no connection or no agent.
         """
-        if self._bus is not None and self._owning is not None:
+        if self._bus is None or self._source is None:
+            return None
+        runtime = self._source.runtime()
+        if self._owning is not None:
             self._owning.start(self._bus, runtime.own, runtime.resume)
-        if self._bus is None or not agents:
+        if not agents:
             return None
         from sidecar.mirror.commands import CommandConsumers
 
@@ -250,9 +244,6 @@ class NatsService:
             await self._owning.close()
         if self._deltas is not None:
             await self._deltas.close()
-        if self._rebuilding is not None:
-            self._rebuilding.cancel()
-            await asyncio.gather(self._rebuilding, return_exceptions=True)
         if self.mirror is not None:
             await self.mirror.close(drain_seconds=DRAIN_SECONDS)
         if self._keeping is not None:
@@ -307,7 +298,7 @@ class NatsService:
         return {**about, **found, "problem": problem}
 
     def rebuild(self) -> dict[str, Any]:
-        """Start a rebuild unless one is running. Returns the same as ``rebuilding``.
+        """Have the log published again. Returns the same as ``mirror_status``, whose ``rebuilt`` grows by 1.
 
         Raises:
             NatsUnavailable: there is no mirror; the text says why.
@@ -316,32 +307,8 @@ class NatsService:
             raise NatsUnavailable(
                 self._problem or "NATS was off when this sidecar started", "run `durable-stream stop`, then try again"
             )
-        if self._rebuilding is None or self._rebuilding.done():
-            from sidecar.mirror.rebuild import Rebuild
-
-            self._rebuild = Rebuild(self.mirror)
-            self._failed = ""
-            self._rebuilding = asyncio.create_task(self._run_rebuild(self._rebuild))
-        return self.rebuilding()
-
-    def rebuilding(self) -> dict[str, Any]:
-        """The last rebuild: ``{running, failed, progress}``; ``progress`` is null if there was no rebuild."""
-        return {
-            "running": self._rebuilding is not None and not self._rebuilding.done(),
-            "failed": self._failed,
-            "progress": self._rebuild.progress() if self._rebuild is not None else None,
-        }
-
-    async def _run_rebuild(self, rebuild: Rebuild) -> None:
-        from sidecar.mirror.rebuild import RebuildStopped
-
-        try:
-            done = await rebuild.run()
-        except RebuildStopped as error:
-            self._failed = str(error)
-            log.warning("the mirror was not rebuilt: %s", error)
-            return
-        log.info("the mirror was rebuilt up to position %d", done["position"])
+        self.mirror.rebuild()
+        return self.mirror_status()
 
     async def address(self) -> dict[str, Any]:
         """How another process of this user reaches the embedded server now: ``port``, ``token`` and ``server_id``.

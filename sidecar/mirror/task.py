@@ -163,8 +163,8 @@ class MirrorTask:
     def status(self) -> dict[str, Any]:
         """What ``status`` shows about the mirror.
 
-        ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` (messages, in
-        the life of this object), ``state`` (``waiting``, ``resuming``, ``forgetting``, ``publishing``, ``paused`` or
+        ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` and ``rebuilt``
+        (see ``counts``), ``state`` (``waiting``, ``resuming``, ``forgetting``, ``publishing``, ``paused`` or
         ``idle``), ``problem`` (one line; empty while all is well), ``notes`` (counts) and ``full`` (how full the
         mirror's ``stream`` and the server's ``store`` are, from 0 to 1, as far as they have limits).
         """
@@ -179,6 +179,7 @@ class MirrorTask:
             "head": head,
             "lag": max(head - position, 0),
             "published": self.counts["published"],
+            "rebuilt": self.counts["rebuilt"],
             "problem": self._problem or (self._sessions.problem if doing == "waiting" else ""),
             "notes": dict(sorted(self._notes.items())),
             "full": dict(self._full),

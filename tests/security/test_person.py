@@ -109,7 +109,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The requests that destroy or decide for a person: the deed, and arguments."""
 FREE = {
-    *("agents", "checkpoints", "intents", "metrics", "mirror", "mirror_rebuilding", "nats", "ping", "requests"),
+    *("agents", "checkpoints", "intents", "metrics", "mirror", "nats", "ping", "requests"),
     *("status", "dlq_redrive", "import_file", "import_history", "mark", "notify_test", "send", "signal"),
     *("stop", "turn_stop"),
 }

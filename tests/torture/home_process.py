@@ -120,7 +120,7 @@ async def _run(home: Given, held: Held) -> None:
     log_id = store.manifest.log_id
     bus = HeldBus(sessions, log_id, held)
     owning = Owning(["tally"])
-    calls = RemoteCalls(lambda: bus, store, identity, log_id, lambda value: value)
+    calls = RemoteCalls(lambda: bus, store, identity, log_id, lambda value: value, lambda: runtime)
     runtime = Runtime(
         store,
         identity,
@@ -130,8 +130,6 @@ async def _run(home: Given, held: Held) -> None:
         owner=owning,
         stop=held.stop,
     )
-    calls.view, calls.epoch = lambda: runtime.view, runtime.epoch
-
     await runtime.start()
     tools = {SUBJECT: Count(home.done)} if home.serves else {}
     served = ServedTools(bus, tools, identity.now_ms, lambda value: value)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sidecar.mirror.verify import MirrorCheck, Verified
 if RUNS:
     import asyncio
+    import time
     from collections import Counter
 
     from bridge.nats.jetstream.errors import NatsUnavailable
@@ -33,6 +34,12 @@ SHOWN = 20
 
 BAR_RECORDS = 20_000
 """Minimum number of records for which a comparison shows a progress bar."""
+
+PATIENCE_SECONDS = 30.0
+"""A rebuild gives up if a problem lasts this long and nothing is published."""
+
+SILENT_SECONDS = 300.0
+"""A rebuild gives up after this long without progress, even without a problem."""
 
 WORDS = {
     "missing": "missing",
@@ -238,14 +245,18 @@ def _tell_before(out: Output, facts: dict[str, Any]) -> None:
 
 
 async def _rebuild(out: Output, home: Home) -> dict[str, Any]:
+    """Rebuild, and wait until the mirror has published the log; return its last status."""
     async with control(home, REBUILDING) as client:
-        answer = await client.request("mirror_rebuild")
+        asked = now = last = await client.request("mirror_rebuild")
+        moved = time.monotonic()
         with bar(out, "publishing") as shown:
-            while answer["running"]:
-                progress = answer["progress"]
-                shown(progress["position"] + 1, progress["head"] + 1, "publishing")
+            while now["rebuilt"] == asked["rebuilt"] or now["position"] < asked["head"]:
+                if (now["rebuilt"], now["position"]) != (last["rebuilt"], last["position"]):
+                    last, moved = now, time.monotonic()
+                if time.monotonic() - moved > (PATIENCE_SECONDS if now["problem"] else SILENT_SECONDS):
+                    why = f"{now['problem'] or 'publishing stopped'}, at record {now['position']} of {asked['head']}"
+                    raise Failure("copy-incomplete", f"the copy is incomplete: {why}; the sidecar will retry")
+                shown(now["position"] + 1, now["head"] + 1, "publishing")
                 await asyncio.sleep(LOOK_SECONDS)
-                answer = await client.request("mirror_rebuilding")
-    if answer["failed"]:
-        raise Failure("copy-incomplete", f"the copy is incomplete: {answer['failed']}; the sidecar will retry")
-    return dict(answer["progress"])
+                now = await client.request("mirror")
+    return dict(now)

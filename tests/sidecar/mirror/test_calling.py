@@ -68,15 +68,14 @@ class Leases:
 class Owner:
     """A home with the agent ``counter``, its mirror, and the tool ``count``, which others carry out."""
 
-    def __init__(self, sessions: Sessions, store: MemoryStore, epoch: int, **tool: Any) -> None:
-        self.store, self.sessions, self.epoch = store, sessions, epoch
+    def __init__(self, sessions: Sessions, store: MemoryStore, **tool: Any) -> None:
+        self.store, self.sessions = store, sessions
         identity = seeded_identity(5)
         self.bus = JetStreamEventBus(sessions, QUICK)
-        self.calls = RemoteCalls(lambda: self.bus, store, identity, LOG, lambda value: value)
+        self.calls = RemoteCalls(lambda: self.bus, store, identity, LOG, lambda value: value, lambda: self.runtime)
         self.leases = Leases()
         tools = {"count": RemoteTool(target_subject=SUBJECT, **tool)}
         self.runtime = Runtime(store, identity, agents(Counter), kinds=self.calls.kinds(tools))
-        self.calls.view, self.calls.epoch = lambda: self.runtime.view, lambda agent: self.epoch
         self.mirror = MirrorTask(store, LOG, sessions, lambda: 1)
         self.consumers = CommandConsumers(
             self.runtime,
@@ -102,9 +101,10 @@ class Owner:
 async def owner(
     sessions: Sessions, store: MemoryStore | None = None, epoch: int = 3, **tool: Any
 ) -> AsyncIterator[Owner]:
-    home = Owner(sessions, store or MemoryStore(), epoch, **tool)
+    home = Owner(sessions, store or MemoryStore(), **tool)
     home.mirror.start()
     await home.runtime.start()
+    await home.runtime.own("counter", epoch)
     home.consumers.start()
     try:
         yield home
@@ -405,10 +405,10 @@ async def test_others_see_the_turn_and_stop_it(sessions: Sessions) -> None:
         await home.call()
         payload, headers = await sent(sessions)
         stop = {"agent_id": "counter", "agent_turn_id": payload["agent_turn_id"], "reason": "enough"}
-        for epoch in (9, 0):  # this home is in no epoch that a server gave
+        for epoch in (9, 3):
             body = orjson.dumps({**stop, "turn_epoch": epoch})
             await publish(await sessions.get(), Message("cmd._._.counter.inbox.stop", {}, body))
-            await settled(home, 1 if epoch else 2)
+            await settled(home, 1 if epoch == 9 else 2)
         (kept,) = await home.of("tool.reported")
         assert kept.event.payload["status"] == "canceled"
         assert home.consumers.status()[0]["counts"]["unknown-turn"] == 1
@@ -459,10 +459,10 @@ async def test_a_stop_that_comes_again_does_what_the_first_left_undone(
         payload, _ = await sent(sessions)
         turn = payload["agent_turn_id"]
         if cut:
-            stop = {"agent_id": "counter", "agent_turn_id": turn, "turn_epoch": 0}
+            stop = {"agent_id": "counter", "agent_turn_id": turn, "turn_epoch": 3}
             await publish(await sessions.get(), Message("cmd._._.counter.inbox.stop", {}, orjson.dumps(stop)))
         else:  # a request of a person, not a message
-            assert await home.runtime.stop("counter", turn, 0, command("stop", "inbox.stop"))
+            assert await home.runtime.stop("counter", turn, 3, command("stop", "inbox.stop"))
         async with asyncio.timeout(10):
             while not (ended := await home.of("effect.failed")) or home.runtime.owes():
                 await asyncio.sleep(0.01)

@@ -89,5 +89,5 @@ def test_the_mirrors_commands_ask_the_sidecar(mirrored_home: Home) -> None:
     assert done.code == 0 and "would remove" in done.out and "--yes" in done.err
     assert run(mirrored_home.path, "mirror", "verify").code == 1
     done = run(mirrored_home.path, "mirror", "rebuild", "--yes", "--json")
-    assert done.code == 0 and done.objects()[0]["done"]["phase"] == "done", done
+    assert done.code == 0 and done.objects()[0]["done"]["rebuilt"] == 1, done
     assert run(mirrored_home.path, "mirror", "verify").code == 0

@@ -16,7 +16,6 @@ from nats.js.client import JetStreamContext
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from sidecar.mirror.rebuild import Rebuild
 from tests.memory import MemoryStore
 from tests.mirrors import (
     LOG_ID,
@@ -27,6 +26,7 @@ from tests.mirrors import (
     mirroring,
     open_store,
     read_independently,
+    rebuilt,
     session_events,
     unsynced,
 )
@@ -282,7 +282,7 @@ async def test_what_was_pruned_from_the_log_stays_in_the_mirror(own: RealServer)
         await drained(task)
         assert not task.counts["republished"]
         assert len(await read_independently(own)) == 130
-        await Rebuild(task).run()
+        await rebuilt(task)
     seen = await read_independently(own)
     assert [int(each.headers["DS-Position"]) for each in seen] == [r.position async for r in store.read_all()]
     async with mirroring(store, own) as task:
@@ -309,8 +309,7 @@ async def test_a_log_whose_end_was_pruned_is_mirrored_to_its_end(own: RealServer
     last = [record async for record in store.read_all()][-1]
     await store.prune({last.event.stream_id: last.offset + 1}, at_ms=NOW_MS)
     async with mirroring(store, own) as task:
-        done = await Rebuild(task).run()
-    assert (done["phase"], done["position"]) == ("done", 44)
+        assert (await rebuilt(task))["position"] == 44
     assert len(await read_independently(own)) == len([record async for record in store.read_all()])
 
 
