@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.opencode.capture.emitter import Means
 from bridge.opencode.capture.translate import Translator
@@ -48,6 +48,10 @@ from streams.identity import Identity, seeded_identity, system_identity
 from streams.log.directory import read_manifest
 from streams.log.log import Log
 from streams.store import NOTHING
+
+if TYPE_CHECKING:
+    from sidecar.notify_config import TeamConfig
+    from sidecar.team.task import Team
 
 log = logging.getLogger("sidecar")
 
@@ -144,14 +148,15 @@ async def _start(
     stack.enter_context(lock)
     log_to(home, stack.enter_context(ExitStack()))
     await _end_unlocked(home)
-    store = await _open(home, identities.log, stack)
+    story = StoryTables(identities.outside.nonce if config.team.database else None)
+    store = await _open(home, identities.log, story, stack)
     if identities.log is not identities.outside and store.head != NOTHING:
         raise HomeNotEmpty(
             home.path,
             "its log has records, but a deterministic run needs an empty log",
             "choose an empty home with `--home`",
         )
-    running = await _assemble(home, config, store, identities, stopping)
+    running = await _assemble(home, config, store, story, identities, stopping)
     for component in running.components:
         await component.start(stack)
     log.info("serving on port %d, version %s", running.sidecar.server.port, VERSION)
@@ -181,8 +186,8 @@ async def _end_unlocked(home: Home) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _open(home: Home, identity: Identity, stack: AsyncExitStack) -> Log:
-    opening = asyncio.create_task(Log.open(home.store_path, identity, derived=StoryTables()))
+async def _open(home: Home, identity: Identity, story: StoryTables, stack: AsyncExitStack) -> Log:
+    opening = asyncio.create_task(Log.open(home.store_path, identity, derived=story))
     # The thread that opens the log cannot be cancelled, so close the log even if this task is cancelled.
     stack.push_async_callback(_close, opening)
     store = await asyncio.shield(opening)
@@ -221,7 +226,9 @@ async def _lock(home: Home, *, wait: bool) -> IO[bytes] | None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _assemble(home: Home, config: Config, store: Log, identities: Identities, stopping: asyncio.Event) -> Running:
+async def _assemble(
+    home: Home, config: Config, store: Log, story: StoryTables, identities: Identities, stopping: asyncio.Event
+) -> Running:
     """Create every part, but start none.
 
     Each part gets what it needs when it is made. Where two parts need each other, the first one gets a function that
@@ -296,11 +303,13 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
     services = Services(ingest.host, ingest, store, log_id, lambda: spools.take())
     spools = SpoolWatch(home.spool_path, ingest, services.announce)
     tools = ToolCalls(durable, state, identities.agents, model_tools)
-    token, tracing, scraping = home.ensure_token(outside.nonce), None, None
+    token, tracing, scraping, team = home.ensure_token(outside.nonce), None, None, None
     if config.otel.endpoint:
         from sidecar.care.tracing import Tracing  # it loads an HTTP client
 
         tracing = Tracing(home, config.otel, store, log_id)
+    if config.team.database:
+        team = _team(home, config.team, store, log_id, story, outside)
     if config.metrics.port:
         from sidecar.care.scraping import Scraping  # it loads the HTTP server
 
@@ -319,6 +328,7 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
         tools,
         tracing,
         scraping,
+        team,
     )
     sidecar = Sidecar(home, outside, stopping, parts, token=token, port=config.link.port)
     metrics = SidecarMetrics(sidecar.status, agents=worker.runtime.engines, kinds=worker.runtime.effects.kinds)
@@ -333,10 +343,22 @@ async def _assemble(home: Home, config: Config, store: Log, identities: Identiti
 
     # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading
     # spools, then make all accepted items durable, and finally save a snapshot.
-    components: list[Component | None] = [nats, upkeep, tracing, ingest, back_fill, services, spools, worker]
+    components: list[Component | None] = [nats, upkeep, tracing, team, ingest, back_fill, services, spools, worker]
     # The link's port first, because OpenCode needs it.
     components += [_Consumers(nats, worker, serve), _Door(home, sidecar), scraping, durable]
     return Running(sidecar, tuple(each for each in components if each is not None))
+
+
+def _team(
+    home: Home, config: TeamConfig, store: Log, log_id: str, story: StoryTables, identity: Identity
+) -> Team | None:
+    """The copy to the team's Postgres; ``None`` without the extra ``team``, which ``doctor`` tells."""
+    try:
+        from sidecar.team.task import Team  # it loads psycopg
+    except ImportError as error:
+        log.warning("the team gets no copy: %s", error)
+        return None
+    return Team(home, config, store, log_id, story, identity)
 
 
 class Running(NamedTuple):

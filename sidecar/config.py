@@ -22,7 +22,15 @@ from pydantic_settings import (
 )
 
 from sidecar.config_faults import CORRECT_VARIABLE, correct_file, explain
-from sidecar.notify_config import GardenerConfig, MetricsConfig, NotifyConfig, OtelConfig, Section, address_of
+from sidecar.notify_config import (
+    GardenerConfig,
+    MetricsConfig,
+    NotifyConfig,
+    OtelConfig,
+    Section,
+    TeamConfig,
+    address_of,
+)
 from sidecar.private_files import others_may_write
 
 MIB = 1024 * 1024
@@ -314,6 +322,7 @@ class Config(Section):
     nats: NatsConfig = NatsConfig()
     metrics: MetricsConfig = MetricsConfig()
     otel: OtelConfig = OtelConfig()
+    team: TeamConfig = TeamConfig()
     worker: WorkerConfig = WorkerConfig()
     phantom: PhantomConfig = PhantomConfig()
     notify: NotifyConfig = NotifyConfig()
@@ -324,6 +333,8 @@ def secrets_of(config: Config) -> dict[str, str]:
     """The texts in a configuration that are secret for sure, by a name for each. A short header may be a plain word."""
     headers = [value.get_secret_value() for value in config.otel.headers.values()]
     found = {f"notify-{n}": url for n, url in enumerate(config.notify.urls, 1)}
+    if config.team.password is not None and len(password := config.team.password.get_secret_value()) >= 4:
+        found["team"] = password
     return found | {f"otel-{n}": text for n, text in enumerate(headers, 1) if len(text) >= 12}
 
 

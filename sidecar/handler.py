@@ -37,6 +37,7 @@ from streams.log.log import Log
 if TYPE_CHECKING:
     from sidecar.care.scraping import Scraping
     from sidecar.care.tracing import Tracing
+    from sidecar.team.task import Team
 
 log = logging.getLogger("sidecar")
 
@@ -65,6 +66,7 @@ class Parts:
     tools: ToolCalls
     tracing: Tracing | None
     scraping: Scraping | None
+    team: Team | None
 
 
 class Sidecar:
@@ -222,6 +224,7 @@ class Sidecar:
             "gaps": parts.translator.counts["gaps"] + parts.services.translator.counts["gaps"],
             "nats": parts.nats.status(),
             "otel": parts.tracing.status() if parts.tracing is not None else None,
+            "team": parts.team.status() if parts.team is not None else None,
             "pages": {
                 "metrics": parts.scraping.status() if parts.scraping is not None else None,
                 "answers": parts.durable.people.page.status(),

@@ -1,9 +1,11 @@
-"""The sections ``[notify]``, ``[gardener]``, ``[metrics]`` and ``[otel]``: what watches, and who learns of it."""
+"""The sections ``[notify]``, ``[gardener]``, ``[metrics]``, ``[otel]`` and ``[team]``: what watches, and who learns of
+it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
-from urllib.parse import SplitResult, urlsplit
+from ipaddress import ip_address
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -23,6 +25,16 @@ def address_of(text: str, *schemes: str) -> SplitResult | None:
         return parts if parts.scheme in schemes and parts.hostname and (parts.port or 1) > 0 else None
     except ValueError:
         return None
+
+
+def is_local_host(host: str) -> bool:
+    """Whether a host, an address or the directory of a socket is on this machine."""
+    if host.startswith("/") or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class NotifyConfig(Section):
@@ -115,3 +127,44 @@ class OtelConfig(Section):
         if self.headers and parts.scheme == "http" and not self.is_local:
             raise ValueError("`headers` may hold secrets, so another machine needs an `endpoint` with https://")
         return self
+
+
+_OF_AN_ADDRESS: Final = frozenset({"host", "sslrootcert", "sslcert", "sslkey"})
+
+
+class TeamConfig(Section):
+    """``[team]``: the Postgres to which this home is copied, for all machines of a team."""
+
+    database: str = ""
+    """Its address without a password, such as ``postgresql://laptop@db.example.org/team``; empty: none. Needs the extra
+    ``team``."""
+
+    password: SecretStr | None = None
+    """The password; without it, that of libpq's password file."""
+
+    machine: Annotated[str, Field(max_length=100)] = ""
+    """What the team calls this machine; empty: its host name."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not self.database:
+            return self
+        parts = address_of(self.database, "postgresql", "postgres") or _of_a_socket(self.database)
+        if parts is None:
+            raise ValueError("`database` must be like postgresql://user@host:5432/name")
+        options = parse_qsl(parts.query, keep_blank_values=True)
+        if parts.password is not None or "password" in dict(options):
+            raise ValueError("`database` must not hold the password, which belongs in `password`")
+        if bad := sorted({name for name, _ in options} - _OF_AN_ADDRESS):
+            raise ValueError(f"`database` cannot set {', '.join(bad)}; it may set {', '.join(sorted(_OF_AN_ADDRESS))}")
+        return self
+
+
+def _of_a_socket(text: str) -> SplitResult | None:
+    """The parts of an address without a host that names the directory of a socket."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None
+    is_one = parts.scheme in ("postgresql", "postgres") and dict(parse_qsl(parts.query)).get("host", "").startswith("/")
+    return parts if is_one else None

@@ -30,7 +30,9 @@ _LINK, _CAPTURE = "bridge/opencode/link", "bridge/opencode/capture"
 _CAPTURE_2 = "bridge/opencode/capture/v2"
 _NATS = ("bridge/nats", "bridge/nats/jetstream", "bridge/nats/l0", "bridge/nats/mirror")
 _JETSTREAM = "bridge/nats/jetstream"
-_ROOMS = tuple(f"sidecar/{room}" for room in ("agents", "background", "care", "install", "link", "mirror", "record"))
+_ROOMS = tuple(
+    f"sidecar/{room}" for room in ("agents", "background", "care", "install", "link", "mirror", "record", "team")
+)
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "streams": (),
@@ -80,6 +82,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/record",
         "sidecar/web",
     ),
+    "sidecar/team": (*_STREAMS, "sidecar", "sidecar/read"),
     "sidecar/care": (
         *_STREAMS,
         _JETSTREAM,
@@ -167,6 +170,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "sidecar/care/scraping.py",
     ),
     "apprise": ("sidecar/background/people/channels.py",),
+    "psycopg": ("sidecar/team/*.py",),
 }
 """Modules that belong to a few files of all packages, because their errors and types must not spread."""
 

@@ -58,6 +58,8 @@ FACTS: Final = (
     Fact("durable_stream_traces_sent_total", ("otel", "sent"), "Spans that the receiver of traces accepted"),
     Fact("durable_stream_traces_refused_total", ("otel", "refused"), "Spans that the receiver of traces refused"),
     Fact("durable_stream_traces_failures_total", ("otel", "failures"), "Failed attempts to read or send spans"),
+    Fact("durable_stream_team_lag", ("team", "lag"), "Records that the team's Postgres does not have yet"),
+    Fact("durable_stream_team_failures", ("team", "failures"), "Failed attempts to copy to it since the last success"),
     Fact(
         "durable_stream_scrapes_refused_total",
         ("pages", "metrics", "refused"),

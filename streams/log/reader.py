@@ -16,8 +16,9 @@ from streams.stores.directory import is_being_written
 from streams.stores.journal.files import FileJournal
 from streams.stores.journal.reading import TwoPlaces
 from streams.stores.journal.segments import JOURNAL, sizes_of
+from streams.stores.sqlite.copied import Copied as Copied
 from streams.stores.sqlite.derived import DerivedReader, DerivedTables
-from streams.stores.sqlite.files import LOG_FILE
+from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read
 from streams.stores.sqlite.hints import CURSOR, SNAPSHOT
 from streams.stores.sqlite.reader import SqliteReader
 
@@ -152,6 +153,13 @@ class LogReader(TwoPlaces):
                 found.close()
                 raise
         return found
+
+    def copied(self) -> Copied | None:
+        """The database as a second place copies it, without what the journal has above it; ``None`` if there is none.
+        Blocks. Raises the errors of ``derived``."""
+        path = self.store / LOG_FILE
+        connection = connect_to_read(path, len(STEPS))
+        return None if connection is None else Copied(connection, path)
 
     async def close(self) -> None:
         self._derived.close()

@@ -140,7 +140,8 @@ async def test_a_running_sidecar_is_scraped_as_the_printed_config_says(
         assert 0 < scraped["durable_stream_commit_duration_ms_count", ""] <= head + 1
         assert asked["durable_stream_scrapes_refused_total", ""] == 1
         traces = {f"durable_stream_traces_{each}" for each in ("lag", "sent_total", "refused_total", "failures_total")}
-        off = {"durable_stream_mirror_lag", *traces}
+        team = {f"durable_stream_team_{each}" for each in ("lag", "failures")}
+        off = {"durable_stream_mirror_lag", *traces, *team}
         assert {fact.name for fact in FACTS} - {name for name, _ in scraped} == off
         assert f"metrics: port {port}" in run(home.path, "status").out
 

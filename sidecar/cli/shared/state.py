@@ -10,6 +10,7 @@ from typing import Any, Final
 from sidecar.care.checks.check import Survey, has_defaults
 from sidecar.care.checks.home import page_checks
 from sidecar.care.checks.table import glance
+from sidecar.care.checks.team import team_words
 from sidecar.care.checks.tracing import traces_words
 from sidecar.cli.printing.output import Output
 from sidecar.cli.shared.identity import own_identity
@@ -29,11 +30,11 @@ async def gather_status(home: Home) -> dict[str, Any]:
     ``log.head`` is a position, null if the log cannot be opened; ``log.pruned`` is the number of records up to that
     position that were removed; ``log.damaged`` says that one of the problems is about the log; ``log.journal`` is
     what the journal holds (see ``LogStore.waiting``). Keys: ``home, running, sidecar, links, counts, log, spool, nats,
-    otel, pages, waiting, gaps, cut, asks, work, verdict, problems, notes``; ``cut`` counts the records with a text
-    that was too long to keep whole; ``sidecar`` is null if no sidecar answers; ``nats`` is null if the configuration or
-    the store cannot be read. ``verdict`` is a text; ``problems`` and ``notes`` are the findings of the quick checks of
-    ``doctor``, ``asks`` and ``work`` are lists of texts. ``otel`` is null without sidecar or endpoint, ``pages``
-    without a sidecar.
+    otel, team, pages, waiting, gaps, cut, asks, work, verdict, problems, notes``; ``cut`` counts the records with a
+    text that was too long to keep whole; ``sidecar`` is null if no sidecar answers; ``nats`` is null if the
+    configuration or the store cannot be read. ``verdict`` is a text; ``problems`` and ``notes`` are the findings of the
+    quick checks of ``doctor``, ``asks`` and ``work`` are lists of texts. ``otel`` and ``team`` are null without
+    sidecar, endpoint or database, ``pages`` without a sidecar.
     """
     scene, checks = await glance(home, own_identity())
     survey, found = scene.survey, dict(scene.answer or _STOPPED)
@@ -101,6 +102,7 @@ _STOPPED: Final[dict[str, Any]] = {
     "counts": {},
     "waiting": 0,
     "otel": None,
+    "team": None,
     "pages": None,
 }
 
@@ -140,6 +142,8 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
         rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
     if found.get("otel"):
         rows.append(("traces", traces_words(found["otel"])))
+    if found.get("team"):
+        rows.append(("team", team_words(found["team"])))
     rows += [("pages", check.text) for check in page_checks(found) if not check.hint]
     rows.append(
         ("waiting", f"{found['waiting']} hooks for their counterpart or parent" if found["waiting"] else "nothing")

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sidecar.read.story import tables
+from sidecar.read.story import copying, tables
 from sidecar.read.story.rules import READ_AGAIN, Rules
 from streams.store import Record
 
@@ -18,12 +18,15 @@ BROKEN: Final = (
 
 
 class StoryTables:
-    """The story as a log's ``Derived``."""
+    """The story as a log's ``Derived``. If a second place copies it, ``making`` names it anew, and the place says in
+    ``copied`` up to which change it has it."""
 
     version: Final = tables.STORY_VERSION
 
-    def __init__(self) -> None:
+    def __init__(self, making: Callable[[], str] | None = None) -> None:
         self._rules: Rules | None = None
+        self._making = making
+        self.copied = self._trimmed = 0
         self._new: dict[int, Record] = {}
 
     def create(self, db: sqlite3.Connection) -> None:
@@ -34,6 +37,10 @@ class StoryTables:
 
     def apply(self, db: sqlite3.Connection, records: Sequence[Record], record: Callable[[int], Record]) -> None:
         if self._rules is None:
+            if self._making is None:
+                copying.unfollow(db)
+            else:
+                copying.follow(db, self._making())
             self._rules = Rules(db, lambda position: self._new.get(position) or record(position))
         self._new = {each.position: each for each in records}
         for each in records:
@@ -41,6 +48,9 @@ class StoryTables:
         self._rules.write()
         self._rules.rest()
         self._new = {}
+        if (copied := self.copied) > self._trimmed:
+            copying.trim(db, copied)
+            self._trimmed = copied
 
 
 class Trial:

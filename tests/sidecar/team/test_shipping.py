@@ -1,0 +1,187 @@
+"""A home's copy in the team's Postgres has every byte and row of it, whatever fails on the way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sidecar.read.story.writing import StoryTables
+from sidecar.team import shipping as module
+from sidecar.team.errors import TeamRefused
+from streams.identity import seeded_identity
+from streams.log.log import Log
+from streams.log.reader import LogReader
+from tests.postgres import Postgres, Wire
+from tests.sidecar.team.homes import EVENTS, CopiedHome, differences, patiently
+
+
+async def test_every_byte_and_row_is_there_and_no_second_time(postgres: Postgres, home: CopiedHome) -> None:
+    config = postgres.config("laptop")
+    for begin in range(0, len(EVENTS), 300):
+        await home.append(EVENTS[begin : begin + 300])
+        assert home.ship(config) > 0
+        assert list(differences(postgres, home.store, home.log_id)) == []
+    assert home.ship(config) == 0
+    assert postgres.ask("SELECT machine, head FROM homes") == [("laptop", len(EVENTS) - 1)]
+
+
+async def test_small_steps_come_to_the_same(
+    postgres: Postgres, home: CopiedHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST", 37)
+    monkeypatch.setattr(module, "MOST_ROWS", 101)
+    await home.append(EVENTS[:800])
+    shipping = home.shipping(postgres.config())
+    told = [-1]
+    while shipping.step():
+        (now,) = postgres.ask("SELECT told FROM homes")
+        told.append(now[0])
+    shipping.close()
+    # The story counts only once all of it is there.
+    assert set(told) == {-1, 799}
+    assert list(differences(postgres, home.store, home.log_id)) == []
+
+
+async def test_two_homes_side_by_side(postgres: Postgres, home: CopiedHome, tmp_path: Path) -> None:
+    other = await CopiedHome(tmp_path / "other", 2).open()
+    await home.append(EVENTS[:700])
+    await other.append(EVENTS[400:1100])
+    for each, name in ((home, "a"), (other, "b")):
+        each.ship(postgres.config(name))
+    await other.log.forget([EVENTS[400].stream_id], at_ms=1)
+    await other.level()
+    other.ship(postgres.config("b"))
+    for each in (home, other):
+        assert list(differences(postgres, each.store, each.log_id)) == []
+    await other.log.close()
+
+
+async def test_forgets_and_prunes_follow(postgres: Postgres, home: CopiedHome) -> None:
+    config = postgres.config()
+    await home.append(EVENTS[:1000])
+    home.ship(config)
+    sizes = sorted(await home.log.sizes(), key=lambda each: -each.records)
+    longest, second, third = (each.stream_id for each in sizes[:3])
+    single = [record.position async for record in home.log.read(third)][1]
+    await home.log.forget([longest], at_ms=5, positions=[single])
+    await home.log.prune({second: 7, EVENTS[999].stream_id: 10**6}, at_ms=6)
+    await home.level()
+    assert home.ship(config) > 0
+    assert list(differences(postgres, home.store, home.log_id)) == []
+    # What comes later, and is forgotten again.
+    await home.append(EVENTS[1000:])
+    await home.log.forget([longest, second], at_ms=7)
+    await home.level()
+    home.ship(config)
+    assert list(differences(postgres, home.store, home.log_id)) == []
+
+
+async def test_what_was_removed_before_the_first_copy(postgres: Postgres, home: CopiedHome) -> None:
+    await home.append(EVENTS[:800])
+    await home.log.prune({EVENTS[0].stream_id: 5, EVENTS[799].stream_id: 10**6}, at_ms=6)
+    await home.log.forget([EVENTS[300].stream_id], at_ms=5)
+    await home.level()
+    home.ship(postgres.config())
+    assert list(differences(postgres, home.store, home.log_id)) == []
+
+
+async def test_tables_that_are_made_again_are_copied_again(postgres: Postgres, home: CopiedHome) -> None:
+    config = postgres.config()
+    await home.append(EVENTS[:600])
+    home.ship(config)
+    await home.log.close()
+    # Without a team, changes are not noted, so nothing is known of them later.
+    home.log = await Log.open(home.store, seeded_identity(1), derived=StoryTables())
+    await home.append(EVENTS[600:900])
+    await home.log.close()
+    home.story = StoryTables(seeded_identity(900).nonce)
+    await home.open()
+    await home.append(EVENTS[900:1000])
+    home.ship(config)
+    assert list(differences(postgres, home.store, home.log_id)) == []
+
+
+async def test_noted_changes_do_not_grow_without_end(postgres: Postgres, home: CopiedHome) -> None:
+    config = postgres.config()
+    for begin in range(0, 600, 100):
+        await home.append(EVENTS[begin : begin + 100])
+        home.ship(config)
+    ((changes,),) = postgres.ask("SELECT changes FROM homes")
+    assert changes > 200
+    copied = LogReader(home.store).copied()
+    assert copied is not None
+    with copied as log:
+        (kept,) = log.db.execute("SELECT count(*) FROM changed").fetchone()
+    assert kept < changes / 2
+
+
+async def test_a_copy_of_a_home_is_refused(postgres: Postgres, home: CopiedHome, tmp_path: Path) -> None:
+    config = postgres.config()
+    await home.append(EVENTS[:300])
+    home.ship(config)
+    await home.log.close()
+    shutil.copytree(home.store, tmp_path / "copy")
+    await home.open()
+    copy = await CopiedHome(tmp_path / "copy").open()
+    await home.append(EVENTS[300:400])
+    await copy.append(EVENTS[500:700])
+    home.ship(config)
+    before = postgres.ask("SELECT count(*) FROM records")
+    with pytest.raises(TeamRefused):
+        copy.ship(config)
+    assert postgres.ask("SELECT count(*) FROM records") == before
+    home.ship(config)
+    assert list(differences(postgres, home.store, home.log_id)) == []
+    await copy.log.close()
+
+
+async def test_a_home_put_back_from_a_backup_is_refused(postgres: Postgres, home: CopiedHome, tmp_path: Path) -> None:
+    await home.append(EVENTS[:300])
+    await home.log.close()
+    shutil.copytree(home.store, tmp_path / "backup")
+    await home.open()
+    await home.append(EVENTS[300:400])
+    home.ship(postgres.config())
+    old = await CopiedHome(tmp_path / "backup").open()
+    with pytest.raises(TeamRefused):
+        old.ship(postgres.config())
+    await old.log.close()
+
+
+async def test_of_two_movers_of_one_home_one_is_refused(postgres: Postgres, home: CopiedHome) -> None:
+    config = postgres.config()
+    await home.append(EVENTS[:100])
+    one, two = home.shipping(config), home.shipping(config)
+    for each in (one, two):
+        while each.step():
+            pass
+    await home.append(EVENTS[100:200])
+    assert one.step()
+    with pytest.raises(TeamRefused):
+        two.step()
+    assert not two.step()  # it reads the place again
+    one.close()
+    two.close()
+    assert list(differences(postgres, home.store, home.log_id)) == []
+
+
+async def test_a_wire_that_is_cut_anywhere(
+    postgres: Postgres, home: CopiedHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST", 60)
+    monkeypatch.setattr(module, "MOST_ROWS", 400)
+    wire = Wire(postgres.port)
+    shipping = home.shipping(postgres.config(port=wire.port))
+    failed = 0
+    for number, begin in enumerate(range(0, 600, 50)):
+        await home.append(EVENTS[begin : begin + 50])
+        if number in (5, 9):
+            await home.log.forget([EVENTS[begin - 150].stream_id], at_ms=number)
+            await home.level()
+        wire.left = 500 + 9431 * number
+        failed += patiently(shipping)
+    wire.close()
+    assert failed > 5
+    assert list(differences(postgres, home.store, home.log_id)) == []
