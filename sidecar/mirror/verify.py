@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -116,28 +116,31 @@ class MirrorCheck:
         """
         session = await self._sessions.get()
         try:
-            # Read where the mirror is before the log, so that the log contains everything up to there.
-            mirrored_to = await self._mirrored_to(session)
-            removed, head = await self._reader.removed(), self._reader.head
+            # Read where the mirror is, then its streams, then the log, so that the log has every record that is found.
+            last = await last_message(session, EVENTS, log_pattern(self._log_id))
+            mirrored_to = h.read_position(last.headers) if last is not None else None
             events, meanings = [await _facts(session, name) for name in (EVENTS, L0_EVENTS)]
-            is_full = events is not None and may_have_removed(events)
-            common: dict[str, Any] = {"head": head, "mirrored_to": min(mirrored_to, head), "removed": removed}
+            removed, head = await self._reader.removed(), self._reader.head
+            common: dict[str, Any] = {
+                "head": head,
+                "mirrored_to": NOTHING if mirrored_to is None else mirrored_to,
+                "removed": removed,
+                "named": NAMED if self._with_ids else 1,
+            }
+            is_full, old_ms = events is not None and may_have_removed(events), self._now_ms() - L0_AGE_MS
             sides = [
                 _Side(
                     Comparer(EVENTS, "records", self._log_id, is_full=is_full, **common),
                     _messages(session, events, log_pattern(self._log_id)),
                 ),
                 _Side(
-                    Comparer(L0_EVENTS, "meanings", self._log_id, old_before_ms=self._now_ms() - L0_AGE_MS, **common),
+                    Comparer(L0_EVENTS, "meanings", self._log_id, old_before_ms=old_ms, **common),
                     _messages(session, meanings, agent_events_pattern()),
                 ),
             ]
             self.summary.streams = [side.comparer.result for side in sides]
             async with aclosing(sides[0].messages), aclosing(sides[1].messages):
                 async for difference in self._compare(sides, Mirror(self._log_id, session.server.max_payload), head):
-                    yield difference
-            for side in sides:
-                async for difference in self._named(side.comparer, list(side.comparer.finish())):
                     yield difference
         except NotFound:
             raise Disturbed("a stream of the copy was removed on the server") from None
@@ -153,63 +156,43 @@ class MirrorCheck:
             l0 = mirrored(record, contexts.of(record.event), mirror).messages[:-1]
             parts = [h.read_message_id(message.headers).part for message in l0]
             for side, wanted in zip(sides, ([""], parts), strict=True):
-                side.comparer.expect(record, wanted)
-                while (message := await side.next()) is not None and side.comparer.is_due(message):
-                    side.ahead = None
-                    if found := side.comparer.take(message):
-                        yield found
+                side.comparer.begin(record, wanted)
+                async for difference in side.taken(side.comparer.is_due):
+                    yield difference
+                for difference in side.comparer.end():
+                    yield difference
             self.summary.records += 1
             if self.summary.records % _YIELD_RECORDS == 0:
                 self.progress(record.position)
                 await asyncio.sleep(0)
         self.progress(head)
         for side in sides:
-            while (message := await side.next()) is not None:
-                side.ahead = None
-                if found := side.comparer.take(message):
-                    yield found
-
-    async def _named(self, comparer: Comparer, missing: list[Difference]) -> AsyncIterator[Difference]:
-        """Yield the runs of missing messages with the ids of their events, in one more pass over the log."""
-        records = self._reader.read_all(after=missing[0].position - 1) if missing else None
-        for run in missing:
-            first, ids = run.position, list[str]()
-            while records is not None and (record := await anext(records, None)) is not None:
-                if comparer.is_missing(record.position) and (self._with_ids or not ids):
-                    ids.append(record.event.id)
-                if record.position >= run.last:
-                    break
-                if len(ids) == NAMED:
-                    yield run._replace(position=first, last=record.position, events=tuple(ids))
-                    first, ids = record.position + 1, []
-            yield run._replace(position=first, events=tuple(ids))
-
-    async def _mirrored_to(self, session: JetStream) -> int:
-        try:
-            last = await last_message(session, EVENTS, log_pattern(self._log_id))
-        except NotFound:
-            return NOTHING
-        position = h.read_position(last.headers) if last is not None else None
-        return NOTHING if position is None else position
+            async for difference in side.taken(lambda message: True):
+                yield difference
+            for difference in side.comparer.finish():
+                yield difference
 
 
 @dataclass(slots=True)
 class _Side:
-    """One stream: its messages in order."""
+    """One stream: its messages in order, and the one that comes next."""
 
     comparer: Comparer
-    messages: Any
+    messages: AsyncGenerator[StreamMessage]
     ahead: StreamMessage | None = None
-    """The message that ``next`` returns again until somebody takes it by setting this to ``None``."""
 
-    async def next(self) -> StreamMessage | None:
-        """Return the next message; ``None`` after the last one."""
-        if self.ahead is None:
-            self.ahead = await anext(self.messages, None)
-        return self.ahead
+    async def taken(self, is_due: Callable[[StreamMessage], bool]) -> AsyncIterator[Difference]:
+        """Take messages as long as they are due, and yield their differences."""
+        while True:
+            self.ahead = self.ahead or await anext(self.messages, None)
+            if self.ahead is None or not is_due(self.ahead):
+                return
+            found, self.ahead = self.comparer.take(self.ahead), None
+            if found is not None:
+                yield found
 
 
-async def _messages(session: JetStream, there: StreamFacts | None, pattern: str) -> AsyncIterator[StreamMessage]:
+async def _messages(session: JetStream, there: StreamFacts | None, pattern: str) -> AsyncGenerator[StreamMessage]:
     """The headers of a stream's messages, up to the one that is the last now."""
     if there is not None and there.messages:
         async for message in read_back(session, there.name, subject=pattern, headers_only=True):

@@ -9,7 +9,7 @@ in order, and reports the differences:
 ``extra``        the stream has a message that it must not have: a record's second message, or a message of
                  a record that the log never had
 ``changed``      hash or form are not those of the record
-``order``        a message comes after a message of a later record; its hash is not compared
+``order``        a message comes behind one of a later record, perhaps a second time; it is not compared
 ``unforgotten``  a message still holds a payload that the log has forgotten
 ===============  ===============================================================================
 
@@ -21,8 +21,6 @@ The following are not differences:
 * *Pruned*: messages of records that the log itself has pruned.
 * A pointer or a stub where the record itself would fit, or the reverse: the server's size limit was different when the
   message was published.
-
-Memory: two bytes per record.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bridge.nats import headers as h
 from bridge.nats.mirror.messages import is_forgotten
@@ -44,13 +42,6 @@ if TYPE_CHECKING:
 Kind = Literal["missing", "extra", "changed", "order", "unforgotten"]
 Family = Literal["records", "meanings"]
 """Which messages of a record a stream stores: the record itself, or its L0 messages."""
-
-_THERE, _OLD, _FORGOTTEN = 0x80, 0x40, 0x20
-_MESSAGES: Final = 0x1F
-_PARTS: Final = ("", "l0", "l0:state")
-"""Suffixes of message ids. The index of a suffix is the number of its bit in ``_wanted`` and ``_seen``. A test compares
-them with the table.
-"""
 
 
 class Difference(NamedTuple):
@@ -95,12 +86,13 @@ class Comparison:
 
 
 class Comparer:
-    """Compares one stream with one log. Pass each record to ``expect``, then ``take`` every message that ``is_due``
-    before the next record. After the last record, ``take`` the remaining messages and call ``finish``.
+    """Compares one stream with one log. For each record, call ``begin``, then ``take`` every message that ``is_due``,
+    then ``end``. After the last record, ``take`` the remaining messages and call ``finish``.
 
     ``head``: the last position of the log; no record after it is passed. ``mirrored_to``: the last record in the
     mirror. ``removed``: what the log has pruned or forgotten. ``old_before_ms``: L0 messages of earlier events may have
-    expired. ``is_full``: the stream may have removed its oldest messages.
+    expired. ``is_full``: the stream may have removed its oldest messages. ``named``: how many missing records a
+    difference names by their events at most; with more than one, a run of more records becomes several differences.
     """
 
     def __init__(
@@ -114,90 +106,87 @@ class Comparer:
         removed: Mapping[str, StreamRemoval],
         old_before_ms: int = 0,
         is_full: bool = False,
+        named: int = 1,
     ) -> None:
         self.result = Comparison(stream)
         self._family, self._log, self._head, self._mirrored_to = family, h.header_text(log_id), head, mirrored_to
-        self._removed, self._old_before_ms, self._is_full = removed, old_before_ms, is_full
+        self._removed, self._old_before_ms, self._is_full, self._named = removed, old_before_ms, is_full, named
         self._pruned = {escape(name): gone.first_offset for name, gone in removed.items() if gone.first_offset}
-        self._wanted, self._seen = bytearray(head + 1), bytearray(head + 1)
-        self._current: Record | None = None
-        self._first = head + 1
-        """The position of the log's first message in the stream."""
-        self._latest = (NOTHING, NOTHING)
-        """The position, and the place among the record's messages, of the last message that was in order."""
+        self._record: Record | None = None
+        self._before = NOTHING
+        """The position of the record before ``_record``."""
+        self._parts: Collection[str] = ()
+        self._left: list[str] = []
+        self._has_begun = False
+        self._missing: Difference | None = None
+        self._lacking = 0
 
-    # --- the two sides ---
-
-    def expect(self, record: Record, parts: Collection[str]) -> None:
-        """Add the log's next record; ``parts`` are the suffixes of its messages' ids in this stream."""
-        self._current = record
-        flags = _THERE
-        gone = self._removed.get(record.event.stream_id)
-        if gone is not None and record.offset < gone.forgotten_to and is_forgotten(record.event):
-            flags |= _FORGOTTEN
-        if record.event.ts <= self._old_before_ms:
-            flags |= _OLD
-        for part in parts:
-            flags |= 1 << _PARTS.index(part)
-        self._wanted[record.position] = flags
+    def begin(self, record: Record, parts: Collection[str]) -> None:
+        """Take the log's next record; ``parts`` are the suffixes of its messages' ids in this stream."""
+        self._before = self._record.position if self._record is not None else NOTHING
+        self._record, self._parts, self._left = record, parts, list(parts)
 
     def is_due(self, message: StreamMessage) -> bool:
-        """Whether this message must be passed to ``take`` before the next record."""
+        """Whether this message must be passed to ``take`` before the record's ``end``."""
         position = h.read_position(message.headers)
-        last = self._current.position if self._current is not None else NOTHING
+        last = self._record.position if self._record is not None else NOTHING
         return position is None or not last < position <= self._head or self._is_others(message)
 
     def take(self, message: StreamMessage) -> Difference | None:
         if self._is_others(message):
             return None
         self.result.messages += 1
-        position = h.read_position(message.headers)
+        position, record = h.read_position(message.headers), self._record
         if position is None:
             return self._difference("extra", NOTHING, message, "it does not name a record")
         if position > self._head:
             return self._difference("extra", position, message, "the log has no such record")
-        wanted = self._wanted[position]
-        if not wanted & _THERE:
+        if position <= self._before:
+            return self._difference("order", position, message, "it comes after the message of a later record")
+        if record is None or position != record.position:
             return self._of_no_record(position, message)
         event, part, _ = h.read_message_id(message.headers)
-        bit = 1 << _PARTS.index(part) if part in _PARTS else 0
-        current = self._current if self._current and self._current.position == position else None
-        if current is not None and event != current.event.id:
+        if event != record.event.id:
             return self._difference("extra", position, message, "it has the id of another event")
-        if wanted & _FORGOTTEN and message.headers.get(h.FORM) != "forgotten":
-            self._seen[position] |= bit
+        if self._is_forgotten(record) and message.headers.get(h.FORM) != "forgotten":
+            self._left = [each for each in self._left if each != part]
             return self._difference("unforgotten", position, message, "it has a payload that the log has forgotten")
-        if not wanted & bit:
+        if part not in self._parts:
             return self._difference("extra", position, message, "the record has no such message")
-        if self._seen[position] & bit:
+        if part not in self._left:
             return self._difference("extra", position, message, "the record already has another message")
-        self._seen[position] |= bit
-        self._first = min(self._first, position)
-        is_late, self._latest = (position, bit) < self._latest, max((position, bit), self._latest)
-        if current is None or is_late:
-            return self._difference("order", position, message, "it comes after the message of a later record")
+        self._left.remove(part)
+        self._has_begun = True
         self.result.compared += 1
-        if self._family == "records" and (what := self._changed(message, current)):
+        if self._family == "records" and (what := self._changed(message, record)):
             return self._difference("changed", position, message, f"its {what} is not the record's")
         return None
 
-    def finish(self) -> Iterator[Difference]:
-        """Yield the missing messages, and count those that wait or have expired."""
-        first = last = NOTHING
-        count = 0
-        for position, flags in enumerate(self._wanted):
-            if lacking := self._count_lacking(position):
-                first, last, count = (position if not count else first), position, count + lacking
-            elif count and flags & _MESSAGES:
-                # A run of missing messages continues across positions that have no messages, such as pruned ones.
-                yield self._missing(first, last, count)
-                count = 0
-        if count:
-            yield self._missing(first, last, count)
+    def end(self) -> Iterator[Difference]:
+        """Yield a run of missing messages that ends before this record."""
+        record, count = self._record, len(self._left)
+        assert record is not None
+        if record.position > self._mirrored_to:
+            self.result.waiting += count
+        elif count and self._may_have_expired(record):
+            self.result.expired += count
+        elif count:
+            if self._missing is not None and 1 < self._named <= len(self._missing.events):
+                yield from self.finish()
+            first = self._missing or Difference("missing", self.result.stream, record.position, 0, None, "")
+            events = (*first.events, record.event.id)[: self._named]
+            self._missing, self._lacking = first._replace(last=record.position, events=events), self._lacking + count
+            return
+        if self._parts:  # a run continues across records that have no messages
+            yield from self.finish()
 
-    def is_missing(self, position: int) -> bool:
-        """After ``finish``: whether a message of this record is missing."""
-        return bool(self._lacking(position)) and not self._reason(position)
+    def finish(self) -> Iterator[Difference]:
+        """Yield the last run of missing messages."""
+        if self._missing is not None:
+            self.result.differences["missing"] += self._lacking
+            text = "1 message is missing" if self._lacking == 1 else f"{self._lacking} messages are missing"
+            yield self._missing._replace(text=text)
+        self._missing, self._lacking = None, 0
 
     # --- inside ---
 
@@ -206,14 +195,13 @@ class Comparer:
         event = message.headers.get(h.MESSAGE_ID, "").partition(":")[0]
         return Difference(kind, self.result.stream, position, position, message.sequence, text, (event,))
 
-    def _missing(self, first: int, last: int, count: int) -> Difference:
-        self.result.differences["missing"] += count
-        text = "1 message is missing" if count == 1 else f"{count} messages are missing"
-        return Difference("missing", self.result.stream, first, last, None, text)
-
     def _is_others(self, message: StreamMessage) -> bool:
         """Whether the message is from another home, which uses the same L0 subjects."""
         return self._family == "meanings" and message.headers.get(h.LOG) != self._log
+
+    def _is_forgotten(self, record: Record) -> bool:
+        gone = self._removed.get(record.event.stream_id)
+        return gone is not None and record.offset < gone.forgotten_to and is_forgotten(record.event)
 
     def _of_no_record(self, position: int, message: StreamMessage) -> Difference | None:
         if self._family == "meanings":
@@ -233,19 +221,7 @@ class Comparer:
         forms = ("forgotten", "stub") if is_forgotten(record.event) else ("whole", "pointer", "stub")
         return "" if message.headers.get(h.FORM) in forms else "form"
 
-    def _lacking(self, position: int) -> int:
-        return self._wanted[position] & ~self._seen[position] & _MESSAGES
-
-    def _reason(self, position: int) -> Literal["waiting", "expired", ""]:
-        if position > self._mirrored_to:
-            return "waiting"
+    def _may_have_expired(self, record: Record) -> bool:
         if self._family == "meanings":
-            return "expired" if self._wanted[position] & _OLD else ""
-        return "expired" if self._is_full and position < self._first else ""
-
-    def _count_lacking(self, position: int) -> int:
-        lacking = self._lacking(position).bit_count()
-        if lacking and (reason := self._reason(position)):
-            setattr(self.result, reason, getattr(self.result, reason) + lacking)
-            return 0
-        return lacking
+            return record.event.ts <= self._old_before_ms
+        return self._is_full and not self._has_begun
