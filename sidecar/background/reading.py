@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +26,13 @@ from sidecar.read.changes.approvals import Approval
 from sidecar.read.select import ask_catalog
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import approvals
-from sidecar.read.story.costs import By, Costs, When, costs
+from sidecar.read.story.costs import By, Costs, When, cells, costs
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.reading import ask as ask_story
 from streams.event import StreamEvent
 from streams.hashing import is_digest
+from streams.lineage import Tree
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import StreamReader
@@ -234,12 +235,9 @@ async def read_failing(reader: StreamReader, since: int = 0) -> dict[str, str]:
     return {channel: error for channel, error in newest.items() if error is not None}
 
 
-async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
-    """The costs of the wanted records that the catalog knows, so that each counts in its root session.
-
-    Work that ran in the background counts in the session that started it.
-    """
-    # The agent's state forgets old work, but its stream does not.
+async def starters_of(reader: StreamReader) -> dict[str, str]:
+    """The session that each session of background work was started for. The agent's state forgets old work, but its
+    stream does not."""
     roots: dict[str, str] = {}
     starters: dict[str, str] = {}
     async for event in _outputs(reader, NAME):
@@ -247,8 +245,23 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
             roots[event.payload["intent"]] = root
         elif event.type == "intent.started" and event.payload["intent"] in roots:
             starters[event.payload["session"]] = roots[event.payload["intent"]]
+    return starters
 
-    when = When(wanted.since_ms, wanted.until_ms)
+
+def root_of(catalog: Tree[Any], starters: Mapping[str, str], session: str) -> str:
+    """The session in which another one counts: its root, or the one that started it."""
+    root = catalog.root(session)
+    # Work that a person started has its own id as its root.
+    starter = starters.get(root, "")
+    return catalog.root(starter) if starter in catalog.sessions else root
+
+
+async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
+    """The costs of the wanted records that the catalog knows, so that each counts in its root session.
+
+    Work that ran in the background counts in the session that started it.
+    """
+    starters, when = await starters_of(reader), When(wanted.since_ms, wanted.until_ms)
     for name, ts in wanted.times.items():
         if (record := await reader.find_event(name)) is not None:
             when.doubt(record.position, ts)
@@ -257,16 +270,11 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
         catalog = Catalog(story)
         catalog.sessions.values()  # read all at once
 
-        def root_of(session: str) -> str:
-            root = catalog.root(session)
-            # Work that a person started has its own id as its root.
-            starter = starters.get(root, "")
-            return catalog.root(starter) if starter in catalog.sessions else root
+        def moves(sessions: set[str]) -> set[int]:
+            roots = {root_of(catalog, starters, session) for session in sessions}
+            return {position for root in roots for position, _ in catalog.moves(root)}
 
-        def moves(root: str) -> list[int]:
-            return [position for position, _ in catalog.moves(root)]
-
-        return costs(story, by, when, root_of, catalog.directory, moves)
+        return costs(cells(story, when, moves), by, lambda name: root_of(catalog, starters, name), catalog.directory)
 
     return await ask_story(reader, question)
 

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from sidecar.background.intents.state import State
 from sidecar.background.own_ids import of_person
-from sidecar.background.reading import background_of, costs_of, diff_of, read_intents
+from sidecar.background.reading import background_of, diff_of, read_intents
 from sidecar.inspector.around import relatives, roots_of, shown_status
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
 from sidecar.inspector.search import search
+from sidecar.inspector.spending import RANGES, Spending
 from sidecar.inspector.working import running_in, working
 from sidecar.read.kinds import is_agents
 from sidecar.read.past.compare import compared
@@ -30,7 +31,6 @@ from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, 
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.conversation import Telling
-from sidecar.read.story.costs import WAYS, By
 from sidecar.read.story.past import Named, Past, asked, named
 from sidecar.read.story.timeline import Timeline
 from sidecar.read.transcript.html import turn_html
@@ -38,7 +38,7 @@ from sidecar.read.transcript.model import Reading, Turn
 from sidecar.read.wording import one_line, printable
 from streams.errors import StreamError
 from streams.log.reader import LogReader
-from streams.query import EVERYTHING, Filter
+from streams.query import Filter
 from streams.store import Record
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -90,6 +90,7 @@ class Data:
         self._home = home
         self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
         self._work: tuple[int, State] | None = None
+        self._spending = Spending(reader)
 
     async def warm(self) -> None:
         """Read what every page needs, before one asks."""
@@ -295,12 +296,9 @@ class Data:
         intent = of_person((await self._intents()).intents.values(), given, "intent")
         return {"diff": _BINARY.sub("binary, not shown\n", await diff_of(intent, self._home))}
 
-    async def costs(self, by: str) -> dict[str, Any]:
-        """What root sessions cost, by one of ``WAYS``."""
-        way: By = next((each for each in WAYS if each == by), "day")
-        costs = await costs_of(self.reader, way, EVERYTHING)
-        sums = [each.as_json() for each in costs.sums()]
-        return {"by": way, "sums": sums, "total": costs.total().as_json()}
+    async def costs(self, by: str, days: int) -> dict[str, Any]:
+        """What root sessions cost: see ``Spending``."""
+        return await self._spending.shown(by, days if days in RANGES else 0, self._now_ms())
 
     async def act(self, action: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """Do what a button says. Raises ``SelectError`` for a button that does not exist, and the sidecar's errors."""

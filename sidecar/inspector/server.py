@@ -159,7 +159,7 @@ def build(data: Data) -> Starlette:
         "compare": lambda request: data.compare(*(request.query_params.get(side, "") for side in ("a", "b"))),
         "work": lambda request: data.work(),
         "diff/{name}": lambda request: data.diff(request.path_params["name"]),
-        "costs": lambda request: data.costs(request.query_params.get("by", "day")),
+        "costs": lambda request: data.costs(request.query_params.get("by", "day"), _number(request, "days") or 0),
         "health": lambda request: data.health(),
     }
     return Starlette(

@@ -23,6 +23,14 @@ export function h(tag, given = {}, ...children) {
   return made;
 }
 
+/** An element of a drawing; its texts are as those of `h`. */
+export function svg(tag, given = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(given)) made.setAttribute(name, name === "aria-label" ? visible(String(value)) : String(value));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== false).map((child) => (child instanceof Node ? child : visible(String(child)))));
+  return made;
+}
+
 /** An error that the server explained. */
 export class Refused extends Error {
   constructor(code, text) {

@@ -5,7 +5,7 @@ Each step counts once: in the session at the root of its tree, with the work tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
@@ -13,21 +13,45 @@ import orjson
 
 from bridge.opencode.capture.tokens import add_tokens, total_of
 from sidecar.read.story.reading import Snapshot
+from sidecar.read.wording import local_time
+from streams.store import NOTHING
 
 By = Literal["day", "project", "model", "agent", "session"]
 WAYS: Final = get_args(By)
 
-_KEYS: Final = {
-    "day": "strftime('%Y-%m-%d', ts / 1000, 'unixepoch', 'localtime')",
-    "project": "(SELECT count(*) FROM json_each(:moves) WHERE value <= n)",
-    "model": "model",
-    "agent": "agent",
-    "session": "0",
-}
-_SUMS: Final = "max(n), count(*), sum(cost), max(partial)"
-_WANTED: Final = """FROM step WHERE kind = 'inference' AND (
-    (ts >= ifnull(:since, ts) AND ts <= ifnull(:until - 1, ts) AND n NOT IN (SELECT value FROM json_each(:doubted)))
-    OR n IN (SELECT value FROM json_each(:believed)))"""
+_QUARTER_MS: Final = 900_000
+"""Every zone's midnight is at a whole quarter of an hour."""
+
+_SPENT: Final = """SELECT ts / 900000, session, CASE WHEN :moves = '[]' THEN -1 ELSE
+        (SELECT ifnull(max(value), -1) FROM json_each(:moves) WHERE value <= n) END AS moved,
+        model, agent, tokens, max(n), count(*), sum(cost), max(partial)
+    FROM step WHERE kind = 'inference' AND n > :after AND (
+        (ts >= ifnull(:since, ts) AND ts <= ifnull(:until - 1, ts) AND n NOT IN (SELECT value FROM json_each(:doubted)))
+        OR n IN (SELECT value FROM json_each(:believed)))
+    GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY min(n)"""
+"""Grouped by the tokens, too: to take their JSON apart in SQL takes ten times as long."""
+
+
+@dataclass(slots=True)
+class Cell:
+    """What the steps of one session used on one day with one model and agent, between two moves of a session. ``moved``
+    is the position of the first of these moves, -1 before any, and ``last`` that of the last step. ``partial``: a step
+    is of an OpenCode that tells no steps of titles and compactions."""
+
+    day: str
+    session: str
+    model: str
+    agent: str
+    moved: int
+    last: int
+    steps: int
+    cost: float
+    partial: bool
+    tokens: dict[str, int | float]
+
+    @property
+    def count(self) -> int:
+        return total_of(self.tokens)
 
 
 @dataclass(slots=True)
@@ -103,38 +127,64 @@ class When:
             self.believed.append(position)
 
 
-def costs(
-    story: Snapshot,
-    by: By,
-    when: When,
-    root_of: Callable[[str], str],
-    project_of: Callable[[str, int], str],
-    moves: Callable[[str], Collection[int]],
-) -> Costs:
-    """What the steps of some time cost.
+def cells(
+    story: Snapshot, when: When, moves: Callable[[set[str]], Collection[int]], after: int = NOTHING
+) -> list[Cell]:
+    """What the steps of some time used, above position ``after``, in the order of the first ones.
 
-    ``root_of`` returns the root session of a session, ``project_of`` the directory of a root session at a position,
-    and ``moves`` the positions at which that changed.
+    ``moves`` returns the positions at which some sessions, or their roots, moved to another directory.
     """
-    names = dict(story.sql("SELECT key, name FROM session WHERE key IN (SELECT session FROM step)"))
-    roots = {key: root_of(name) for key, name in names.items()}
-    given: dict[str, Any] = {"since": when.since, "until": when.until}
+    names = dict(
+        story.sql("SELECT key, name FROM session WHERE key IN (SELECT session FROM step WHERE n > :n)", n=after)
+    )
+    given: dict[str, Any] = {"since": when.since, "until": when.until, "after": after}
     given |= {
         name: orjson.dumps([*each]).decode() for name, each in (("doubted", when.doubted), ("believed", when.believed))
     }
-    given["moves"] = orjson.dumps(sorted({n for root in set(roots.values()) for n in moves(root)})).decode()
-    tokens: dict[tuple[Any, int], dict[str, int | float]] = {}
-    used = _WANTED.replace("FROM step", "FROM step, json_each(step.tokens) AS used")
-    for key, session, name, count in story.sql(
-        f"SELECT {_KEYS[by]}, session, used.key, sum(used.value) {used} GROUP BY 1, 2, 3", **given
-    ):
-        tokens.setdefault((key, session), {})[name] = count
+    given["moves"] = orjson.dumps(sorted(moves({*names.values()}))).decode()
+    found: dict[tuple[Any, ...], Cell] = {}
+    days: dict[int, str] = {}
+    for quarter, session, moved, model, agent, tokens, last, steps, cost, partial in story.sql(_SPENT, **given):
+        if quarter not in days:
+            days[quarter] = local_time(quarter * _QUARTER_MS, "%Y-%m-%d")
+        key = days[quarter], names[session], model, agent, moved
+        cell = found.get(key)
+        if cell is None:
+            cell = found[key] = Cell(*key, last, 0, 0.0, False, {})
+        cell.last, cell.steps, cell.cost = max(cell.last, last), cell.steps + steps, cell.cost + cost
+        cell.partial = cell.partial or bool(partial)
+        for name, count in orjson.loads(tokens or "{}").items():
+            cell.tokens[name] = cell.tokens.get(name, 0) + count * steps
+    return [*found.values()]
+
+
+def joined(some: Iterable[Cell]) -> list[Cell]:
+    """The cells, with a new one in place of those that differ only in their steps. Pure."""
+    found: dict[tuple[Any, ...], Cell] = {}
+    for cell in some:
+        key = cell.day, cell.session, cell.model, cell.agent, cell.moved
+        if (known := found.get(key)) is not None:
+            tokens = dict(known.tokens)
+            add_tokens(tokens, cell.tokens)
+            steps, cost = known.steps + cell.steps, known.cost + cell.cost
+            cell = Cell(*key, cell.last, steps, cost, known.partial or cell.partial, tokens)
+        found[key] = cell
+    return [*found.values()]
+
+
+def costs(some: Iterable[Cell], by: By, root_of: Callable[[str], str], project_of: Callable[[str, int], str]) -> Costs:
+    """What some cells are together. ``root_of`` returns the root session of a session, and ``project_of`` the directory
+    of a root session at a position. Pure."""
     found = Costs(by)
-    for key, session, last, steps, cost, partial in story.sql(
-        f"SELECT {_KEYS[by]}, session, {_SUMS} {_WANTED} GROUP BY 1, 2 ORDER BY min(n)", **given
-    ):
-        root = roots[session]
-        named = {"project": project_of(root, last), "session": root}.get(by, key)
-        found.add(named, root, steps, cost, tokens.get((key, session), {}))
-        found.is_partial = found.is_partial or bool(partial)
+    for cell in some:
+        root = root_of(cell.session)
+        match by:
+            case "project":
+                key = project_of(root, cell.last)
+            case "session":
+                key = root
+            case _:
+                key = getattr(cell, by)
+        found.add(key, root, cell.steps, cell.cost, cell.tokens)
+        found.is_partial = found.is_partial or cell.partial
     return found

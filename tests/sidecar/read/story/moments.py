@@ -24,7 +24,7 @@ from sidecar.read.story import tables
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes, approvals
 from sidecar.read.story.conversation import Telling
-from sidecar.read.story.costs import WAYS, When, costs
+from sidecar.read.story.costs import WAYS, When, cells, costs
 from sidecar.read.story.ending import ended
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.past import Past
@@ -102,17 +102,12 @@ def of_session(past: Past, at: int) -> Answers:
 
 def of_costs(story: Snapshot, catalog: Catalog) -> list[Any]:
     """What all steps up to now used, in each way."""
-    found = [
-        costs(
-            story,
-            way,
-            When(None, None),
-            catalog.root,
-            catalog.directory,
-            lambda root: [n for n, _ in catalog.moves(root)],
-        )
-        for way in WAYS
-    ]
+
+    def moves(names: set[str]) -> set[int]:
+        return {n for name in names for n, _ in catalog.moves(catalog.root(name))}
+
+    some = cells(story, When(None, None), moves)
+    found = [costs(some, way, catalog.root, catalog.directory) for way in WAYS]
     return [each.total().cost for each in found]
 
 

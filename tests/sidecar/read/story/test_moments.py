@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.inspector.drawn import drawn
 from sidecar.read.story.catalog import Catalog
-from sidecar.read.story.costs import WAYS, When, costs
+from sidecar.read.story.costs import WAYS, When, cells, costs
 from sidecar.read.story.past import Past
 from sidecar.read.story.timeline import Timeline
 from tests.sidecar.read.story.moments import compared, of_list
@@ -54,7 +54,8 @@ def test_what_steps_cost_is_what_their_sessions_cost(way: Any) -> None:
     for name in NAMES:
         past = past_of(recorded(name))
         catalog = past.at().catalog
-        found = costs(past.story, way, When(None, None), catalog.root, lambda root, at: root, lambda root: [1, 3])
+        some = cells(past.story, When(None, None), lambda names: [1, 3])
+        found = costs(some, way, catalog.root, lambda root, at: root)
         used = catalog.figures(catalog.sessions)
         assert found.total().cost == used["cost"], name
         assert found.is_partial == (name.startswith("2/") and found.total().steps > 0)
