@@ -31,7 +31,7 @@ from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, 
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.conversation import Telling
-from sidecar.read.story.past import Named, Past, asked, named
+from sidecar.read.story.past import Past, asked
 from sidecar.read.story.timeline import Timeline
 from sidecar.read.transcript.html import turn_html
 from sidecar.read.transcript.model import Reading, Turn
@@ -125,17 +125,16 @@ class Data:
         return found
 
     async def _shown(
-        self, given: str | Named, told: Callable[..., dict[str, Any]], at: int | None, marks: int | None, *below: Named
+        self, given: str, told: Callable[[Past], dict[str, Any]], at: int | None, marks: int | None
     ) -> dict[str, Any]:
-        """What ``told`` makes of a session and of those ``below``; with ``marks``, beside the head of the same
-        moment."""
-        work, own = await self._intents(), given if isinstance(given, Named) else await named(self.reader, given)
+        """What ``told`` makes of a session; with ``marks``, beside the head of the same moment."""
+        work = await self._intents()
 
-        def question(past: Past, *beside: Past) -> dict[str, Any]:
-            found = told(past, *beside)
+        def question(past: Past) -> dict[str, Any]:
+            found = told(past)
             return found if marks is None else found | {"head": self._head(past, at, marks, work)}
 
-        return await asked(self.reader, question, own, *below)
+        return await asked(self.reader, question, given)
 
     def _head(self, past: Past, at: int | None, marks: int, work: State) -> dict[str, Any]:
         found, known, now = head(past, at), past.at(at).catalog.sessions, self._now(past, at)
@@ -197,14 +196,10 @@ class Data:
         """A session's timeline as ``drawn``, with its child sessions and background work; with the last ``turns``,
         which can be chosen, and whether there are ``earlier`` steps than all that are drawn without a stretch."""
         work = await self._intents()
-        own, below = await named(self.reader, given), []
-        for intent in background_of(work, own.session, self._now_ms()):
-            with suppress(SelectError):  # it was pruned
-                below.append(await named(self.reader, intent.session or ""))
         is_whole = begin is None and end is None
         stretch = 0 if begin is None else begin, LATEST if end is None else end
 
-        def told(past: Past, *beside: Past) -> dict[str, Any]:
+        def told(past: Past) -> dict[str, Any]:
             def spans_of(timeline: Timeline) -> list[Span]:
                 # Without a stretch only the newest steps are drawn.
                 return timeline.spans(MOST_SPANS) if is_whole else timeline.between(*stretch, MOST_CHOSEN + 1)
@@ -214,14 +209,13 @@ class Data:
             now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
             timeline = Timeline(moment)
             spans = spans_of(timeline)
-            started = {each.session for each in background_of(work, past.session, now)}
-            for each in beside:
-                if each.session in started:
-                    spans += as_background(until(spans_of(Timeline(each.at())), now), past.session)
+            for intent in background_of(work, past.session, now):
+                if (own := past.of(intent.session or "")) is not None:  # else it was pruned
+                    spans += as_background(until(spans_of(Timeline(own.at())), now), past.session)
             offered = {"turns": timeline.turns(past.session, now, OFFERED), "earlier": timeline.is_longer(MOST_SPANS)}
             return drawn(spans, now, width, begin, end) | offered
 
-        return await self._shown(own, told, at, marks, *below)
+        return await self._shown(given, told, at, marks)
 
     async def columns(self, given: str) -> dict[str, Any]:
         """All turns of a session as it is now, as ``Timeline.columns``."""
@@ -255,7 +249,7 @@ class Data:
 
     async def compare(self, one: str, other: str) -> dict[str, Any]:
         """Two sessions beside each other, and their records from the first difference on."""
-        return await asked(self.reader, compared, *[await named(self.reader, each) for each in (one, other)])
+        return await asked(self.reader, compared, one, other)
 
     # --- one event ---
 
@@ -283,7 +277,7 @@ class Data:
     async def _number(self, root: str, record: Record) -> int | None:
         if is_agents(root):
             return None
-        return await asked(self.reader, lambda past: past.number(record.position), await named(self.reader, root))
+        return await asked(self.reader, lambda past: past.number(record.position), root)
 
     # --- background work, costs, health ---
 

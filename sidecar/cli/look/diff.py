@@ -17,7 +17,7 @@ if RUNS:
     from sidecar.read.past.compare import compared
     from sidecar.read.past.moment import between, changed
     from sidecar.read.sessions import Sessions
-    from sidecar.read.story.past import Named, Past, asked, named
+    from sidecar.read.story.past import Past, asked
     from sidecar.read.wording import amount, lasted, money, one_line, plain_money
     from streams.log.reader import LogReader
 
@@ -43,14 +43,13 @@ async def diff(
     files, cost and time. Only reads the log.
     """
     out, reader = run.out, run.reader
-    first = await named(reader, stream)
     if other is not None:
-        await _moments(out, reader, first, one, other)
+        await _moments(out, reader, stream, one, other)
     else:
-        _sessions(out, await asked(reader, compared, first, await named(reader, one)))
+        _sessions(out, await asked(reader, compared, stream, one))
 
 
-async def _moments(out: Output, reader: LogReader, session: Named, one: str, other: str) -> None:
+async def _moments(out: Output, reader: LogReader, session: str, one: str, other: str) -> None:
     moments = [await moment_of(reader, each) for each in (one, other)]
 
     def question(past: Past) -> tuple[dict[str, Any], list[TurnChanges], Sessions]:

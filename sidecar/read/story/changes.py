@@ -5,6 +5,7 @@ Reads the tables, so it blocks.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -22,34 +23,29 @@ from sidecar.read.story.tables import ALIVE
 from streams.query import EVERYTHING, Filter
 from streams.store import NOTHING
 
-_CHANGED: Final = """
-    WITH these AS (SELECT key, value AS place FROM json_each(:places)), changed AS (
-        SELECT session, turn, n, id, file, added, removed, how, NULL AS reply, NULL AS wait FROM edit
-            WHERE session IN (SELECT key FROM these) AND n > :after AND n <= :n
-        UNION ALL
-        SELECT session, of, told, 0, NULL, NULL, NULL, '', reply, key FROM span
-            WHERE session IN (SELECT key FROM these) AND kind = 'wait' AND reply <> '' AND told > :after AND told <= :n
-            AND (shown IS NULL OR shown > :n)
-    )"""
-"""Each edit, and each answer to a permission, apart from those for a step that changed a file: they are shown there.
-The span of an ask has one version only."""
+_SESSIONS: Final = "session IN (SELECT value FROM json_each(:sessions))"
+_EDITS: Final = f"FROM edit WHERE {_SESSIONS} AND n > :after AND n <= :n"
+_ANSWERS: Final = f"""FROM span WHERE {_SESSIONS} AND kind = 'wait' AND reply <> '' AND told > :after AND told <= :n
+    AND (shown IS NULL OR shown > :n)"""
+"""The answers to permissions, apart from those for a step that changed a file: they are shown there. The span of an ask
+has one version only."""
 
-_LAST: Final = f"""{_CHANGED}
-    SELECT * FROM changed WHERE turn IN (SELECT DISTINCT turn FROM changed ORDER BY turn DESC LIMIT :most)
-        ORDER BY n, id"""  # noqa: S608
+_TURNS: Final = f"SELECT turn {_EDITS} UNION SELECT of {_ANSWERS}"
+_LAST: Final = f"""WITH last AS ({_TURNS} ORDER BY 1 DESC LIMIT :most)
+    SELECT session, turn, n, id, file, added, removed, how, NULL, NULL {_EDITS} AND turn IN last UNION ALL
+    SELECT session, of, told, 0, NULL, NULL, NULL, '', reply, key {_ANSWERS} AND of IN last ORDER BY 3, 4"""
 
 _UNDONE: Final = "(SELECT value FROM json_each(:undone))"
-
-_SUMS: Final = f"""{_CHANGED}
-    SELECT count(DISTINCT file), total(added), total(removed), count(DISTINCT iif(added IS NULL, file, NULL)),
-        total(reply NOT IN ('reject', 'withdrawn')), total(reply = 'reject'), count(DISTINCT turn),
-        count(DISTINCT session)
-    FROM changed JOIN these ON these.key = session WHERE turn NOT IN {_UNDONE} GROUP BY place"""  # noqa: S608
-_NAMES: Final = ("files", "added", "removed", "rewritten", "approved", "rejected", "turns", "sessions")
+_BY_FILE: Final = f"""SELECT session, file, total(added), total(removed), max(added IS NULL) {_EDITS}
+    AND turn NOT IN {_UNDONE} GROUP BY session, file"""
+_BY_ANSWER: Final = f"""SELECT session, total(reply NOT IN ('reject', 'withdrawn')), total(reply = 'reject') {_ANSWERS}
+    AND of NOT IN {_UNDONE} GROUP BY session"""
+_NAMES: Final = ("files", "added", "removed", "rewritten", "approved", "rejected", "turns", "sessions", "undone")
+_COUNT: Final = f"SELECT count(*), total(turn IN {_UNDONE}) FROM ({_TURNS})"  # noqa: S608
 
 
 class _Row(NamedTuple):
-    """A row of ``_CHANGED``: an edit has a ``file``, an answer a ``reply`` and the key of the span of its ``wait``."""
+    """A row of ``_LAST``: an edit has a ``file``, an answer a ``reply`` and the key of the span of its ``wait``."""
 
     session: int
     turn: int
@@ -70,9 +66,8 @@ class Changes:
         self._moment, self._after, self._wanted = moment, after, wanted
 
     def _sql(self, query: str, **given: Any) -> list[tuple[Any, ...]]:
-        places = orjson.dumps({str(key): session.place for key, session in self._moment.all.items()}).decode()
-        undone = orjson.dumps([*self._moment.undone]).decode()
-        about = {"n": self._moment.n, "after": self._after, "places": places, "undone": undone}
+        sessions, undone = (orjson.dumps([*each]).decode() for each in (self._moment.all, self._moment.undone))
+        about = {"n": self._moment.n, "after": self._after, "sessions": sessions, "undone": undone}
         return self._moment.story.sql(query, **about, **given)
 
     def _by_turn(self, most: int) -> list[list[_Row]]:
@@ -96,11 +91,19 @@ class Changes:
 
     @cached_property
     def _sums(self) -> dict[str, int]:
-        found = dict.fromkeys(_NAMES, 0)
-        for row in self._sql(_SUMS):
-            found = {name: found[name] + int(value) for name, value in zip(_NAMES, row, strict=True)}
-        undone = f"{_CHANGED} SELECT count(DISTINCT turn) FROM changed WHERE turn IN {_UNDONE}"  # noqa: S608
-        return found | {"undone": self._sql(undone)[0][0] if self._moment.undone else 0}
+        found, sessions, files = Counter[str](), set[int](), dict[tuple[int, str], bool]()
+        for session, file, added, removed, is_rewritten in self._sql(_BY_FILE):
+            sessions.add(session)
+            found.update(added=int(added), removed=int(removed))
+            of = self._moment.all[session].place, file
+            files[of] = files.get(of, False) or bool(is_rewritten)
+        for session, approved, rejected in self._sql(_BY_ANSWER):
+            sessions.add(session)
+            found.update(approved=int(approved), rejected=int(rejected))
+        turns, undone = map(int, self._sql(_COUNT)[0])
+        found.update(files=len(files), rewritten=sum(files.values()), sessions=len(sessions))
+        found.update(turns=turns - undone, undone=undone)
+        return {name: found[name] for name in _NAMES}
 
     def totals(self) -> dict[str, int]:
         """As ``changes.totals`` of all turns."""

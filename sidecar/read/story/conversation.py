@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
+import orjson
+
 from sidecar.read.changes.approvals import Ask, add_answer, ask_of
 from sidecar.read.changes.edits import short_path
 from sidecar.read.fields import as_text
@@ -102,9 +104,14 @@ class Telling:
         return found
 
     def _rows(self, root: Session, begin: int, count: int) -> list[Any]:
-        begun = f"SELECT key FROM (SELECT key, born FROM turn WHERE {_BEGUN} ORDER BY born LIMIT :count OFFSET :begin)"  # noqa: S608
-        given = {"session": self._key(root), "begin": begin, "count": max(count, 0)}
-        return [*self._moment.rows("turn", f"key IN ({begun}) AND {ALIVE} ORDER BY key", **given)]
+        after = self.count(root) - begin - count
+        # Count from the nearer end: what is skipped is read, too. SQLite sorts all turns unless it selects ``born``.
+        order, skipped = ("", begin) if begin <= after else ("DESC", max(after, 0))
+        begun = f"SELECT key, born FROM turn WHERE {_BEGUN} ORDER BY born {order} LIMIT :count OFFSET :skipped"  # noqa: S608
+        found = self._sql(begun, session=self._key(root), skipped=skipped, count=max(min(count, count + after), 0))
+        keys = orjson.dumps([key for key, _ in found]).decode()
+        where = f"key IN (SELECT value FROM json_each(:keys)) AND {ALIVE} ORDER BY key"  # noqa: S608
+        return [*self._moment.rows("turn", where, keys=keys)]
 
     def _sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         return [*self._moment.story.sql(text, n=self._moment.n, **given)]
@@ -130,6 +137,7 @@ class Telling:
     def _turn(self, row: Any, most: int | None = None) -> Turn:
         newest = f"turn = :t AND {ALIVE} ORDER BY key DESC LIMIT :most"
         items = self._moment.rows("item", newest, t=row.key, most=-1 if most is None else most)
+        self._moment.read([n for item in items for n in (item.at, item.till) if self._moment.has(n)])
         turn = self._moment.turn(row)
         for call, ask, _ in self._sql(_ALLOWED, turn=row.key, first=items[-1].key if items else 0):
             self._allowed.setdefault(call, []).append(ask)

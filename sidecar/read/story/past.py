@@ -44,12 +44,41 @@ async def named(reader: LogReader, given: str) -> Named:
     return Named(session or stream, await family_of(reader, stream, session=session))
 
 
-async def asked(reader: LogReader, question: Callable[..., T], *of: Named) -> T:
+async def asked(reader: LogReader, question: Callable[..., T], *of: str | Named) -> T:
     """What ``question`` returns for these sessions, each as a ``Past``, all as of one state of the log.
 
     It runs on a thread, and may run again if the log changed in a way that makes the answer wrong.
+
+    Raises:
+        SelectError: a name has no match, or more than one.
     """
-    return await ask(reader, lambda story: question(*(Past(story, *each) for each in of)))
+
+    def told(story: Snapshot) -> tuple[T] | None:
+        catalog = Catalog(story, still_runs=still_runs)
+        every = (Past(story, *each) if isinstance(each, Named) else _past_of(story, catalog, each) for each in of)
+        pasts = [past for past in every if past is not None]
+        return (question(*pasts),) if len(pasts) == len(of) else None
+
+    # A page has whole names, which are found where the answer is; it takes as long to open the log as to ask it.
+    found = await ask(reader, told)
+    if found is not None:
+        return found[0]
+    return await asked(
+        reader, question, *[each if isinstance(each, Named) else await named(reader, each) for each in of]
+    )
+
+
+def _past_of(story: Snapshot, catalog: Catalog, name: str) -> Past | None:
+    """The past of the stream or session with exactly this name."""
+    if name in catalog.streams:
+        family = Family(name, catalog)
+    elif name in catalog.sessions:
+        family = Family(catalog.sessions[name].stream, catalog, session=name)
+    else:
+        return None
+    past = Past(story, name, family)
+    past.catalog = catalog
+    return past
 
 
 class Past:
@@ -65,6 +94,10 @@ class Past:
     def catalog(self) -> Catalog:
         """The whole log as it is now."""
         return Catalog(self.story, still_runs=still_runs)
+
+    def of(self, session: str) -> Past | None:
+        """The past of another session of the log; ``None`` if nothing of it is left."""
+        return _past_of(self.story, self.catalog, session)
 
     @cached_property
     def _now(self) -> Moment:
