@@ -15,12 +15,12 @@ from sidecar.background.intents.state import State
 from sidecar.background.own_ids import of_person
 from sidecar.background.reading import background_of, diff_of, read_intents
 from sidecar.inspector.around import relatives, roots_of, shown_status
+from sidecar.inspector.beside import beside
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
 from sidecar.inspector.search import search
 from sidecar.inspector.spending import RANGES, Spending
 from sidecar.inspector.working import running_in, working
 from sidecar.read.kinds import is_agents
-from sidecar.read.past.compare import compared
 from sidecar.read.past.lanes import as_background, until
 from sidecar.read.past.moment import head
 from sidecar.read.past.spans import Span
@@ -62,6 +62,9 @@ MOST_CHANGED: Final = 20
 """How many turns with changed files are shown."""
 
 MOST_ROWS: Final = 500
+MOST_COMPARED: Final = 8
+"""How many comparisons are kept."""
+
 _WAITING: Final = repr("waiting")
 _BINARY: Final = re.compile(r"^GIT binary patch\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
 LATEST: Final = 2**62
@@ -91,6 +94,7 @@ class Data:
         self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
         self._work: tuple[int, State] | None = None
         self._spending = Spending(reader)
+        self._beside: dict[Any, dict[str, Any]] = {}
 
     async def warm(self) -> None:
         """Read what every page needs, before one asks."""
@@ -247,9 +251,17 @@ class Data:
 
         return await self._shown(given, told, at, marks)
 
-    async def compare(self, one: str, other: str) -> dict[str, Any]:
-        """Two sessions beside each other, and their records from the first difference on."""
-        return await asked(self.reader, compared, one, other)
+    async def compare(self, one: str, other: str, at: int | None, to: int | None) -> dict[str, Any]:
+        """Two sessions, or two moments of one, beside each other: see ``beside``."""
+
+        def told(left: Past, right: Past) -> tuple[Any, dict[str, Any]]:
+            # What else was recorded meanwhile changes nothing.
+            key = one, other, left.position(at), right.position(to)
+            return key, self._beside[key] if key in self._beside else beside(left, right, at, to)
+
+        key, found = await asked(self.reader, told, one, other)
+        self._beside = {**dict([*self._beside.items()][-MOST_COMPARED:]), key: found}
+        return found
 
     # --- one event ---
 

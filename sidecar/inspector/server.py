@@ -133,6 +133,10 @@ def build(data: Data) -> Starlette:
                 return await data.events(name, at, _number(request, "first") or 0, marks)
         return _failed("not-found", "a session has no such view", 404)
 
+    async def compare(request: Request) -> Any:
+        one, other = (request.query_params.get(side, "") for side in ("a", "b"))
+        return await data.compare(one, other, _moment(request, "at"), _moment(request, "to"))
+
     async def live(request: Request) -> Response:
         return StreamingResponse(news(data), media_type="text/event-stream")
 
@@ -156,7 +160,7 @@ def build(data: Data) -> Starlette:
         "s/{name}/{what}": session,
         "e/{name}": lambda request: data.event(request.path_params["name"]),
         "file": lambda request: file_history(data.reader, request.query_params.get("path", "")),
-        "compare": lambda request: data.compare(*(request.query_params.get(side, "") for side in ("a", "b"))),
+        "compare": compare,
         "work": lambda request: data.work(),
         "diff/{name}": lambda request: data.diff(request.path_params["name"]),
         "costs": lambda request: data.costs(request.query_params.get("by", "day"), _number(request, "days") or 0),

@@ -53,8 +53,10 @@ LOOKED_AT = {
             "timeline",
         )
     },
-    ("sidecar/inspector/search.py", "S608"): "the text has the condition `ALIVE`; values are bound",
-    ("sidecar/inspector/spending.py", "S608"): "the text has the condition `ALIVE`; values are bound",
+    **{
+        (f"sidecar/inspector/{name}.py", "S608"): "the text has the condition `ALIVE`; values are bound"
+        for name in ("beside", "search", "spending")
+    },
     ("streams/stores/sqlite/rows.py", "S608"): "the text holds column names and question marks; values are bound",
     ("streams/stores/sqlite/copied.py", "S608"): "the text has names of columns; values are bound",
     ("sidecar/team/schema.py", "S608"): "the text has only a constant",

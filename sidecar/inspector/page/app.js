@@ -64,6 +64,11 @@ export function go(path, { replace = false } = {}) {
 }
 
 addEventListener("popstate", show);
+addEventListener("submit", (submit) => {
+  if (!submit.target.matches("[data-go]")) return;
+  submit.preventDefault();
+  go(`${new URL(submit.target.action).pathname}?${new URLSearchParams(new FormData(submit.target))}`);
+});
 addEventListener("click", (click) => {
   const link = click.target.closest?.("a[href]");
   if (!link || click.ctrlKey || click.metaKey || click.shiftKey || click.button || link.target) return;

@@ -182,7 +182,7 @@ export function step(rows, by) {
 export function diffOf(patch) {
   const kinds = { "+": "add", "-": "del", "@": "hunk" };
   let isHead = true; // a removed `-- x` looks like a line of a head
-  const lines = patch.split("\n").filter((line) => {
+  const lines = patch.replace(/\n$/, "").split("\n").filter((line) => {
     isHead = /^(diff --git |Index: )/.test(line) || (isHead && !line.startsWith("@"));
     return !isHead || !/^(Index: |index |=+$|--- |\+\+\+ )/.test(line);
   });

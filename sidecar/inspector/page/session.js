@@ -69,7 +69,7 @@ export async function session(name, tab = "conversation") {
         fact("cost", money(head.cost)),
         error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
-        h("a", { class: "link", href: `/compare/${encodeURIComponent(head.stream_id)}` }, "Compare"),
+        h("a", { class: "link", href: `/compare/${encodeURIComponent(head.stream_id)}${at === null ? "" : `/${encodeURIComponent(head.stream_id)}?at=${head.at}`}` }, at === null ? "Compare" : "Compare with now"),
       ),
       ...head.asks.map((ask) =>
         h("p", { class: "card waits" }, h("b", {}, "Waits for you: "), ask.text, h("span", { class: "quiet" }, ` · ${ago(ask.since_ms, Date.now())} · `), h("a", { class: "wait", href: "/work" }, "Answer")),

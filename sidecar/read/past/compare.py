@@ -51,22 +51,27 @@ def _without(value: Any) -> Any:
     return value
 
 
-def compared(left: Past, right: Past) -> dict[str, Any]:
-    """Two runs in the form that ``diff --json`` prints: the ``sides`` in figures, how many records are the ``same``
-    (``None``: all), and ``rows`` of both from the first difference on.
+def compared(left: Past, right: Past, one: int | None = None, other: int | None = None) -> dict[str, Any]:
+    """Two runs, the left one after its first ``one`` records and the right one after its first ``other`` ones, in the
+    form that ``diff --json`` prints: the ``sides`` in figures, how many records are the ``same`` (``None``: all), and
+    ``rows`` of both from the first difference on.
 
     Raises:
-        SelectError: both are the same session.
+        SelectError: both are the same session at the same moment.
     """
-    if left.session == right.session:
+    ends = left.upto(one), right.upto(other)
+    if left.session == right.session and ends[0] == ends[1]:
         raise SelectError(
             "same-session", f"both name the session {left.session}; name another one, or compare two of its moments"
         )
-    same = same_until(left.records(), right.records())
-    begin = same or 0
-    shown = ([row_of(each) for each in past.records(begin, begin + SHOWN)] for past in (left, right))
+    if left.session == right.session:
+        same: int | None = min(ends)
+    else:
+        same = same_until(left.records(0, ends[0]), right.records(0, ends[1]))
+    begin, sides = same or 0, [*zip((left, right), ends, strict=True)]
+    shown = ([row_of(each) for each in past.records(begin, min(begin + SHOWN, end))] for past, end in sides)
     return {
-        "sides": [figures(past) for past in (left, right)],
+        "sides": [figures(past, 0, end) for past, end in sides],
         "same": same,
         "rows": [] if same is None else list(zip_longest(*shown)),
         "fault": str(left.fault or right.fault or ""),

@@ -281,7 +281,9 @@ def _images(urls: list[str]) -> str:
 def _diff(piece: Piece, reading: Reading) -> Iterator[str]:
     if piece.facts:
         yield f"<p><code>{_text(piece.of.file)}</code> {_text(piece.facts)}</p>"
-    yield _diff_html(words.shortened_lines(piece.text.split("\n"), words.DIFF_LINES, full=reading.full))
+    yield _diff_html(
+        words.shortened_lines(piece.text.removesuffix("\n").split("\n"), words.DIFF_LINES, full=reading.full)
+    )
 
 
 def _diff_html(lines: Sequence[str]) -> str:

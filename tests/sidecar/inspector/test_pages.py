@@ -297,16 +297,37 @@ def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None
     other = next(each for each in streams if each != ROOT)
     page.goto(f"{served.base}/compare/{ROOT}/{other}")
     expect(page.locator(".sums").first).to_contain_text("bash")
-    expect(page.locator("#main h2")).to_contain_text("then they part")
+    expect(page.locator(".picture .lanes")).to_have_count(2)
+    expect(page.locator(".beside .differs", has_text="only here").first).to_be_visible()
+    page.locator("summary", has_text="then they part").click()
     expect(page.get_by_text("ends here")).to_have_count(1)
     page.goto(f"{served.base}/s/{ROOT}")
     page.locator(".facts").get_by_text("Compare").click()
     expect(page.locator("#main")).to_contain_text("Choose the session")
     expect(page.locator(f'.page .sums a[href="/compare/{ROOT}/{ROOT}"]')).to_have_count(0)
     page.locator(f'.sums a[href="/compare/{ROOT}/{other}"]').click()
-    expect(page.locator("#main h2")).to_contain_text("then they part")
+    expect(page.locator("summary", has_text="then they part")).to_be_visible()
     page.goto(f"{served.base}/compare/{ROOT}/{ROOT}")
     expect(page.locator("#main .empty")).to_contain_text(ROOT)
+
+
+def test_one_session_is_compared_at_two_moments(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}?at=20")
+    page.get_by_text("Compare with now").click()
+    expect(page).to_have_url(f"{served.base}/compare/{ROOT}/{ROOT}?at=20")
+    turns = page.locator(".beside").nth(1).locator("tbody tr")
+    expect(turns).to_contain_text(["The login test fails", "Thanks. Commit it."])
+    expect(turns.nth(0)).to_have_class("differs")
+    expect(turns.nth(1).locator("td").nth(1)).to_have_text("–")
+    expect(page.locator(".halves .diff")).to_have_count(1)
+    expect(page.locator(".halves .diff .add")).to_have_text(re.compile("users.get"))
+    page.get_by_label("Earlier event").fill("50")
+    page.get_by_label("Later event").fill("49")
+    page.get_by_role("button", name="Compare").click()
+    expect(page).to_have_url(f"{served.base}/compare/{ROOT}/{ROOT}?at=50&to=49")
+    expect(turns.nth(0)).to_contain_text("same")
+    turns.nth(0).locator("a").first.click()
+    expect(page.locator(".turn-html.at")).to_be_visible()
 
 
 def test_a_page_that_does_not_exist_leads_back(page: Page, served: Served) -> None:
@@ -472,6 +493,7 @@ def test_hostile_text_in_every_field_is_shown_and_does_nothing(browser: Browser,
             "/?q=alert",
             "/work",
             "/costs",
+            f"/compare/ses_evil/{ROOT}",
         ):
             page.goto(served.base + path)
             page.wait_for_selector(".page, .session")

@@ -35,7 +35,8 @@ PAGES = {
     "/costs": ".sums",
     "/health": "#main dl",
     f"/compare/{ROOT}": ".sums",
-    f"/compare/{ROOT}/ses_dff2906baffeAePlLpyxcsvWdu": ".sums",
+    f"/compare/{ROOT}/ses_dff2906baffeAePlLpyxcsvWdu": ".lanes",
+    f"/compare/{ROOT}/{ROOT}?at=20": ".lanes",
 }
 """Each page, and what it has once it is drawn."""
 
