@@ -22,7 +22,7 @@ PROCESSING_MS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10
 COMMIT_MS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
 BATCH_EVENTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-MIRROR_STATES: Final = ("waiting", "resuming", "forgetting", "publishing", "paused", "idle")
+MIRROR_STATES: Final = ("waiting", "resuming", "forgetting", "publishing", "idle")
 
 
 class Fact(NamedTuple):

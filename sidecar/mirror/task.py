@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final, Literal
 
 from bridge.nats import headers as h
+from bridge.nats.jetstream.client import check_not_cancelled
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import BatchRefused, NatsError, NatsRefused, WrongExpectation
 from bridge.nats.jetstream.sessions import RECONNECT, Sessions
@@ -31,8 +32,7 @@ from bridge.nats.mirror.place import (
     empty,
     erase_l0,
     find_place,
-    forgotten_in,
-    has_payload,
+    forget,
     l0_behind,
     lacks_beginning,
     may_have_removed,
@@ -67,10 +67,6 @@ COMMANDS_SENT: Final = "mirror-commands"
 """The cursor of the last command that was sent: a stream that somebody emptied does not say so any more."""
 
 
-class _Again(Exception):
-    """The task must look for its place again, or end."""
-
-
 class MirrorTask:
     """The mirror of one log, bound to one event loop. ``log_id`` names the log on the server.
 
@@ -96,8 +92,7 @@ class MirrorTask:
         self._look_seconds = look_seconds
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._ending: Literal["", "now", "level"] = ""
-        self._is_storing = False
+        self._is_ending = False
         self._doing, self._problem = "waiting", ""
         self._rebuild = False
         self._forgotten: set[str] = set()
@@ -121,26 +116,21 @@ class MirrorTask:
 
     def start(self) -> None:
         if self._task is None:
-            self._ending = ""
+            self._is_ending = False
             self._task = asyncio.create_task(self._run())
 
     async def close(self, *, drain_seconds: float = 0) -> None:
         """Stop. Idempotent. A mirror that is publishing may go on for ``drain_seconds``."""
-        if self._task is not None and drain_seconds and self.status()["state"] == "publishing":
-            self._ending = "level"
+        task, self._task = self._task, None
+        if task is None:
+            return
+        if drain_seconds and self.status()["state"] == "publishing":
+            self._is_ending = True
             self._wake.set()
-            await asyncio.wait((self._task,), timeout=drain_seconds)
-        await self._stop(patient=False)
-
-    async def pause(self) -> None:
-        """Stop publishing until ``resume``. The run in progress is finished or abandoned before this returns."""
-        await self._stop(patient=True)
-        self._doing = "paused"
-
-    def resume(self) -> None:
-        """Continue after ``pause``, behind the last message of the stream."""
+            await asyncio.wait((task,), timeout=drain_seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         self._doing = "waiting"
-        self.start()
 
     def rebuild(self) -> None:
         """Remove this log's messages and publish everything again, in the background; see ``counts`` and ``status``."""
@@ -164,14 +154,14 @@ class MirrorTask:
         """What ``status`` shows about the mirror.
 
         ``position`` (last mirrored), ``head`` (of the log), ``lag`` (records in between), ``published`` and ``rebuilt``
-        (see ``counts``), ``state`` (``waiting``, ``resuming``, ``forgetting``, ``publishing``, ``paused`` or
-        ``idle``), ``problem`` (one line; empty while all is well), ``notes`` (counts) and ``full`` (how full the
-        mirror's ``stream`` and the server's ``store`` are, from 0 to 1, as far as they have limits).
+        (see ``counts``), ``state`` (``waiting``, ``resuming``, ``forgetting``, ``publishing`` or ``idle``), ``problem``
+        (one line; empty while all is well), ``notes`` (counts) and ``full`` (how full the mirror's ``stream`` and the
+        server's ``store`` are, from 0 to 1, as far as they have limits).
         """
         head, doing = self._store.head, self._doing
         # The end of the log may have been pruned, so the last mirrored record need not be at its head.
         position = max(self._place.position, self._level_to)
-        if (self._forgotten or self._rebuild) and doing not in ("waiting", "paused"):
+        if (self._forgotten or self._rebuild) and doing != "waiting":
             doing = "forgetting" if self._forgotten else "resuming"
         return {
             "state": "publishing" if doing == "idle" and position < head else doing,
@@ -185,30 +175,17 @@ class MirrorTask:
             "full": dict(self._full),
         }
 
-    # --- start and stop ---
-
-    async def _stop(self, *, patient: bool) -> None:
-        task, self._task = self._task, None
-        if task is None:
-            return
-        self._ending = "now"
-        self._wake.set()
-        if not (patient and self._is_storing):
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    # --- its life ---
 
     async def _run(self) -> None:
         failures = 0
-        while not self._is_ending():
+        while True:
+            check_not_cancelled()
             self._doing = "waiting"
             before = self.counts["published"]
             try:
-                await self._serve(await self._sessions.wait())
-                return
-            except _Again:
-                if not self._is_ending():
-                    await asyncio.sleep(RECONNECT.pause(1))
-                continue
+                if await self._serve(await self._sessions.wait()):
+                    return
             except BatchRefused as error:
                 self._fresh_ids = True
                 self._note(str(error))
@@ -216,8 +193,6 @@ class MirrorTask:
                 log.info("the mirror's stream was changed; looking for the place again")
             except (NatsError, StreamError, OSError) as error:
                 self._note(str(error))
-            except asyncio.CancelledError:
-                raise
             except Exception as error:
                 # Report an unexpected failure instead of ending the mirror silently. The log is not affected.
                 log.exception("the mirror failed")
@@ -226,11 +201,6 @@ class MirrorTask:
             self._doing = "waiting"
             await asyncio.sleep(RECONNECT.pause(failures))
 
-    def _is_ending(self) -> bool:
-        """Whether this task must end. The reason may be a cancellation that the client library swallowed."""
-        task = asyncio.current_task()
-        return self._ending == "now" or (task is not None and task.cancelling() > 0)
-
     def _note(self, problem: str) -> None:
         if problem != self._problem:
             log.warning("the mirror is waiting: %s", problem)
@@ -238,11 +208,9 @@ class MirrorTask:
 
     # --- where it is ---
 
-    async def _find(self, session: JetStream) -> Place:
-        """The place behind which to go on; up to there, the stream equals the log.
-
-        Raises:
-            _Again: the stream did not, and was emptied.
+    async def _find(self, session: JetStream) -> Place | None:
+        """The place behind which to go on; up to there, the stream equals the log. ``None``: it did not, and was
+        emptied.
         """
         await ensure_streams(session, self._definitions)
         await settled(session, self._log_id)
@@ -261,17 +229,19 @@ class MirrorTask:
             found = self._place._replace(sequence=0, time="")
         sent = min(max(await self._store.cursor(COMMANDS_SENT), self._commands_to), self._store.head)
         self._commands_to = max(found.position, sent) if isinstance(found, Place) else sent
-        asked = set(self._forgotten)
-        is_forgotten = await self._has_forgotten(session, asked)
+        asked, removed, has_forgotten = set(self._forgotten), await self._store.removed(), False
+        if asked or removed != self._checked:
+            has_forgotten = await forget(session, self._log_id, self._store, removed, asked)
+            self._checked = {} if has_forgotten else removed
         if self._rebuild:
             await erase_l0(session, self._log_id)
             found = Wrong("asked", "a rebuild was requested")
-        elif isinstance(found, Place):
-            if not is_forgotten:
-                self._forgotten -= asked
-                self._fresh_ids = False
-                return found
+        elif isinstance(found, Place) and has_forgotten:
             found = Wrong("forgotten", "the stream had payloads that the log has forgotten")
+        elif isinstance(found, Place):
+            self._forgotten -= asked
+            self._fresh_ids = False
+            return found
         elif found.note == "diverged" and self.counts["published"]:
             reason = "a copy of this home publishes other records under the same log's name"
             raise NatsRefused(reason, "end one of the two homes, then restart this sidecar")
@@ -288,22 +258,7 @@ class MirrorTask:
         self._notes[f"emptied:{found.note}"] += 1
         self.counts["republished"] += 1
         self._place, self._level_to = Place(NOTHING, 0, 0), NOTHING
-        raise _Again
-
-    async def _has_forgotten(self, session: JetStream, asked: Collection[str]) -> bool:
-        """Erase the L0 messages of the records that the log has forgotten; return whether the message of such a record
-        has a payload."""
-        removed = await self._store.removed()
-        if removed == self._checked and not asked:
-            return False
-        gone = await forgotten_in(self._store, removed, asked)
-        if gone:
-            await erase_l0(session, self._log_id, frozenset().union(*(each.positions for each in gone)))
-        for each in gone:
-            if await has_payload(session, self._log_id, each):
-                return True
-        self._checked = removed
-        return False
+        return None
 
     async def _fold(self, until: int) -> None:
         """Fold the sessions' contexts up to a position."""
@@ -319,18 +274,16 @@ class MirrorTask:
                     await asyncio.sleep(0)
         self._contexts, self._folded_to = contexts, until
 
-    async def _look(self, session: JetStream) -> None:
-        """Mend the streams' settings, and note how full they are.
-
-        Raises:
-            _Again: another program changed an end of the log's part.
+    async def _look(self, session: JetStream) -> bool:
+        """Mend the streams' settings, and note how full they are. False if another program changed an end of the log's
+        part.
         """
         events = (await ensure_streams(session, self._definitions))[EVENTS]
         last = await last_message(session, EVENTS, log_pattern(self._log_id))
         if (last.sequence if last else 0) != self._place.sequence:
-            raise _Again
+            return False
         if last is not None and await lacks_beginning(session, self._log_id, self._store, events):
-            raise _Again
+            return False
         account = await session.api("INFO")
         used = int(account.get("storage") or 0)
         sizes = {
@@ -338,16 +291,22 @@ class MirrorTask:
             "store": (used, self._max_store or int((account.get("limits") or {}).get("max_storage") or 0)),
         }
         self._full = {name: round(size / limit, 3) for name, (size, limit) in sizes.items() if limit > 0}
+        return True
 
     # --- publishing ---
 
-    async def _serve(self, session: JetStream) -> None:
-        """Publish until this task ends. Returns when the log is closed, or all is published and nothing more wanted."""
+    async def _serve(self, session: JetStream) -> bool:
+        """Publish. True when the log is closed, or all is published and nothing more wanted; false if the task must
+        look for its place again."""
         self._doing = "resuming"
-        self._place, self._level_to = await self._find(session), NOTHING
+        place = await self._find(session)
+        if place is None:
+            return False
+        self._place, self._level_to = place, NOTHING
         await self._fold(self._place.position)
         self._known_l0 = await l0_behind(session, self._log_id, self._place)
-        await self._look(session)
+        if not await self._look(session):
+            return False
         self._doing, self._problem = "publishing", ""
         mirror = Mirror(self._log_id, session.server.max_payload, self._place.number)
         news = asyncio.create_task(self._news(self._store.head))
@@ -365,30 +324,30 @@ class MirrorTask:
                 if storing is not None:
                     await self._stored(waiting, await storing)
                     storing = None
-                if self._is_ending() or self._rebuild or self._forgotten or ended.done():
-                    raise _Again
+                check_not_cancelled()
+                if self._rebuild or self._forgotten or ended.done():
+                    return False
                 if begun is not None:
                     self._stop_at("before-publish")
-                    self._is_storing, waiting, self._doing = True, run, "publishing"
+                    waiting, self._doing = run, "publishing"
                     storing = asyncio.create_task(finish_run(begun, self._log_id, behind=self._place.sequence))
                     continue
                 self._doing, self._level_to = "idle", self._read_to
-                if self._ending or news.done():
-                    return
+                if self._is_ending or news.done():
+                    return True
                 if loop.time() >= look:
-                    await self._look(session)
+                    if not await self._look(session):
+                        return False
                     self._emptied = 0
                     look = loop.time() + self._look_seconds
                 await self._quiet(look - loop.time(), news, ended)
         finally:
-            self._is_storing = False
             tasks = [task for task in (storing, news, ended) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stored(self, run: Run, sequence: int) -> None:
-        self._is_storing = False
         self._stop_at("after-publish")
         self._place = self._place._replace(position=run.position, sequence=sequence)
         self._notes.update(run.notes)

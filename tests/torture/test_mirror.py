@@ -96,7 +96,7 @@ class Tormented:
         await appending
 
     async def again(self) -> None:
-        await self.task._stop(patient=False)
+        await self.task.close()
         await self.sessions.close()
         self.sessions = Sessions(self.server.ask_options)
         self.task = MirrorTask(self.store, LOG_ID, self.sessions, lambda: NOW_MS)
@@ -126,9 +126,9 @@ class Tormented:
         self.task.rebuild()
 
     async def paused(self) -> None:
-        await self.task.pause()
+        await self.task.close()
         await self.append()
-        self.task.resume()
+        self.task.start()
 
     async def close(self) -> None:
         await self.task.close()

@@ -177,41 +177,30 @@ async def _l0_of(session: JetStream, log_id: str, since: str = "") -> AsyncItera
 # --- forgetting ---
 
 
-class Forgotten(NamedTuple):
-    """The part of a log's stream whose payloads must not be on the server any more."""
+async def forget(
+    session: JetStream, log_id: str, store: StreamReader, removed: Mapping[str, StreamRemoval], asked: Collection[str]
+) -> bool:
+    """Erase the L0 messages of the records that the log has forgotten; true if a message of the log still has such a
+    payload. In the ``asked`` streams, this includes what was pruned before.
 
-    stream: str
-    below: int
-    """Messages with a smaller offset have no payload, unless their position is in ``whole``."""
-    whole: frozenset[int]
-    positions: frozenset[int]
-    """The positions of the forgotten records."""
-
-
-async def forgotten_in(
-    store: StreamReader, removed: Mapping[str, StreamRemoval], asked: Collection[str]
-) -> list[Forgotten]:
-    """What the log has forgotten. In the ``asked`` streams, this includes what was pruned before."""
-    found = []
+    Raises ``NatsError`` or ``StreamError``; it may be repeated.
+    """
+    forgotten, parts = set[int](), []
     for stream, gone in removed.items():
         below = max(gone.forgotten_to, gone.first_offset if stream in asked else 0)
-        if not below:
-            continue
-        whole, positions = set[int](), set[int]()
-        async for record in store.read(stream):
-            if record.offset >= below:
-                break
-            (positions if is_forgotten(record.event) else whole).add(record.position)
-        found.append(Forgotten(stream, below, frozenset(whole), frozenset(positions)))
-    return found
-
-
-async def has_payload(session: JetStream, log_id: str, gone: Forgotten) -> bool:
-    """Whether a message still has a payload that the log has forgotten. Reads only headers."""
-    pattern = log_pattern(log_id, gone.stream)
-    async for found in read_back(session, EVENTS, subject=pattern, headers_only=True):
-        offset = found.headers.get(h.OFFSET, "")
-        is_below = not offset.isdecimal() or int(offset) < gone.below
-        if is_below and found.headers.get(h.FORM) != "forgotten" and h.read_position(found.headers) not in gone.whole:
-            return True
+        if below:
+            whole = set[int]()
+            async for record in store.read(stream):
+                if record.offset >= below:
+                    break
+                (forgotten if is_forgotten(record.event) else whole).add(record.position)
+            parts.append((stream, below, whole))
+    if forgotten:
+        await erase_l0(session, log_id, forgotten)
+    for stream, below, whole in parts:
+        async for found in read_back(session, EVENTS, subject=log_pattern(log_id, stream), headers_only=True):
+            offset = found.headers.get(h.OFFSET, "")
+            is_below = not offset.isdecimal() or int(offset) < below
+            if is_below and found.headers.get(h.FORM) != "forgotten" and h.read_position(found.headers) not in whole:
+                return True
     return False
