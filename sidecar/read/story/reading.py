@@ -104,9 +104,11 @@ class _Tables(Protocol):
     """What ``LogReader.derived`` returns."""
 
     db: sqlite3.Connection
+    beside: dict[str, Any]
     position: int
     head: int
 
+    def clear(self) -> None: ...
     def records(self, positions: Iterable[int]) -> dict[int, Record]: ...
     def checked(self) -> AbstractContextManager[None]: ...
     def close(self) -> None: ...
@@ -119,7 +121,11 @@ class _Nothing:
 
     def __init__(self, head: int) -> None:
         self.db, self.position, self.head = sqlite3.connect(":memory:", check_same_thread=False), NOTHING, head
+        self.beside: dict[str, Any] = {}
         tables.create(self.db)
+
+    def clear(self) -> None:
+        """It has no other tables yet."""
 
     def records(self, _: Iterable[int]) -> dict[int, Record]:
         """None of the records is in the database."""
@@ -214,10 +220,10 @@ async def hold(reader: LogReader) -> tuple[Held, CorruptLog | None]:
     try:
         over = await asyncio.to_thread(opened.lay_over)
     except BaseException:
-        opened.tables.close()
+        opened.tables.db.close()
         raise
     _BEHIND[reader] = opened.head, opened.behind
-    return Held(opened.tables, opened.records, opened.head, opened.behind, over=over), opened.fault
+    return Held(opened.tables, over.records, opened.head, opened.behind, over=over.names), opened.fault
 
 
 def behind_text(reader: LogReader) -> str | None:
@@ -236,18 +242,77 @@ _BEHIND: WeakKeyDictionary[LogReader, tuple[int, int]] = WeakKeyDictionary()
 """For each reader, the last record that its last answer knew, and how many it lacked."""
 
 
-def _open(reader: LogReader, *, without: bool) -> _Tables:
+def _open(reader: LogReader, *, without: bool) -> tuple[_Tables, Over]:
+    """The tables of the log, and what is over them already."""
+    found: _Tables | None = None
     with suppress(ForeignStore):  # reading the records of a damaged database reports the damage
-        if not without and (found := reader.derived(tables.STORY_VERSION)) is not None:
-            return found
-    return _Nothing(reader.head)
+        found = None if without else reader.derived(tables.STORY_VERSION)
+    if found is None:
+        found = _Nothing(reader.head)
+    over: Over | None = found.beside.get("over")
+    if over is None or over.position > found.head or found.head - found.position > _most(found):
+        found.clear()
+        found.beside["over"] = over = Over(found.db, found.position, found.records)
+    over.source = found.records
+    return found, over
+
+
+def _most(found: _Tables) -> int:
+    """How many records above the tables are folded."""
+    return MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE
+
+
+class Over:
+    """The records above the tables, folded into tables of the reader's own, which lie over those of the log. They stay
+    with the connection, so each record is folded once."""
+
+    def __init__(
+        self, db: sqlite3.Connection, position: int, source: Callable[[Iterable[int]], dict[int, Record]]
+    ) -> None:
+        """``position``: the last record that the tables have. ``source`` returns those of some records that the
+        database has."""
+        self._db, self.position, self.source = db, position, source
+        self._above: dict[int, Record] = {}
+        self._rules = Rules(db, lambda n: self.records([n])[n], self._into)
+        self.names: list[str] = []
+        """The tables that have such rows."""
+
+    def records(self, positions: Iterable[int]) -> dict[int, Record]:
+        wanted = {*positions}
+        found = {n: self._above[n] for n in wanted & self._above.keys()}
+        if wanted != found.keys():
+            found |= self.source(wanted - found.keys())
+        if wanted != found.keys():
+            raise LookupError(f"the records at the positions {sorted(wanted - found.keys())} are gone")
+        return found
+
+    def lay(self, above: Iterable[Record]) -> None:
+        """Fold the next records."""
+        for record in above:
+            self._above[record.position] = record
+            self._rules.apply(record)
+            self.position = record.position
+        self._rules.write()
+
+    def _into(self, name: str) -> str:
+        first, *rest = tables.columns(name)
+        key = first.split()[0]
+        self._db.execute(f"CREATE TEMP TABLE new_{name} ({', '.join([first, *rest])})")
+        self._db.execute(
+            f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {key} NOT IN (SELECT {key} FROM new_{name})"  # noqa: S608
+            f" UNION ALL SELECT * FROM new_{name}"
+        )
+        self.names.append(name)
+        return f"temp.new_{name}"
 
 
 class _Opened(NamedTuple):
-    """The tables of a log and the records above them: all, unless there are too many or one is damaged."""
+    """The tables of a log and what is over them, and the records above both: all, unless there are too many or one is
+    damaged."""
 
     tables: _Tables
-    above: dict[int, Record]
+    over: Over
+    above: list[Record]
     head: int
     """The last record that the tables and these have."""
     fault: CorruptLog | None
@@ -256,31 +321,22 @@ class _Opened(NamedTuple):
     def behind(self) -> int:
         return self.tables.head - self.head
 
-    def records(self, positions: Iterable[int]) -> dict[int, Record]:
-        wanted = {*positions}
-        found = {n: self.above[n] for n in wanted & self.above.keys()}
-        if wanted != found.keys():
-            found |= self.tables.records(wanted - found.keys())
-        if wanted != found.keys():
-            raise LookupError(f"the records at the positions {sorted(wanted - found.keys())} are gone")
-        return found
-
-    def lay_over(self) -> Collection[str]:
-        return lay_over(self.tables.db, [*self.above.values()], lambda n: self.records([n])[n])
+    def lay_over(self) -> Over:
+        self.over.lay(self.above)
+        return self.over
 
 
 async def _opened(reader: LogReader, *, without: bool = False) -> _Opened:
-    found = await asyncio.to_thread(_open, reader, without=without)
-    above: dict[int, Record] = {}
-    count = found.head - found.position
-    if not count or count > (MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE):
-        return _Opened(found, above, found.position, None)
+    found, over = await asyncio.to_thread(_open, reader, without=without)
+    above = list[Record]()
+    if over.position == found.head or found.head - found.position > _most(found):
+        return _Opened(found, over, above, over.position, None)
     fault = None
     try:
-        async for record in reader.read_all(after=found.position):
+        async for record in reader.read_all(after=over.position):
             if record.position > found.head:
                 break
-            above[record.position] = record
+            above.append(record)
     except CorruptLog as error:
         fault = error
     except BaseException:
@@ -288,7 +344,8 @@ async def _opened(reader: LogReader, *, without: bool = False) -> _Opened:
         raise
     # If the last record was pruned, there is none at the head.
     is_whole = fault is None and reader.damage is None
-    return _Opened(found, above, found.head if is_whole else max(above, default=found.position), fault)
+    last = above[-1].position if above else over.position
+    return _Opened(found, over, above, found.head if is_whole else last, fault)
 
 
 def _answer(opened: _Opened, question: Callable[[Snapshot], T], upto: int | None) -> T:
@@ -296,7 +353,7 @@ def _answer(opened: _Opened, question: Callable[[Snapshot], T], upto: int | None
     with opened.tables:
         over = opened.lay_over()
         head = opened.head if upto is None else min(opened.head, upto)
-        story = Snapshot(opened.tables.db, opened.records, head, opened.behind, top=opened.head, over=over)
+        story = Snapshot(opened.tables.db, over.records, head, opened.behind, top=opened.head, over=over.names)
         return question(story)
 
 
@@ -310,26 +367,3 @@ def told(records: Iterable[Record]) -> Snapshot:
         rules.apply(record)
     rules.write()
     return Snapshot(db, lambda positions: {n: known[n] for n in positions}, max(known, default=NOTHING))
-
-
-def lay_over(db: sqlite3.Connection, above: list[Record], source: Callable[[int], Record]) -> Collection[str]:
-    """Fold the records above the tables into tables of this connection, which lie over those of the log. Returns the
-    names of those that have such rows."""
-    over: list[str] = []
-
-    def into(name: str) -> str:
-        first, *rest = tables.columns(name)
-        key = first.split()[0]
-        db.execute(f"CREATE TEMP TABLE new_{name} ({', '.join([first, *rest])})")
-        db.execute(
-            f"CREATE TEMP VIEW {name} AS SELECT * FROM main.{name} WHERE {key} NOT IN (SELECT {key} FROM new_{name})"  # noqa: S608
-            f" UNION ALL SELECT * FROM new_{name}"
-        )
-        over.append(name)
-        return f"temp.new_{name}"
-
-    rules = Rules(db, source, into)
-    for record in above:
-        rules.apply(record)
-    rules.write()
-    return over

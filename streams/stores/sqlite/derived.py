@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -104,23 +104,36 @@ def write_anew(connection: sqlite3.Connection) -> bool:
     return found is not None
 
 
-Free = list[sqlite3.Connection]
+class _Reading:
+    """A connection, in no transaction while nobody uses it."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.version = 0
+        """SQLite's number of the file's state."""
+        self.beside: dict[str, Any] = {}
+
+
+Free = list[_Reading]
 
 
 class DerivedTables:
     """The derived tables as they are at one moment, with the log's records of that moment: a connection in one read
     transaction. Any thread may use it, one at a time.
 
-    It cannot write to the log, but may have tables of its own (``TEMP``), which are in memory until it is closed. Close
-    it soon: a prune or forget does not end while somebody reads what it removes. As a context manager it closes itself,
-    and translates the errors of ``sqlite3``.
+    It cannot write to the log, but may have tables of its own (``TEMP``), which are in memory. Close it soon: a prune
+    or forget does not end while somebody reads what it removes. As a context manager it closes itself, and translates
+    the errors of ``sqlite3``.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, position: int, free: Free) -> None:
-        self.db, self._path, self._free = connection, path, free
+    def __init__(self, reading: _Reading, path: Path, position: int, free: Free) -> None:
+        self._reading, self.db, self._path, self._free = reading, reading.db, path, free
+        self.beside = reading.beside
+        """What the caller keeps with its own tables. Both are there again at the next moment, unless the file was
+        written in between, or there was an error."""
         self.position = position
         """The last record that the tables have."""
-        self.head = head_of(connection)
+        self.head = head_of(self.db)
         """The last record of the log when the moment began. Those above ``position`` are to be read from the log."""
 
     def records(self, positions: Iterable[int]) -> dict[int, Record]:
@@ -138,8 +151,14 @@ class DerivedTables:
     def close(self) -> None:
         """End the transaction; the connection is kept for the next one."""
         if self.db.in_transaction:  # damage ends one, too
-            self.db.execute("ROLLBACK")
-        self._free.append(self.db)
+            self.db.execute("COMMIT")  # its own tables stay
+        self._free.append(self._reading)
+
+    def clear(self) -> None:
+        """Drop the caller's own tables."""
+        for kind, name in self.db.execute("SELECT type, name FROM temp.sqlite_schema ORDER BY type DESC").fetchall():
+            self.db.execute(f"DROP {kind} temp.{quoted(name)}")
+        self.beside.clear()
 
     def __enter__(self) -> DerivedTables:
         return self
@@ -173,28 +192,33 @@ class DerivedReader:
             self.close()  # somebody replaced the file, as with a backup
             self._place, self._free = place, []
         free = self._free
-        connection = free.pop() if free else self._connected()
-        if connection is None:
+        reading = free.pop() if free else self._connected()
+        if reading is None:
             return None
         found = None
         try:
             with translated(self._path, "reading"):
-                connection.execute("BEGIN")
-                row = row_of(connection)
+                reading.db.execute("BEGIN")
+                row = row_of(reading.db)
                 if row is not None and row[0] == version:
-                    found = DerivedTables(connection, self._path, row[1], free)
+                    found = DerivedTables(reading, self._path, row[1], free)
+                    [state] = reading.db.execute("PRAGMA data_version").fetchone()
+                    if state != reading.version:
+                        found.clear()
+                    reading.version = state
             return found
         finally:
             if found is None:
-                connection.close()
+                reading.db.close()
 
-    def _connected(self) -> sqlite3.Connection | None:
+    def _connected(self) -> _Reading | None:
         connection = connect_to_read(self._path, len(STEPS))
-        if connection is not None:
-            for setting in ("temp_store = MEMORY", "query_only = OFF"):  # the file was opened to be read only
-                connection.execute(f"PRAGMA {setting}")
-        return connection
+        if connection is None:
+            return None
+        for setting in ("temp_store = MEMORY", "query_only = OFF"):  # the file was opened to be read only
+            connection.execute(f"PRAGMA {setting}")
+        return _Reading(connection)
 
     def close(self) -> None:
         while self._free:
-            self._free.pop().close()
+            self._free.pop().db.close()

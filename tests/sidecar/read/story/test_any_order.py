@@ -10,7 +10,7 @@ import pytest
 from sidecar.read.story import reading, tables
 from streams.identity import seeded_identity
 from streams.store import Record
-from tests.sidecar.read.story.playing import content, records_of, tables_of
+from tests.sidecar.read.story.playing import content, records_at, records_of, tables_of
 from tests.streams.sizes import size
 
 ROOT, CHILDREN = "ses_root", ("ses_a", "ses_b", "ses_c")
@@ -95,6 +95,8 @@ def test_in_any_order_sessions_that_rest_and_records_above_the_tables_change_not
         assert content(tables_of(records, most_live=0)) == whole, seed
         split = Random(seed).randrange(80)
         db = tables_of(records[:split])
-        reading.lay_over(db, records[split:], records.__getitem__)
+        over = reading.Over(db, split - 1, records_at(records))
+        for record in records[split:]:
+            over.lay([record])
         rows = {name: sorted(db.execute(f"SELECT * FROM {name}"), key=repr) for name in tables.ROWS}
         assert rows == {name: sorted(each, key=repr) for name, each in whole.items()}, (seed, split)

@@ -10,6 +10,7 @@ import pytest
 
 from sidecar.read.story import reading, tables
 from sidecar.read.story.reading import Snapshot, ask
+from sidecar.read.story.rules import Rules
 from sidecar.read.story.writing import StoryTables
 from streams.errors import CorruptLog
 from streams.event import StreamEvent
@@ -21,6 +22,7 @@ from tests.sidecar.read.story.playing import content, everything, tables_of
 from tests.streams.databases import change
 from tests.streams.derivers import caught_up
 from tests.streams.opened import held, put
+from tests.streams.unmoved import nothing_moves
 
 
 async def append(log: Log, records: list[Record]) -> None:
@@ -83,6 +85,30 @@ async def test_records_above_the_tables_are_laid_over_them(tmp_path: Path, place
             assert (head, behind) == (min(upto + 5, len(records)) - 1, 0)
             assert events == [record.event for record in records[: head + 1]]
             assert await ask(reader, whole) == rows_of(records[: head + 1])
+        await log.close()
+    await reader.close()
+
+
+async def test_a_record_above_the_tables_is_folded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[int] = []
+
+    class Counting(Rules):
+        def apply(self, record: Record) -> None:
+            folded.append(record.position)
+            super().apply(record)
+
+    records = everything()[:40]
+    log = await opened(tmp_path)
+    await append(log, records[:20])
+    await caught_up(log)
+    monkeypatch.setattr(reading, "Rules", Counting)
+    reader = LogReader(tmp_path)
+    with nothing_moves():
+        for upto in range(20, 40, 4):
+            await append(log, records[upto : upto + 4])
+            for _ in range(2):
+                assert await ask(reader, whole) == rows_of(records[: upto + 4])
+        assert folded == [*range(20, 40)]
         await log.close()
     await reader.close()
 
