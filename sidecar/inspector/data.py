@@ -222,10 +222,12 @@ class Data:
         return await self._shown(given, told, at, marks)
 
     async def columns(self, given: str) -> dict[str, Any]:
-        """All turns of a session as it is now, as ``Timeline.columns``."""
+        """All turns of a session as it is now, as ``Timeline.columns``, but with the number of the event with which
+        each column begins."""
 
         def told(past: Past) -> dict[str, Any]:
-            return {"columns": Timeline(past.at()).columns(past.session, self._now_ms(), COLUMNS)}
+            columns = Timeline(past.at()).columns(past.session, self._now_ms(), COLUMNS)
+            return {"columns": [[*column[:-1], past.number(column[-1])] for column in columns]}
 
         return await self._shown(given, told, None, None)
 

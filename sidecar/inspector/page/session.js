@@ -125,14 +125,28 @@ export async function session(name, tab = "conversation") {
     return rest;
   }
 
+  /** All turns in columns. They are asked for again only when one more began or ended, and not at each step. */
+  async function map() {
+    if (at === null) kept.status = head.status;
+    const told = `${head.marks.filter(([, kind]) => kind === "turn").length} ${kept.status}`;
+    if (kept.mapped !== told) {
+      kept.mapped = told;
+      kept.columns = get(`${path}/columns`).then((found) => found.columns);
+    }
+    const columns = await kept.columns;
+    bar.strip(columns);
+    return columns;
+  }
+
   async function drawBody({ keep = false } = {}) {
     const mine = ++drawing;
     const isAtEnd = keep && shown === "conversation" && innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     if (!keep) drawn = {};
     const goal = shown === "conversation" ? target : null;
-    const made = await VIEWS[shown]({ path, ask, at, head, known: () => head, select, history: history_, kept, drawn, since: bar.since(), goal });
+    const made = await VIEWS[shown]({ path, ask, at, head, known: () => head, select, history: history_, kept, drawn, since: bar.since(), goal, map });
     if (mine !== drawing) return;
     sync(body, [made]);
+    map().catch(() => {}); // the slider is of use without it
     if (goal) {
       target = null;
       arrive(body, goal, drawn.goal);

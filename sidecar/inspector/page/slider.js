@@ -3,6 +3,7 @@
 import { clock, day, h } from "/page/lib.js";
 
 const KINDS = ["turn", "edit", "ask", "error"]; // those painted later are on top
+const HEIGHT = 18;
 const COLOURS = { turn: "--strong", ask: "--wait-bar", error: "--bad", edit: "--accent" };
 
 /** `move(n)` shows the session as of event n, and with `null` as it is now. `head()` and `at()` return the last event and
@@ -35,6 +36,7 @@ export function slider({ move, head, at, isSince }) {
   let pending = null;
   let from = null;
   let painted = "";
+  let columns = [];
 
   const last = () => Math.max(head().records - 1, 0);
   const now = () => at() ?? last();
@@ -114,7 +116,7 @@ export function slider({ move, head, at, isSince }) {
     told.replaceChildren("event ", h("b", {}, now()), " ", h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
     // A step leaves the marks as they are, and there may be thousands of them. To ask for a width or a colour before that
     // is known would lay out the page once more.
-    const wanted = [records, marks.length, from !== null && now(), devicePixelRatio].join();
+    const wanted = [records, marks.length, columns.length, columns.at(-1)?.[3], from !== null && now(), devicePixelRatio].join();
     if (wanted === painted) return;
     const width = canvas.clientWidth;
     if (!width) return;
@@ -124,19 +126,38 @@ export function slider({ move, head, at, isSince }) {
     const kinds = KINDS.filter((kind) => marks.some(([, each]) => each === kind));
     legend.replaceChildren(...kinds.map((kind) => h("span", { class: kind }, kind)));
     canvas.width = width * scale;
-    canvas.height = 14 * scale;
+    canvas.height = HEIGHT * scale;
     const paint = canvas.getContext("2d");
     paint.scale(scale, scale);
     const place = (number) => (number / Math.max(last(), 1)) * (width - 2);
     if (from !== null) {
       paint.fillStyle = style.getPropertyValue("--accent-soft");
-      paint.fillRect(place(from), 0, place(now()) - place(from), 14);
+      paint.fillRect(place(from), 0, place(now()) - place(from), HEIGHT);
     }
+    paintTurns(paint, style, place);
     for (const kind of kinds) {
       paint.fillStyle = style.getPropertyValue(COLOURS[kind]);
       const places = new Set(marks.filter(([, mark]) => mark === kind).map(([number]) => Math.round(place(number))));
-      for (const x of places) paint.fillRect(x, kind === "turn" ? 6 : 2, 2, kind === "turn" ? 8 : 12);
+      for (const x of places) paint.fillRect(x, kind === "turn" ? HEIGHT - 6 : HEIGHT - 14, 2, kind === "turn" ? 6 : 14);
     }
+  }
+
+  /** The map of the timeline, here by the numbers of events: as high as the turn was long. */
+  function paintTurns(paint, style, place) {
+    const most = Math.sqrt(Math.max(...columns.map(([, , start, end]) => end - start), 1));
+    paint.globalAlpha = 0.6;
+    columns.forEach(([, , start, end, model, tool, wait, , number], at) => {
+      const x = place(number);
+      const wide = Math.max(place(columns[at + 1]?.[8] ?? last()) - x - 1, 1);
+      let top = HEIGHT;
+      const high = Math.max(2, (Math.sqrt(Math.max(end - start, 0)) / most) * HEIGHT) / Math.max(model + tool + wait, 1);
+      for (const [ms, colour] of [[model, "--accent-bar"], [tool, "--strong"], [wait, "--wait-bar"]]) {
+        top -= ms * high;
+        paint.fillStyle = style.getPropertyValue(colour);
+        paint.fillRect(x, top, wide, ms * high);
+      }
+    });
+    paint.globalAlpha = 1;
   }
 
   function drawAgain() {
@@ -150,6 +171,11 @@ export function slider({ move, head, at, isSince }) {
   return {
     element,
     draw,
+    strip(given) {
+      if (given === columns) return;
+      columns = given;
+      draw();
+    },
     since: () => (from === null ? null : Math.min(from, now())),
     leave() {
       stop();

@@ -1,20 +1,19 @@
 // Where the time went: the drawing that the server makes, what it amounts to, and the ways into it.
 
-import { get, h, span as lasted } from "/page/lib.js";
+import { h, span as lasted } from "/page/lib.js";
 
 /** The view, made once for a page; `kept` remembers it. */
-export async function timeline({ ask, select, kept, known, path, at }) {
+export async function timeline({ ask, select, kept, known, map, at }) {
   kept.timeline ??= view(ask, select);
   await kept.timeline.draw();
-  // The map has all turns. It is asked for again only when one more began or ended, and not at each step of the slider.
-  const { marks, status, ts } = known();
-  if (at === null) kept.status = status;
-  const told = `${marks.filter(([, kind]) => kind === "turn").length} ${kept.status}`;
-  if (kept.mapped !== told) kept.timeline.map((await get(`${path}/columns`)).columns);
-  kept.mapped = told;
-  kept.timeline.until(at === null ? Infinity : ts);
+  kept.timeline.map(await map());
+  kept.timeline.until(at === null ? Infinity : known().ts);
   return kept.timeline.element;
 }
+
+const STEP = 1.6; // how much more or less time one step of the wheel or a key shows
+const LEAST = 20; // ms
+const SOON = 60; // ms
 
 function view(ask, select) {
   const facts = h("p", { class: "facts" });
@@ -27,11 +26,14 @@ function view(ask, select) {
   const map = h("div", { class: "map", role: "group", "aria-label": "All turns", hidden: true });
   const whole = h("div", {}, map, h("div", { class: "filters" }, pick, out), facts, chain, told, picture);
   const element = h("div", { class: "timeline" }, empty, whole);
-  const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to.";
+  const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to; + and − zoom, as the wheel does over the map.";
   let found = null;
   let range = null;
   let asked = 0;
   let offered = "";
+  let bounds = null; // of the whole session
+  let mapped = null;
+  let later;
 
   async function draw() {
     const width = element.clientWidth;
@@ -69,8 +71,30 @@ function view(ask, select) {
     draw();
   }
 
+  /** Show `by` times as much time, in which the moment `around` stays at its place, and go on by a share of it. */
+  function scale(by, around, share = 0) {
+    if (!found?.pieces.length) return;
+    const [first, last] = bounds ?? [found.pieces[0].start, found.pieces.at(-1).end];
+    const [begin, end] = range ?? [found.pieces[0].start, found.pieces.at(-1).end];
+    const size = Math.max((end - begin) * by, LEAST);
+    const from = Math.max(first, Math.min(around - ((around - begin) / Math.max(end - begin, 1)) * size + share * size, last - size));
+    range = size >= (last - first) * 0.98 ? null : [Math.round(from), Math.round(from + size)];
+    clearTimeout(later);
+    later = setTimeout(draw, SOON);
+  }
+
+  const middle = () => {
+    const bar = picture.contains(document.activeElement) && document.activeElement.closest("a");
+    const [begin, end] = bar ? [Number(bar.dataset.from), Number(bar.dataset.to)] : (range ?? [found.pieces[0].start, found.pieces.at(-1).end]);
+    return (begin + end) / 2;
+  };
+  const KEYS = { "+": () => scale(1 / STEP, middle()), "=": () => scale(1 / STEP, middle()), "-": () => scale(STEP, middle()), "<": () => scale(1, middle(), -0.5), ">": () => scale(1, middle(), 0.5) };
+
   /** The whole session: a column for each turn, or for some; its height is how long, its parts are what took the time. */
   function drawMap(columns) {
+    if (columns === mapped) return;
+    mapped = columns;
+    bounds = columns.length ? [columns[0][2], Math.max(...columns.map((each) => each[3]))] : null;
     const most = Math.sqrt(Math.max(...columns.map(([, , start, end]) => end - start), 1));
     const part = (kind, ms) => ms > 0 && h("i", { class: kind, style: { flexGrow: ms } });
     const made = columns.map(([first, last, start, end, model, tool, wait, failed], place) => {
@@ -102,6 +126,19 @@ function view(ask, select) {
     next.tabIndex = 0;
     next.focus();
   });
+
+  // The wheel over the map, and over the lanes with Ctrl, as a pinch is.
+  map.addEventListener("wheel", (wheel) => {
+    const column = wheel.target.closest("button");
+    if (!column) return;
+    wheel.preventDefault();
+    scale(wheel.deltaY > 0 ? STEP : 1 / STEP, (Number(column.dataset.from) + Number(column.dataset.to)) / 2);
+  }, { passive: false });
+  picture.addEventListener("wheel", (wheel) => {
+    if (!wheel.ctrlKey && !wheel.metaKey) return;
+    wheel.preventDefault();
+    scale(wheel.deltaY > 0 ? STEP : 1 / STEP, timeAt(place(wheel)));
+  }, { passive: false });
 
   function focus(bar) {
     picture.querySelector('a[tabindex="0"]')?.setAttribute("tabindex", "-1");
@@ -182,6 +219,7 @@ function view(ask, select) {
     out: () => range && zoom(null),
     /** With j and k the keyboard comes to the bars. */
     key(key) {
+      if (KEYS[key] && found?.pieces.length) return KEYS[key](), true;
       const bars = [...picture.querySelectorAll("a")];
       const at = bars.findIndex((bar) => bar.tabIndex === 0);
       if ((key !== "j" && key !== "k") || at < 0) return false;

@@ -25,7 +25,7 @@ _AROUND: Final = """
 
 _SOME: Final = f"session = :s AND at <= :n AND {ALIVE}"
 _TURNS: Final = f"""
-    SELECT key, start, CASE WHEN till <= :n THEN end END, CASE WHEN till <= :n THEN state END, number
+    SELECT key, at, start, CASE WHEN till <= :n THEN end END, CASE WHEN till <= :n THEN state END, number
     FROM span WHERE kind = 'turn' AND {_SOME} ORDER BY at"""  # noqa: S608
 _TOOK: Final = f"""
     SELECT up, kind, sum(max(end - start, 0)) FROM span
@@ -59,8 +59,8 @@ class Timeline:
 
     def columns(self, session: str, now: int, most: int) -> list[tuple[int, ...]]:
         """All turns of a session in at most so many columns, oldest first: the numbers of its first and last turn, when
-        they started and ended, how many ms models and tools worked and a person was waited for, and how many turns
-        failed. ``now`` ends a turn that is open."""
+        they started and ended, how many ms models and tools worked and a person was waited for, how many turns
+        failed, and the position of its beginning. ``now`` ends a turn that is open."""
         own = next((key for key, row in self._at.sessions.items() if row.name == session), None)
         given = {"s": own, "n": self._at.n}
         turns = self._at.story.sql(_TURNS, **given)
@@ -69,10 +69,11 @@ class Timeline:
         for some in (turns[first : first + each] for first in range(0, len(turns), max(each, 1))):
             kinds = (sum(took.get((key, kind), 0) for key, *_ in some) for kind in ("model", "tool", "wait"))
             model, tool, wait = kinds
-            until = max(now if end is None else end for _, _, end, _, _ in some)
+            until = max(now if end is None else end for *_, end, _, _ in some)
             failed = sum(state == "error" for *_, state, _ in some)
             # The time of a tool has the time in which it waited to be allowed.
-            found.append((some[0][-1], some[-1][-1], some[0][1], until, model, max(tool - wait, 0), wait, failed))
+            took_them = model, max(tool - wait, 0), wait
+            found.append((some[0][-1], some[-1][-1], some[0][2], until, *took_them, failed, some[0][1]))
         return found
 
     def spans(self, last: int | None = None) -> list[Span]:

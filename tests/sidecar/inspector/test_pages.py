@@ -184,6 +184,16 @@ def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> N
     expect(column.nth(1)).to_have_attribute("aria-pressed", "true")
     page.get_by_text("Show all").click()
     expect(tools).to_have_text("tools 8")
+    told = page.locator(".timeline select option:checked")
+    for key, chosen in (("+", "the chosen stretch"), (">", "the chosen stretch"), ("-", "All turns")):
+        page.keyboard.press(key)
+        expect(told).to_have_text(chosen)
+    column.first.hover()
+    page.mouse.wheel(0, -100)
+    expect(told).to_have_text("the chosen stretch")
+    expect(column.first).to_have_attribute("aria-pressed", "true")
+    page.mouse.wheel(0, 100)
+    expect(told).to_have_text("All turns")
     box = page.locator(".lanes").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 4, box["y"] + 60)
@@ -191,6 +201,26 @@ def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> N
     page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 60, steps=4)
     page.mouse.up()
     expect(tools).to_have_text("tools 1")
+
+
+PAINTED = """async (share) => {
+  const canvas = document.querySelector(".track canvas");
+  for (let painted = 0; painted < share; await new Promise(requestAnimationFrame)) {
+    const row = canvas.getContext("2d").getImageData(0, canvas.height - 2, canvas.width, 1).data;
+    painted = row.filter((value, at) => at % 4 === 3 && value > 0).length / canvas.width;
+  }
+}"""
+"""Waits until so much of the slider's strip has a colour."""
+
+
+def test_the_map_of_turns_is_the_strip_of_the_slider(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}")
+    child = page.locator(".leaf", has_text="Look at login.py")
+    page.wait_for_selector(".track canvas")
+    page.evaluate(PAINTED, 0.8)  # from the first turn on
+    child.click()
+    expect(page.locator("h1")).to_contain_text("Look at login.py")
+    page.evaluate(PAINTED, 0.5)
 
 
 def test_the_keys_work_on_every_page_and_are_listed(page: Page, served: Served) -> None:
