@@ -158,7 +158,7 @@ async def test_the_page_says_up_to_where_it_knows_the_log(tmp_path: Path, monkey
     path = f"/api/s/{found['stream_id']}/conversation"
     try:
         assert "log-behind" not in (await _get(app, path))[1]
-        monkeypatch.setattr(reading, "MOST_WITHOUT", 3)
+        monkeypatch.setattr(reading, "MOST_ABOVE", 3)
         assert "doctor" in (await _get(app, path))[1]["log-behind"]
         monkeypatch.undo()
         assert "log-behind" not in (await _get(app, path))[1]

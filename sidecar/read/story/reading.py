@@ -25,10 +25,8 @@ from streams.store import NOTHING, Record
 T = TypeVar("T")
 
 MOST_ABOVE: Final = 5000
-"""How many records above the tables are folded for an answer; if there are more, the tables are being made again."""
-
-MOST_WITHOUT: Final = 100_000
-"""The same for a log without tables, which no sidecar of this version has opened yet."""
+"""How many records above the tables are folded for an answer. If there are more, the answer says so: the tables are
+being made, or no sidecar of this version has run yet."""
 
 
 class Snapshot:
@@ -233,8 +231,8 @@ def behind_text(reader: LogReader) -> str | None:
         return None  # the command reports the damage
     upto = f"up to position {head} of the log" if head > NOTHING else "without any record"
     return (
-        f"this is {upto}: {behind} later records are still being read into its tables; "
-        "`durable-stream doctor` shows how far that is"
+        f"this is {upto}: {behind} later records are not in its tables yet; the sidecar reads them in while it runs, "
+        "and `durable-stream doctor` shows how far it is"
     )
 
 
@@ -250,16 +248,11 @@ def _open(reader: LogReader, *, without: bool) -> tuple[_Tables, Over]:
     if found is None:
         found = _Nothing(reader.head)
     over: Over | None = found.beside.get("over")
-    if over is None or over.position > found.head or found.head - found.position > _most(found):
+    if over is None or over.position > found.head or found.head - found.position > MOST_ABOVE:
         found.clear()
         found.beside["over"] = over = Over(found.db, found.position, found.records)
     over.source = found.records
     return found, over
-
-
-def _most(found: _Tables) -> int:
-    """How many records above the tables are folded."""
-    return MOST_WITHOUT if isinstance(found, _Nothing) else MOST_ABOVE
 
 
 class Over:
@@ -329,7 +322,7 @@ class _Opened(NamedTuple):
 async def _opened(reader: LogReader, *, without: bool = False) -> _Opened:
     found, over = await asyncio.to_thread(_open, reader, without=without)
     above = list[Record]()
-    if over.position == found.head or found.head - found.position > _most(found):
+    if over.position == found.head or found.head - found.position > MOST_ABOVE:
         return _Opened(found, over, above, over.position, None)
     fault = None
     try:

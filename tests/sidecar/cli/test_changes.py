@@ -215,7 +215,7 @@ class TestCommand:
 
     def test_records_that_no_table_has_yet_are_told_of(self, edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "doctor" not in run(edited, "changes").err
-        monkeypatch.setattr(reading, "MOST_WITHOUT", 3)
+        monkeypatch.setattr(reading, "MOST_ABOVE", 3)
         for command, code in {"changes": 0, "streams": 0, "read": 1}.items():
             done = run(edited, command)
             assert done.code == code and "doctor" in done.err, done

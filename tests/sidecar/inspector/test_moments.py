@@ -148,6 +148,6 @@ async def test_records_that_are_still_being_read_are_counted(tmp_path: Path, mon
     async with opened(tmp_path, 200) as data:
         assert (await data.session(STREAM, None))["behind"] == 0
         monkeypatch.setattr(tables, "STORY_VERSION", 0)
-        monkeypatch.setattr(reading, "MOST_WITHOUT", 10)
+        monkeypatch.setattr(reading, "MOST_ABOVE", 10)
         found = await data.timeline(STREAM, None, 800, None, None, 0)
         assert (found["svg"], found["head"]["records"], found["head"]["behind"]) == ("", 0, 300)

@@ -148,7 +148,7 @@ async def test_tables_that_are_far_behind_say_so(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(reading, "MOST_ABOVE", 11)
     assert await ask(reader, _places) == (30, 0)
     monkeypatch.setattr(tables, "STORY_VERSION", tables.STORY_VERSION + 1)
-    monkeypatch.setattr(reading, "MOST_WITHOUT", 30)
+    monkeypatch.setattr(reading, "MOST_ABOVE", 30)
     assert await ask(reader, _places) == (NOTHING, 31)
     await reader.close()
 
