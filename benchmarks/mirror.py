@@ -109,7 +109,7 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
 
 
 class _Mirroring:
-    """Grow a log while its mirror is paused, then measure how fast the mirror catches up."""
+    """Grow a log while its mirror is stopped, then measure how fast the mirror catches up."""
 
     def __init__(self, path: Path, server: EmbeddedServer, make: Any) -> None:
         self._path, self._server, self._make = path, server, make
@@ -124,8 +124,8 @@ class _Mirroring:
                 for _ in range(0, CHUNK, APPEND):
                     await store.append([self._make(done + n) for n in range(APPEND)])
                     done += APPEND
-                task.resume()
-                # Start the clock after the mirror has resumed, because it resumes once per connection, not per record.
+                task.start()
+                # Start the clock after the mirror has found its place: once per connection, not per record.
                 while task.status()["state"] in ("waiting", "resuming"):
                     await asyncio.sleep(0.001)
                 start, first = time.perf_counter(), task.status()["position"]
@@ -133,7 +133,7 @@ class _Mirroring:
                     await asyncio.sleep(LOOK_SECONDS)
                 spent += time.perf_counter() - start
                 mirrored += store.head - first
-                await task.pause()
+                await task.close()
             return mirrored / spent
         finally:
             await task.close()

@@ -1,26 +1,35 @@
-"""Joins token deltas into chunks: a few messages a second instead of hundreds. Pure: the caller supplies the clock.
+"""Redacts token deltas, and joins them into chunks: a few messages a second instead of hundreds. Pure: the caller
+supplies the clock, and calls ``due`` every ``WAIT_S``.
 
-The deltas of one step and kind form one text. Deltas are joined until ``max_wait_s`` has passed since the first one, or
-until ``max_bytes`` are reached. A session's chunks keep the order of its deltas, so a delta of another step or kind
-sends the waiting text first. This module drops only deltas that ``Coalescer`` counts, but the transport to and from
-this module is lossy (``str``).
+The deltas of one step and kind form one text. A session's chunks keep the order of its deltas, so a delta of another
+step or kind ends the text. Only complete words leave (``held.py``); if no delta comes for ``hold_s``, the last, perhaps
+incomplete word leaves, too. The transport to and from this module is lossy (``str``).
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-from bridge.nats.l0.payloads import MAX_CONTENT, MAX_ID, Chunk
+from bridge.nats.l0.payloads import MAX_ID, Chunk
+from bridge.nats.mirror.held import HeldText
 
-MAX_WAIT_S: Final = 0.05
+WAIT_S: Final = 0.05
+HOLD_S: Final = 3.0
+"""How long the last word of a text waits for more text, because no event marks the end of a text."""
+
 MAX_BYTES: Final = 8 * 1024
 MAX_OPEN: Final = 1024
-"""Maximum number of sessions with unsent text; beyond that, the oldest text is sent."""
+"""Maximum number of sessions whose last text is held; beyond that, the text of the session that was quiet longest
+ends."""
 
 MAX_STEPS: Final = 4096
 """Maximum number of steps whose chunk numbers are remembered; the numbers of a forgotten step start at 0 again."""
+
+MAX_WAITING: Final = 256
+"""Maximum number of chunks that wait to be taken: what several agents produce in a few seconds. The oldest goes."""
 
 
 class Delta(NamedTuple):
@@ -39,94 +48,85 @@ class Ready(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Open:
-    turn: str
-    step: str
-    kind: str
-    deadline: float
-    texts: list[str] = field(default_factory=list)
-    size: int = 0
+class _Text:
+    """The text that a session is producing; ``ready`` may leave now, and the held word at ``quiet_at``."""
+
+    first: Delta
+    held: HeldText
+    ready: str = ""
+    quiet_at: float | None = None
 
 
-class Coalescer:
-    """Joins deltas. ``now`` is the time in seconds from any clock that does not go back.
+class Chunks:
+    """``clean`` redacts a text. ``now`` is the time in seconds from any clock that does not go back.
 
-    ``counts`` counts the dropped deltas: ``no_turn`` (the turn is unknown) and
-    ``bad_id`` (an id is empty or too long for a payload).
+    ``counts`` counts what was dropped: ``no_turn`` (the turn is unknown) and ``bad_id`` (an id is empty or too long for
+    a payload) deltas, and ``dropped`` chunks.
     """
 
-    def __init__(self, max_wait_s: float = MAX_WAIT_S, max_bytes: int = MAX_BYTES) -> None:
-        if not 4 <= max_bytes <= MAX_CONTENT:
-            raise ValueError(f"max_bytes must be 4 to {MAX_CONTENT}, not {max_bytes}")
-        self.max_wait_s, self.max_bytes = max_wait_s, max_bytes
+    def __init__(self, clean: Callable[[Any], Any], hold_s: float = HOLD_S, max_bytes: int = MAX_BYTES) -> None:
+        self._clean, self._hold_s, self._max_bytes = clean, hold_s, max_bytes
         self.counts: Counter[str] = Counter()
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._texts: OrderedDict[str, _Text] = OrderedDict()
         self._numbers: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._waiting: deque[Ready] = deque()
 
     @property
-    def deadline(self) -> float | None:
-        """The time at which the next chunk is due; ``None`` if no text is waiting."""
-        return next(iter(self._open.values())).deadline if self._open else None
+    def is_waiting(self) -> bool:
+        """Whether a later ``due`` may return something, without another delta."""
+        return bool(self._waiting) or any(each.quiet_at is not None for each in self._texts.values())
 
-    def add(self, delta: Delta, now: float) -> list[Ready]:
-        """Add a delta; return the chunks that are now due, in order."""
-        if not delta.text:
-            return []
+    def add(self, delta: Delta, now: float) -> None:
         if delta.turn is None:
             self.counts["no_turn"] += 1
-            return []
+            return
         if not all(0 < len(name) <= MAX_ID for name in (delta.turn, delta.step, delta.kind)):
             self.counts["bad_id"] += 1
-            return []
-        ready: list[Ready] = []
-        current = self._open.get(delta.session)
-        if current is not None and (current.turn, current.step, current.kind) != (delta.turn, delta.step, delta.kind):
-            ready += self._send(delta.session)
-            current = None
-        if current is None:
-            if len(self._open) >= MAX_OPEN:
-                ready += self._send(next(iter(self._open)))
-            current = _Open(delta.turn, delta.step, delta.kind, now + self.max_wait_s)
-            self._open[delta.session] = current
-        # A delta may end in the middle of a surrogate pair; ``_pieces`` joins the two halves.
-        current.texts.append(delta.text)
-        current.size += len(delta.text.encode("utf-8", "surrogatepass"))
-        if current.size >= self.max_bytes:
-            ready += self._send(delta.session)
-        return ready
+            return
+        text = self._texts.pop(delta.session, None)
+        if text is not None and text.first[1:4] != delta[1:4]:
+            self._end(text)
+            text = None
+        if text is None:
+            if len(self._texts) >= MAX_OPEN:
+                self._end(self._texts.popitem(last=False)[1])
+            text = _Text(delta, HeldText(self._clean))
+        # Insert the session again at the end, so that the session that was idle longest comes first.
+        self._texts[delta.session] = text
+        text.ready += text.held.add(delta.text)
+        text.quiet_at = now + self._hold_s
 
     def due(self, now: float) -> list[Ready]:
-        """Return the chunks whose deadline has passed, oldest first."""
-        ready: list[Ready] = []
-        while self._open:
-            session, first = next(iter(self._open.items()))
-            if first.deadline > now:
-                break
-            ready += self._send(session)
-        return ready
+        """Take the chunks that may leave now, each session's in order."""
+        for text in self._texts.values():
+            if text.quiet_at is not None and text.quiet_at <= now:
+                self._end(text)  # later text of the step is still redacted in the context of this one
+            elif text.ready:
+                self._cut(text)
+        found = list(self._waiting)
+        self._waiting.clear()
+        return found
 
-    def flush(self) -> list[Ready]:
-        return [ready for session in list(self._open) for ready in self._send(session)]
+    def _end(self, text: _Text) -> None:
+        text.ready += text.held.end()
+        text.quiet_at = None
+        self._cut(text)
 
-    def _send(self, session: str) -> list[Ready]:
-        current = self._open.pop(session)
-        key = (session, current.step, current.kind)
-        ready = []
-        for content in _pieces("".join(current.texts), self.max_bytes):
-            number = self._numbers.pop(key, 0)
-            # Re-insert the key at the end, because the oldest key, at the front, is dropped first.
-            self._numbers[key] = number + 1
-            chunk = Chunk(
-                agent_turn_id=current.turn,
-                step_id=current.step,
-                chunk_type=current.kind,
-                content=content,
-                index=number,
-            )
-            ready.append(Ready(session, chunk))
+    def _cut(self, text: _Text) -> None:
+        session, turn, step, kind, _ = text.first
+        assert turn is not None
+        for content in _pieces(text.ready, self._max_bytes):
+            number = self._numbers.pop((session, step, kind), 0)
+            # Insert the key again at the end, because the oldest key, at the front, is dropped first.
+            self._numbers[session, step, kind] = number + 1
+            chunk = Chunk(agent_turn_id=turn, step_id=step, chunk_type=kind, content=content, index=number)
+            self._waiting.append(Ready(session, chunk))
+        text.ready = ""
         if len(self._numbers) > MAX_STEPS:
             self._numbers.popitem(last=False)
-        return ready
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self.counts["dropped"] += 1
 
 
 def _pieces(text: str, limit: int) -> list[str]:

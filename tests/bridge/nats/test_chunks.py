@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.nats.l0.payloads import MAX_ID
 from bridge.nats.mirror import chunks
-from bridge.nats.mirror.chunks import Coalescer, Delta, Ready
+from bridge.nats.mirror.chunks import Chunks, Delta, Ready
 from tests.streams.sizes import size
 
 many = settings(max_examples=size("EXAMPLES", 200), deadline=None, derandomize=True, database=None)
@@ -26,60 +26,62 @@ def seen(ready: list[Ready]) -> list[tuple[str, str, int | None, str]]:
     return [(each.session, each.chunk.step_id, each.chunk.index, each.chunk.content) for each in ready]
 
 
-def test_deltas_wait_for_their_deadline_and_leave_as_one() -> None:
-    made = Coalescer(max_wait_s=0.05)
-    assert made.deadline is None
-    assert made.add(delta("he"), 10.0) == made.add(delta("l"), 10.02) == made.add(delta("lo"), 10.04) == []
-    assert made.deadline == pytest.approx(10.05), "the first one counts, so nothing waits for ever"
-    assert made.due(10.04) == []
+def test_deltas_leave_as_one_and_the_last_word_when_it_is_quiet() -> None:
+    made = Chunks(str, hold_s=3.0)
+    assert not made.is_waiting
+    for text in ("he", "l", "lo wor", "ld"):
+        made.add(delta(text), 10.0)
+    assert made.is_waiting
     (ready,) = made.due(10.05)
     assert ready.chunk.fields() == {
         "agent_turn_id": "msg",
         "step_id": "prt_1",
         "chunk_type": "text",
-        "content": "hello",
+        "content": "hello ",
         "index": 0,
     }
-    assert made.deadline is None and made.due(99.0) == []
-    made.add(delta(" again"), 11.0)
-    assert seen(made.flush()) == [("ses_a", "prt_1", 1, " again")]
+    assert made.due(12.9) == [] and made.is_waiting
+    assert seen(made.due(13.0)) == [("ses_a", "prt_1", 1, "world")] and not made.is_waiting
+    made.add(delta(" again "), 14.0)
+    assert seen(made.due(14.0)) == [("ses_a", "prt_1", 2, " again ")]
 
 
-def test_a_full_buffer_leaves_at_once_in_pieces_of_whole_characters() -> None:
-    made = Coalescer(max_bytes=8)
-    assert made.add(delta("1234567"), 0) == []
-    assert seen(made.add(delta("8"), 0)) == [("ses_a", "prt_1", 0, "12345678")]
-    ready = made.add(delta("ééééé😀😀中x"), 0)
-    assert [each.chunk.content for each in ready] == ["éééé", "é😀", "😀中x"]
-    assert [each.chunk.index for each in ready] == [1, 2, 3]
+def test_much_text_leaves_in_pieces_of_whole_characters() -> None:
+    made = Chunks(str, hold_s=0, max_bytes=8)
+    made.add(delta("12345678ééééé😀😀中x"), 0)
+    ready = made.due(0)
+    assert [each.chunk.content for each in ready] == ["12345678", "éééé", "é😀", "😀中x"]
+    assert [each.chunk.index for each in ready] == [0, 1, 2, 3]
     assert all(len(each.chunk.content.encode()) <= 8 for each in ready)
 
 
 def test_what_no_payload_can_hold_is_counted() -> None:
-    made = Coalescer()
+    made = Chunks(str)
     for odd in (delta("x", turn=None), delta("x", step=""), delta("x", kind="k" * (MAX_ID + 1)), delta("x", turn="")):
-        assert made.add(odd, 0) == []
-    assert made.add(delta(""), 0) == []
-    assert made.flush() == [] and dict(made.counts) == {"no_turn": 1, "bad_id": 3}
+        made.add(odd, 0)
+    made.add(delta(""), 0)
+    assert made.due(99) == [] and dict(made.counts) == {"no_turn": 1, "bad_id": 3}
 
 
 def test_a_character_that_was_split_is_whole_again() -> None:
-    made = Coalescer()
+    made = Chunks(str)
     for half in ("a\ud83d", "\ude00b", "\ud83d"):
         made.add(delta(half), 0)
-    assert seen(made.flush()) == [("ses_a", "prt_1", 0, "a😀b�")]
+    assert seen(made.due(99)) == [("ses_a", "prt_1", 0, "a😀b�")]
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "MAX_OPEN", 3)
     monkeypatch.setattr(chunks, "MAX_STEPS", 4)
-    made = Coalescer()
-    left = [ready for n in range(10) for ready in made.add(delta("x", session=f"ses_{n}"), n)]
-    assert [each.session for each in left] == [f"ses_{n}" for n in range(7)], "the longest waiting go first"
+    monkeypatch.setattr(chunks, "MAX_WAITING", 9)
+    made = Chunks(str)
+    for n in range(10):
+        made.add(delta("x", session=f"ses_{n}"), n)
+    assert [each.session for each in made.due(0)] == [f"ses_{n}" for n in range(7)], "the longest quiet go first"
     for n in range(20):
         made.add(delta("x", step=f"prt_{n}"), 0)
-    made.flush()
-    assert len(made._numbers) <= 4 and len(made._open) == 0
+    assert len(made.due(0)) == 9 and made.counts["dropped"] > 0
+    assert len(made._numbers) <= 4 and len(made._texts) <= 3
 
 
 deltas = st.tuples(
@@ -94,16 +96,16 @@ deltas = st.tuples(
 @many
 @given(st.lists(deltas, max_size=30), st.integers(4, 20))
 def test_nothing_is_lost_doubled_or_mixed_up(drawn: list[tuple[str, str, str, str, float]], max_bytes: int) -> None:
-    made = Coalescer(max_wait_s=0.05, max_bytes=max_bytes)
+    made = Chunks(str, hold_s=0.15, max_bytes=max_bytes)
     now, out = 0.0, []
     told: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for session, step, kind, text, passed in drawn:
         now += passed
         out += made.due(now)
-        assert made.deadline is None or made.deadline > now
-        out += made.add(Delta(session, "msg", step, kind, text), now)
+        made.add(Delta(session, "msg", step, kind, text), now)
         told[session] += [(step, kind, character) for character in text]
-    out += made.flush()
+    out += made.due(now + 1)
+    assert not made.is_waiting
     heard: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     numbers: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for session, chunk in out:

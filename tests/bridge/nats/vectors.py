@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.nats.jetstream.wire import Message
-from bridge.nats.mirror.chunks import Coalescer, Delta
+from bridge.nats.mirror.chunks import Chunks, Delta
 from bridge.nats.mirror.messages import Mirror, chunk_message
 from streams.event import StreamEvent
 from tests.bridge.nats.records import LOG, MIRROR, PROJECT, chained, event, mirror_all
@@ -43,13 +43,13 @@ def computed() -> list[dict[str, Any]]:
     rows.append({"name": "stub", "messages": [shown(m) for m in tiny[-1].messages], "notes": list(tiny[-1].notes)})
     again = mirror_all(chained([*list(made.values())[:4], made["turn ended"]]), Mirror(LOG, rebuild=2))
     rows.append({"name": "rebuilt", "messages": [shown(m) for m in again[-1].messages], "notes": list(again[-1].notes)})
-    coalescer = Coalescer()
+    chunks = Chunks(str)
     for text in ("He", "llo ", "wörld"):
-        coalescer.add(Delta("ses_a", "msg_1", "prt_6", "text", text), 0)
+        chunks.add(Delta("ses_a", "msg_1", "prt_6", "text", text), 0)
     rows.append(
         {
             "name": "chunk",
-            "messages": [shown(chunk_message(s, c, PROJECT, MIRROR)) for s, c in coalescer.flush()],
+            "messages": [shown(chunk_message(s, c, PROJECT, MIRROR)) for s, c in chunks.due(99)],
             "notes": [],
         }
     )

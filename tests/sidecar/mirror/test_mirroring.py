@@ -15,8 +15,9 @@ from nats.aio.msg import Msg
 from bridge.nats.jetstream.errors import NatsUnavailable
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
+from bridge.nats.mirror.chunks import MAX_WAITING
 from bridge.opencode.link.frames import HookItem
-from sidecar.mirror.deltas import MAX_WAITING, DeltaStream
+from sidecar.mirror.deltas import DeltaStream
 from tests.memory import MemoryStore
 from tests.mirrors import (
     chain_hashes,
@@ -164,7 +165,7 @@ async def test_without_a_connection_they_are_dropped_and_counted() -> None:
     stream = deltas(sessions)
     for n in range(MAX_WAITING * 3):
         stream.take([delta("x" * 8192, part=f"prt_{n}")])
-    assert len(stream._waiting) <= MAX_WAITING
+    assert len(stream._chunks._waiting) <= MAX_WAITING
     await until(lambda: stream.counts["dropped"] == MAX_WAITING * 3, "they are dropped")
     await stream.close()
     await asyncio.sleep(0)
