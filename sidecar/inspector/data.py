@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from sidecar.background.reading import background_of, diff_of, read_intents
 from sidecar.inspector.around import relatives, roots_of, shown_status
 from sidecar.inspector.beside import beside
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
+from sidecar.inspector.listed import Kept, listed
 from sidecar.inspector.search import search
 from sidecar.inspector.spending import RANGES, Spending
 from sidecar.inspector.working import running_in, working
@@ -28,7 +28,6 @@ from sidecar.read.projects import short_directory
 from sidecar.read.rendering.describe import row_of
 from sidecar.read.rendering.detail import detail
 from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, newest
-from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.conversation import Telling
 from sidecar.read.story.past import Past, asked
@@ -94,6 +93,7 @@ class Data:
         self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
         self._work: tuple[int, State] | None = None
         self._spending = Spending(reader)
+        self._kept: Kept = {}
         self._beside: dict[Any, dict[str, Any]] = {}
 
     async def warm(self) -> None:
@@ -113,8 +113,8 @@ class Data:
     async def sessions(self) -> dict[str, Any]:
         """Every root session, the newest first, and the work that each of them started."""
         state = await self._intents()
-        now, user_home = self._now_ms(), str(Path.home())
-        return await ask_catalog(self.reader, lambda catalog: rows_of(catalog, state, user_home) | {"now": now})
+        found, self._kept = await ask_catalog(self.reader, lambda catalog: listed(catalog, state, self._kept))
+        return found | {"now": self._now_ms()}
 
     async def search(self, text: str) -> dict[str, Any]:
         """What the palette finds: see ``search``."""
@@ -146,6 +146,7 @@ class Data:
         # A title that came later tells which session it is, at every moment.
         named = past.catalog.sessions
         found["title"] = named[past.session].title if past.session in named else found["title"]
+        found["title"] = found["title"] or past.catalog.first_prompt(past.session)
         for each in found["sessions"]:
             each["status"] = shown_status(each["status"], known[each["id"]])
             each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
@@ -346,25 +347,3 @@ def _last(sizes: list[int]) -> int:
             break
         count += 1
     return count
-
-
-def rows_of(catalog: Catalog, state: State, user_home: str) -> dict[str, Any]:
-    """Every root session, the newest first."""
-    work = Counter(each.root for each in state.intents.values())
-    phantoms = {each.session for each in state.intents.values() if each.session}
-    rows = []
-    catalog.sessions.values()  # read all at once
-    for stream in catalog.streams.values():
-        root = catalog.root_stream(stream.id)
-        if is_agents(stream.id) or not stream.sessions or root != stream.id or stream.id in phantoms:
-            continue
-        row = catalog.stream_json(stream.id)
-        own = catalog.own_session(stream.id)
-        row["status"] = shown_status(row["status"], own)
-        row["agent"], row["model"] = (own.agent, own.model) if own is not None else ("", "")
-        row["place"] = short_directory(row["directory"], user_home)
-        row["background"] = work[own.id if own is not None else stream.id]
-        row["position"] = stream.last_position
-        rows.append(row)
-    rows.sort(key=lambda row: row["position"], reverse=True)
-    return {"sessions": rows, "records": catalog.sums.records}

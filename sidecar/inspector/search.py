@@ -187,7 +187,11 @@ def _groups(
             continue
         if root not in groups:
             place = short_directory(catalog.directory(root), str(Path.home()))
-            about = {"stream_id": root, "title": own.title, "status": shown_status(catalog.status(root), own)}
+            about = {
+                "stream_id": root,
+                "title": own.title or catalog.first_prompt(own.id),
+                "status": shown_status(catalog.status(root), own),
+            }
             points = 4 * (own.id in titled)
             groups[root] = about | {"place": place, "last_ts": stream.last_ts, "hits": [], "points": points}
         groups[root]["hits"] += by_stream.get(name, [])

@@ -104,6 +104,28 @@ addEventListener("keydown", (press) => {
   else if (!isTaken) return;
   press.preventDefault();
 });
+// The colours are those of the system, unless a person chose others.
+const THEMES = { "": "as the system has them", light: "light", dark: "dark" };
+const theme = document.getElementById("theme");
+const DARK = "(prefers-color-scheme: dark)";
+const darks = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) => rule.media?.mediaText === DARK);
+
+function colour() {
+  const chosen = localStorage.getItem("theme") ?? "";
+  for (const rule of darks) rule.media.mediaText = { light: "not all", dark: "all" }[chosen] ?? DARK;
+  document.documentElement.style.colorScheme = chosen || "light dark";
+  theme.title = `Colours: ${THEMES[chosen]}`;
+  theme.setAttribute("aria-label", theme.title);
+  dispatchEvent(new Event("theme"));
+}
+theme.addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  localStorage.setItem("theme", names[(names.indexOf(localStorage.getItem("theme") ?? "") + 1) % names.length]);
+  colour();
+});
+addEventListener("storage", colour); // another tab chose
+colour();
+
 keys.addEventListener("click", () => keys.close());
 
 let asking = false;

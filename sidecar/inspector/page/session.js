@@ -281,7 +281,7 @@ function arrive(body, event, turn) {
 const leaf = (each, isShown) =>
   h(
     "a",
-    { class: "leaf", "aria-current": isShown && "page", href: `/s/${encodeURIComponent(each.id)}`, style: { paddingLeft: `${8 + (each.depth ?? 0) * 14}px` }, title: each.title },
+    { class: "leaf", dir: "auto", "aria-current": isShown && "page", href: `/s/${encodeURIComponent(each.id)}`, style: { paddingLeft: `${8 + (each.depth ?? 0) * 14}px` }, title: each.title },
     each.title || each.agent || each.id.slice(-10),
     h("br"),
     h("small", {}, each.agent, " "),

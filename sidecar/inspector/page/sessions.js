@@ -130,7 +130,7 @@ export async function sessions() {
     const most = chosen.open.get(name) ?? (kind || chosen.place ? MANY : FEW);
     const left = rows.length - most;
     const failed = rows.filter((row) => row.status === "failed").length;
-    const head = h("h2", { class: "group" }, h("b", { class: kind }, name), h("span", {}, plural(rows.length, "session")), failed && chosen.status !== "failed" ? h("span", { class: "bad" }, `${failed} failed`) : null);
+    const head = h("h2", { class: "group" }, h("b", { class: kind, dir: "auto" }, name), h("span", {}, plural(rows.length, "session")), failed && chosen.status !== "failed" ? h("span", { class: "bad" }, `${failed} failed`) : null);
     const more = left > 0 && h("button", { class: "more", "data-row": true, onclick: () => (chosen.open.set(name, most + MANY), draw(false)) }, `Show ${Math.min(left, MANY)} more of ${name}`);
     return [head, ...rows.slice(0, most).map((row) => line(row, found.now, isNew && !seen.has(row.stream_id), kind)), more].filter(Boolean);
   }
@@ -161,7 +161,7 @@ function line(row, now, isNew, kind) {
     "a",
     { class: `row${isNew ? " new" : ""}`, href: `/s/${encodeURIComponent(row.stream_id)}`, "data-row": true },
     status(row.status),
-    h("span", { class: "title", title }, title, asks && h("small", { class: "wait" }, asks), h("small", {}, more.filter(Boolean).join(" · "))),
+    h("span", { class: "title", title, dir: "auto" }, title, asks && h("small", { class: "wait" }, asks), h("small", {}, more.filter(Boolean).join(" · "))),
     h("span", { class: "num quiet" }, ago(row.last_ts, now)),
     h("span", { class: "num quiet" }, row.turns || "–"),
     h("span", { class: "num quiet" }, tokens ? amount(tokens) : "–"),

@@ -168,6 +168,7 @@ export function slider({ move, head, at, isSince }) {
   observer.observe(canvas);
   const theme = matchMedia("(prefers-color-scheme: dark)");
   theme.addEventListener("change", drawAgain);
+  addEventListener("theme", drawAgain);
   return {
     element,
     draw,
@@ -181,6 +182,7 @@ export function slider({ move, head, at, isSince }) {
       stop();
       observer.disconnect();
       theme.removeEventListener("change", drawAgain);
+      removeEventListener("theme", drawAgain);
     },
     key(key) {
       if (key === "[") shift(-1);

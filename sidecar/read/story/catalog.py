@@ -23,6 +23,7 @@ from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.tables import ALIVE
 from sidecar.read.views import Place, SessionView, StreamView
 from sidecar.read.wording import cut_middle
+from streams.store import NOTHING
 
 V = TypeVar("V")
 
@@ -323,6 +324,19 @@ class Catalog(Sessions):
         return self._stream_names("stream >= 'agent/' AND stream < 'agent0'")
 
     # --- the whole log ---
+
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Two numbers for each stream, of which one is another one after every change of what is known of it, but for
+        what joins sessions, what was lost, and whether its OpenCode still runs."""
+        last = dict(self._sql(f"SELECT place, n FROM moment WHERE {self._last}"))  # noqa: S608
+        rows = self._sql(f"SELECT stream, key, id FROM place WHERE {self._alive} ORDER BY key")  # noqa: S608
+        return {stream: (last.get(key, NOTHING), version) for stream, key, version in rows}
+
+    def first_prompt(self, session_id: str) -> str:
+        """The first prompt of a session on one line, which can stand for its title; empty without one."""
+        query = f"""SELECT asked FROM turn WHERE asked <> '' AND {self._alive}
+            AND session = (SELECT key FROM session WHERE name = :name LIMIT 1) ORDER BY key LIMIT 1"""  # noqa: S608
+        return next((_cut(asked) for (asked,) in self._sql(query, name=session_id)), "")
 
     @cached_property
     def sums(self) -> Sums:

@@ -360,6 +360,25 @@ def test_one_session_is_compared_at_two_moments(page: Page, served: Served) -> N
     expect(page.locator(".turn-html.at")).to_be_visible()
 
 
+def test_colours_are_those_of_the_system_or_those_that_were_chosen(page: Page, served: Served) -> None:
+    dark, light = "rgb(16, 18, 22)", "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="dark")
+    page.goto(served.base)
+    body, button = page.locator("body"), page.locator("#theme")
+    expect(body).to_have_css("background-color", dark)
+    button.click()
+    expect(body).to_have_css("background-color", light)
+    page.reload()
+    expect(button).to_have_accessible_name("Colours: light")
+    expect(body).to_have_css("background-color", light)
+    page.emulate_media(color_scheme="light")
+    button.click()
+    expect(body).to_have_css("background-color", dark)
+    button.click()
+    expect(body).to_have_css("background-color", light)
+    expect(button).to_have_accessible_name("Colours: as the system has them")
+
+
 def test_a_page_that_does_not_exist_leads_back(page: Page, served: Served) -> None:
     for path in ("/nope", "/s/a/b/c"):
         answer = page.goto(served.base + path)
