@@ -9,6 +9,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from bridge.opencode.capture import shapes
 from bridge.opencode.capture.shapes import mapping
@@ -21,7 +22,6 @@ from sidecar.care.upkeep import Upkeep
 from sidecar.home import Home, is_alive
 from sidecar.link.server import LinkServer, ShimConnection
 from sidecar.mirror.service import NatsService
-from sidecar.processes import pid_here, space_of
 from sidecar.record.back_fill import BackFill
 from sidecar.record.backlog import backlog
 from sidecar.record.ingest import Ingest
@@ -89,14 +89,12 @@ class Sidecar:
         self._versions: dict[str, int] = {}  # when each OpenCode version was last seen, oldest first
         self._refused: dict[str, Any] | None = None
         self._config_text = _content(home.config_path)
-        self._space = space_of("pid")
+        self._learned = WeakKeyDictionary[ShimConnection, str]()
+        """OpenCode's version by link, where the plugin did not know it when it connected."""
 
     # --- what the link server calls ---
 
     async def opened(self, link: ShimConnection) -> None:
-        space = link.identity.pid_space
-        if space and space != self._space:
-            link.here = await asyncio.to_thread(pid_here, link.pid, space) or link.pid
         self.parts.ingest.opened(link)
         if service := link.identity.service:
             self.parts.services.opened(_origin(link), service, link.identity.scope, link.last_seq)
@@ -107,7 +105,7 @@ class Sidecar:
 
     async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
         """See ``links.Handler``. Returns at once; the items are finished when they are durable."""
-        if not link.opencode_version:
+        if not self._version_of(link):
             self._learn_version(link, items)
         self.parts.ingest.take(_origin(link), first_seq, items, link)
 
@@ -165,9 +163,12 @@ class Sidecar:
             source, _, properties = shapes.read(item)
             version = mapping(shapes.session_info(source, properties)).get("version")
             if isinstance(version, str) and _VERSION.fullmatch(version):
-                link.opencode_version = version
+                self._learned[link] = version
                 self._note_version(version)
                 return
+
+    def _version_of(self, link: ShimConnection) -> str:
+        return link.opencode_version or self._learned.get(link, "")
 
     def _note_version(self, version: str) -> None:
         if not version:
@@ -239,7 +240,7 @@ class Sidecar:
             "pid": link.pid,
             "directory": link.directory,
             "project": link.project,
-            "opencode_version": link.opencode_version,
+            "opencode_version": self._version_of(link),
             "shim_version": link.shim_version,
             "delivers": self.parts.ingest.delivers(link),
             "service": link.identity.service,

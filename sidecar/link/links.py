@@ -116,15 +116,20 @@ class ShimConnection(Connection):
     """
 
     def __init__(
-        self, first: Connection, identity: ShimIdentity, memory: AckMemory, failed: Callable[[str, Exception], None]
+        self,
+        first: Connection,
+        identity: ShimIdentity,
+        here: int,
+        memory: AckMemory,
+        failed: Callable[[str, Exception], None],
     ) -> None:
         super().__init__(first.socket, first.link, first.counters)
         self.identity = identity
         self.shim_version = identity.shim_version
         self.boot_id = identity.boot_id
         self.instance = identity.instance
-        self.pid = self.here = identity.pid
-        """``here`` is its pid in the sidecar's pid namespace; the handler finds that of another namespace."""
+        self.pid, self.here = identity.pid, here
+        """``here`` is its pid in the sidecar's pid namespace."""
         self.project = identity.project
         self.directory = identity.directory
         self.worktree = identity.worktree

@@ -28,7 +28,7 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response as HttpResponse
 from websockets.protocol import State as HttpState
 
-from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason
+from bridge.opencode.link.frames import MAX_FRAME_BYTES, ByeReason, ShimIdentity
 from bridge.opencode.link.link import SidecarLink
 from bridge.opencode.link.protocol import (
     CallError,
@@ -41,6 +41,7 @@ from bridge.opencode.link.window import DEFAULT_WINDOW
 from sidecar.link import local
 from sidecar.link.connection import Connection, Counters
 from sidecar.link.links import INTERNAL_ERROR, AckMemory, ControlConnection, Handler, ShimConnection
+from sidecar.processes import pid_here, space_of
 
 __all__ = ["CallError", "Counters", "Handler", "LinkServer", "RequestError", "ShimConnection"]
 
@@ -250,6 +251,7 @@ class LinkServer:
             identified = await self._handshake(first)
             if identified is None:
                 return
+            here = await _pid_here(identified.shim) if identified.shim is not None else 0
             self._unproved.pop(socket, None)
             if len(self._connections) >= self._max_connections or self._draining:
                 self.counters.refused_busy += 1
@@ -263,7 +265,7 @@ class LinkServer:
                 await made.serve(self._handler)
             else:
                 self.counters.shims_opened += 1
-                shim = ShimConnection(first, identified.shim, self._memory, self._handler_failed)
+                shim = ShimConnection(first, identified.shim, here, self._memory, self._handler_failed)
                 self._connections.add(made := shim)
                 await self._serve_shim(shim)
         except ConnectionClosed:
@@ -367,3 +369,10 @@ def _bounded(owner: LinkServer) -> type[ServerConnection]:
 def _allow(socket: ServerConnection, size: int) -> None:
     """Increase a proved peer's frame limit, for which the library has no function."""
     socket.protocol.max_message_size = size
+
+
+async def _pid_here(identity: ShimIdentity) -> int:
+    """The pid of a plugin's process in the sidecar's pid namespace; its own pid if that cannot be found."""
+    if identity.pid_space in ("", space_of("pid")):
+        return identity.pid
+    return await asyncio.to_thread(pid_here, identity.pid, identity.pid_space) or identity.pid
