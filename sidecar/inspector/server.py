@@ -33,7 +33,7 @@ LOOK_SECONDS: Final = 0.25
 """How often an open page looks for new records."""
 
 PULSE_SECONDS: Final = 15.0
-"""How often an open page is told that nothing has happened, so that a closed one is noticed."""
+"""How often an open page hears that nothing has happened, so that a closed one is noticed."""
 
 _MEDIA: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 

@@ -193,12 +193,12 @@ def _dearest(story: Snapshot, kept: _Kept, known: _Sessions, since: str) -> list
     found = nlargest(DEAREST, dear)
     rows = story.sql(_ASKED, n=story.head, keys=orjson.dumps([key for _, key, _ in found]).decode())
     turns = {key: (known.names.get(session, ""), asked, first) for key, session, asked, first in rows}
-    told = []
+    dearest = []
     for cost, key, ts in found:
         if key not in turns:
             continue
         session, asked, first = turns[key]
         root = known.root(session)
         about = {"event": story.record(first).event.id, "title": known.titles.get(root, ""), "asked": asked[:200]}
-        told.append({"stream_id": root, "cost": cost, "ts": ts, **about})
-    return told
+        dearest.append({"stream_id": root, "cost": cost, "ts": ts, **about})
+    return dearest

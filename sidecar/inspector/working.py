@@ -27,7 +27,7 @@ MOST_NOTICES: Final = 500
 LINES: Final = 4
 """How many of its last events running work shows, and an ask of those before it."""
 
-_TOLD: Final = ("human.input", "agent.input", "execution.output", "execution.step")
+_SHOWN: Final = ("human.input", "agent.input", "execution.output", "execution.step")
 
 
 async def working(reader: LogReader, state: State, now: int) -> dict[str, Any]:
@@ -52,8 +52,8 @@ async def working(reader: LogReader, state: State, now: int) -> dict[str, Any]:
             )
             row["lines"] = [row_of(each) for each in last]
     notices = [row | {"text": unwrapped(row["text"])} for row in (await read_notices(reader))[-MOST_NOTICES:]]
-    told = {"checkpoints": [await _ask(reader, each, sessions.get(each.session or "")) for each in asks]}
-    return {**told, "intents": listed[::-1], "hosts": hosts[::-1], "notices": notices[::-1], "now": now}
+    asked = {"checkpoints": [await _ask(reader, each, sessions.get(each.session or "")) for each in asks]}
+    return {**asked, "intents": listed[::-1], "hosts": hosts[::-1], "notices": notices[::-1], "now": now}
 
 
 def running_in(sessions: Iterable[SessionView]) -> list[dict[str, Any]]:
@@ -77,5 +77,5 @@ async def _ask(reader: LogReader, ask: Message, session: SessionView | None) -> 
     def is_own(record: Record) -> bool:
         return record.event.payload.get("session") == session.id
 
-    before = Filter(streams=(session.stream,), types=_TOLD, until_ms=ask.queued + 1)
+    before = Filter(streams=(session.stream,), types=_SHOWN, until_ms=ask.queued + 1)
     return row | {"lines": [row_of(each) for each in (await newest(reader, before, LINES, is_own))[0]]}

@@ -97,18 +97,18 @@ class Deeds:
             asked = await self._record(ASKED, key, who, trace, {"id": id_, "name": name})
             known = await self._store.find(f"{key}:answered") if asked.duplicate else None
             if known is None:
-                told = await self._told(name, args, key, was_asked=asked.duplicate)
-                known = await self._record(ANSWERED, f"{key}:answered", who, trace, {"id": id_, "name": name, **told})
+                answer = await self._answered(name, args, key, was_asked=asked.duplicate)
+                known = await self._record(ANSWERED, f"{key}:answered", who, trace, {"id": id_, "name": name, **answer})
         return known.event.payload
 
-    async def _told(self, name: str, args: dict[str, Any], key: str, *, was_asked: bool) -> dict[str, Any]:
+    async def _answered(self, name: str, args: dict[str, Any], key: str, *, was_asked: bool) -> dict[str, Any]:
         given = {"key": key, **args} if name in _KEYED else args
         try:
             value = await self._answer(ACTIONS[name], given)
         except RequestError as error:
-            told = {"status": "rejected", "error_code": error.code, "error": self._clean(str(error))[:500]}
-            doubt = {"error_code": "in-doubt", "error": f"perhaps it was done before a restart: {told['error']}"}
-            return told | doubt if was_asked else told
+            answer = {"status": "rejected", "error_code": error.code, "error": self._clean(str(error))[:500]}
+            doubt = {"error_code": "in-doubt", "error": f"perhaps it was done before a restart: {answer['error']}"}
+            return answer | doubt if was_asked else answer
         return {"status": "accepted", "value": bounded(self._clean(value))}
 
     async def _record(self, type_: str, key: str, who: str, trace: str | None, payload: dict[str, Any]) -> Record:
@@ -144,12 +144,12 @@ class UiActions:
         came, subject = known_headers(delivery.headers), L0Subject.parse(delivery.subject)
         try:
             entry = judge("entry", came, recorded=None)
-            told = await self._told(action, came) if entry.accepted else _violation(entry)
+            answer = await self._answered(action, came) if entry.accepted else _violation(entry)
         except StreamError as error:
-            told = {"status": "busy", "error_code": error.code}
+            answer = {"status": "busy", "error_code": error.code}
         about = {"action_id": action.action_id, "agent_id": action.agent_id}
         named = about | ({"message_id": action.message_id} if action.message_id is not None else {})
-        ack = UiActionAck.parse({**named, **told})
+        ack = UiActionAck.parse({**named, **answer})
         to = L0Subject(subject.project, "evt", "sys", "ui", "action_ack", subject.channel, subject.ver)
         headers = h.fill_headers(
             {name: came[name] for name in _PASSED_ON if name in came} | h.depth_header(0),
@@ -162,7 +162,7 @@ class UiActions:
         await self._bus.publish(str(to), headers, ack.encode())
         return Done()
 
-    async def _told(self, action: UiAction, came: dict[str, str]) -> dict[str, Any]:
+    async def _answered(self, action: UiAction, came: dict[str, str]) -> dict[str, Any]:
         """The answer to an action. Raises ``StreamError`` if the log cannot be read or written."""
         if action.agent_id != WORKER:
             return {"status": "rejected", "error_code": "not-a-ui-worker"}
@@ -171,7 +171,7 @@ class UiActions:
         if action.message_id is not None and not action.message_is_uuid7:
             return {"status": "rejected", "error_code": "message-id"}
         done = await self._deeds.done(WORKER, action.key, action.tool_name, action.args, came.get(h.TRACEPARENT))
-        return {name: done[name] for name in _TOLD if name in done}
+        return {name: done[name] for name in _OUTCOME if name in done}
 
 
 class InternalTools(EffectKind):
@@ -197,5 +197,5 @@ def _violation(entry: Decision) -> dict[str, Any]:
     return {"status": "rejected", "error_code": entry.verdict, "error": entry.reason}
 
 
-_TOLD: Final = ("status", "error_code", "error")
+_OUTCOME: Final = ("status", "error_code", "error")
 _PASSED_ON: Final = (h.TRACEPARENT, h.TRACESTATE, *h.FORWARDED)

@@ -96,7 +96,7 @@ class ServedTools:
                 status = "success"
             except (NatsError, StreamError):
                 raise
-            except Exception as error:  # noqa: BLE001 - a tool is foreign code, and its caller is told
+            except Exception as error:  # noqa: BLE001 - a tool is foreign code, and its caller hears of it
                 log.warning("the tool %s failed: %s", call.tool_name, type(error).__name__)
                 result, status = None, "failed"
                 about["error"] = self._clean(f"{type(error).__name__}: {error}")[:500]

@@ -24,8 +24,8 @@ def cut_text(value: dict[str, Any]) -> str:
     size, beginning = value.get("bytes"), value.get("beginning")
     if value.keys() != _CUT or not is_number(size) or not isinstance(beginning, str):
         return ""
-    told = f"cut: {bytes_text(int(size))} is too long to keep; OpenCode's own history has the rest"
-    return f"[{told}] {beginning} […]"
+    note = f"cut: {bytes_text(int(size))} is too long to keep; OpenCode's own history has the rest"
+    return f"[{note}] {beginning} […]"
 
 
 def has_cut(payload: dict[str, Any]) -> bool:
@@ -40,11 +40,11 @@ def has_cut(payload: dict[str, Any]) -> bool:
     return False
 
 
-def with_cuts_told(value: Any) -> Any:
+def with_cuts_shown(value: Any) -> Any:
     """A copy of ``value`` in which ``cut_text`` stands for each string that was too long to keep."""
     if isinstance(value, dict):
-        return cut_text(value) or {name: with_cuts_told(one) for name, one in value.items()}
-    return [with_cuts_told(one) for one in value] if isinstance(value, list) else value
+        return cut_text(value) or {name: with_cuts_shown(one) for name, one in value.items()}
+    return [with_cuts_shown(one) for one in value] if isinstance(value, list) else value
 
 
 def as_mapping(value: Any) -> dict[str, Any]:

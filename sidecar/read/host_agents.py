@@ -7,7 +7,7 @@ from typing import Any, Final
 from sidecar.read.story.catalog import Catalog
 
 LABEL: Final = "OpenCode's own"
-"""How these agents are told apart from background work of Durable Stream."""
+"""How these agents are distinguished from background work of Durable Stream."""
 
 
 def host_agents(catalog: Catalog) -> list[dict[str, Any]]:

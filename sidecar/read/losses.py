@@ -50,8 +50,8 @@ def lost_text(payload: dict[str, Any]) -> str:
 
 def loss_text(loss: Loss, streams: list[str]) -> str:
     """The whole sentence: in which of ``streams`` something is missing, what, why, when, and what to do."""
-    told = ", ".join(streams[-SHOWN:]) + f" and {len(streams) - SHOWN} more" * (len(streams) > SHOWN)
-    where = f"one of {told}" if len(streams) > 1 else told or "an OpenCode that recorded no session"
+    named = ", ".join(streams[-SHOWN:]) + f" and {len(streams) - SHOWN} more" * (len(streams) > SHOWN)
+    where = f"one of {named}" if len(streams) > 1 else named or "an OpenCode that recorded no session"
     what = lost_text({"reason": loss.reason, "lost": loss.lost})
     todo = _REASONS[loss.reason][1] if loss.reason in _REASONS else "`durable-stream query --type capture.gap` shows it"
     return f"{where}: {what}, last on {moment(loss.last_ts)}; {todo}"

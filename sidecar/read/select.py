@@ -119,7 +119,7 @@ async def find_session(reader: LogReader, given: str) -> tuple[str, str | None]:
         reader.end_at(fault)
         raise fault
     removed = await reader.removed()
-    texts = {name: told for name, gone in removed.items() if (told := pruned_text(name, gone)) is not None}
+    texts = {name: text for name, gone in removed.items() if (text := pruned_text(name, gone)) is not None}
     fitting = matching(given, texts)
     if len(fitting) == 1:
         raise SelectError("pruned", texts[fitting[0]], fitting[0])

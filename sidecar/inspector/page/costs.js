@@ -30,9 +30,9 @@ export async function costs() {
 
   async function draw() {
     const found = await get("costs", chosen);
-    const told = JSON.stringify(found);
-    if (told === drawn) return;
-    drawn = told;
+    const text = JSON.stringify(found);
+    if (text === drawn) return;
+    drawn = text;
     const focused = element.contains(document.activeElement) && document.activeElement.getAttribute("data-key");
     const chip = (label, isOn, some) => h("button", { class: "chip", "data-key": label, "aria-pressed": String(isOn), onclick: () => choose(some) }, label);
     const nothing = chosen.days ? "No model call was recorded in these days." : "No model call was recorded yet.";
@@ -75,8 +75,8 @@ function picture({ days, models }) {
       top -= high;
       return high > 0 && svg("rect", { class: `m${models[number] === null ? "x" : number}`, x: `${place * wide + wide * 0.1}%`, width: `${wide * 0.8}%`, y: top, height: high });
     });
-    const told = [`${date}: ${sums[place] ? name(sums[place]) : "nothing"}`, ...used.map((part, number) => value(part) > 0 && `${label(models[number])} ${name(value(part))}`)];
-    return svg("g", {}, svg("title", {}, told.filter(Boolean).join("\n")), svg("rect", { class: "day", x: `${place * wide}%`, width: `${wide}%`, y: 0, height: HEIGHT }), parts);
+    const lines = [`${date}: ${sums[place] ? name(sums[place]) : "nothing"}`, ...used.map((part, number) => value(part) > 0 && `${label(models[number])} ${name(value(part))}`)];
+    return svg("g", {}, svg("title", {}, lines.filter(Boolean).join("\n")), svg("rect", { class: "day", x: `${place * wide}%`, width: `${wide}%`, y: 0, height: HEIGHT }), parts);
   });
   const each = Math.ceil(days.length / (innerWidth < 600 ? 4 : 10));
   const dates = days.map(({ day: date }, place) => (days.length - 1 - place) % each === 0 && svg("text", { x: `${(place + 0.5) * wide}%`, y: HEIGHT + 16 }, date.slice(5)));

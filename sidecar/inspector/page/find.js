@@ -15,7 +15,7 @@ const OPERATORS = [
 
 const dialog = h("dialog", { class: "palette", "aria-label": "Search" });
 const field = h("input", { id: "find", type: "search", role: "combobox", "aria-label": "Search everything", "aria-expanded": "true", "aria-controls": "found", "aria-autocomplete": "list", placeholder: "Words, “exact words”, tool:bash, failed, project:shop, since:7d", autocomplete: "off", spellcheck: "false", dir: "auto" });
-const told = h("p", { class: "faint", role: "status" });
+const outcome = h("p", { class: "faint", role: "status" });
 const list = h("div", { id: "found", role: "listbox", "aria-label": "What was found" });
 const insert = (text) => {
   const has = field.value.split(/\s+/).some((each) => each.startsWith(text));
@@ -24,7 +24,7 @@ const insert = (text) => {
   ask();
 };
 const chips = OPERATORS.map(([text, what]) => h("button", { class: "chip", type: "button", title: what, "aria-label": `${text} ${what}`, onclick: () => insert(text) }, text));
-dialog.append(field, h("div", { class: "filters" }, chips), told, list);
+dialog.append(field, h("div", { class: "filters" }, chips), outcome, list);
 document.body.append(dialog);
 
 let asked = 0;
@@ -59,14 +59,14 @@ async function ask() {
   try {
     found = await get("search", { q: text });
   } catch (error) {
-    if (mine === asked) told.textContent = error.message;
+    if (mine === asked) outcome.textContent = error.message;
     return;
   }
   if (mine !== asked) return;
   const count = found.groups.reduce((sum, group) => sum + group.count, 0);
   const isAll = found.is_all ? "" : ", among the newest with these words";
   const sums = found.groups.length ? `${plural(found.groups.length, "session")}${count ? `, ${plural(count, "event")}` : ""}${isAll}` : text ? "No session and no event fits." : "Nothing was recorded yet.";
-  told.replaceChildren(...(text ? [sums] : ["The newest sessions"]), ...found.faults.map((each) => h("span", { class: "bad" }, ` ${each}`)));
+  outcome.replaceChildren(...(text ? [sums] : ["The newest sessions"]), ...found.faults.map((each) => h("span", { class: "bad" }, ` ${each}`)));
   list.replaceChildren(...found.groups.map((group) => drawn(group, found.words)));
   mark(0);
 }

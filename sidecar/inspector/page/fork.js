@@ -19,7 +19,7 @@ function open(stream, event) {
   }
 
   /** What the sidecar answers. Until it does, and if it refuses, nothing can be asked of it. */
-  async function told(action) {
+  async function answered(action) {
     make.disabled = prompt.disabled = true;
     try {
       return await action;
@@ -32,7 +32,7 @@ function open(stream, event) {
   }
 
   async function fork() {
-    const made = await told(act("fork", given()));
+    const made = await answered(act("fork", given()));
     if (!made) return;
     said.replaceChildren("The fork is made: ", h("a", { href: `/s/${encodeURIComponent(made.fork)}`, onclick: () => dialog.close() }, "open it"), ".");
     for (const part of [prompt, runs, make]) part.remove();
@@ -43,9 +43,9 @@ function open(stream, event) {
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("keydown", (press) => press.stopPropagation()); // Escape closes only the dialog
   dialog.showModal();
-  told(act("fork", { ...given(), preview: true })).then((plan) => {
+  answered(act("fork", { ...given(), preview: true })).then((plan) => {
     if (!plan) return;
-    said.textContent = visible(plan.told);
+    said.textContent = visible(plan.text);
     make.disabled = prompt.disabled = false;
     draw();
     prompt.focus();

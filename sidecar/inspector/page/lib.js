@@ -56,8 +56,8 @@ async function answered(response) {
   if (response.status === 401) throw new Refused("no-login", await response.text());
   const [damage, behind] = ["log-damage", "log-behind"].map((name) => decodeURIComponent(response.headers.get(name) ?? ""));
   const note = document.getElementById("damage");
-  const told = damage ? `The log is damaged, so later records may be missing here: ${damage}` : `Note: ${behind}.`;
-  note.replaceChildren(...coded(told));
+  const warning = damage ? `The log is damaged, so later records may be missing here: ${damage}` : `Note: ${behind}.`;
+  note.replaceChildren(...coded(warning));
   note.hidden = !damage && !behind;
   const found = await response.json().catch(() => ({ code: "unreadable", error: "The answer could not be read." }));
   if (!response.ok) throw new Refused(found.code, found.error);

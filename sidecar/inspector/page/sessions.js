@@ -69,12 +69,12 @@ export async function sessions() {
     for (const row of rows) days.get(day(row.last_ts))?.push(row);
     const most = Math.max(1, ...[...days.values()].map((each) => each.length));
     const cost = (each) => each.reduce((sum, row) => sum + (row.cost || 0), 0);
-    const told = h("span", { class: "faint", "aria-live": "polite" });
+    const note = h("span", { class: "faint", "aria-live": "polite" });
     const recent = [...days.values()].flat();
     if (!recent.length && !chosen.day) return null;
     const sums = (each) => [plural(each.length, "session"), cost(each) && money(cost(each))].filter(Boolean).join(", ");
     const whole = `last ${DAYS} days: ${sums(recent)}`;
-    told.textContent = whole;
+    note.textContent = whole;
     const bars = [...days].map(([name, each]) => {
       const text = `${name}: ${sums(each)}`;
       return h(
@@ -82,12 +82,12 @@ export async function sessions() {
         {
           "data-key": name, "aria-label": text, "aria-pressed": String(chosen.day === name), disabled: !each.length && chosen.day !== name,
           onclick: () => choose({ day: chosen.day === name ? "" : name }),
-          onpointerenter: () => (told.textContent = text), onfocus: () => (told.textContent = text), onpointerleave: () => (told.textContent = whole), onblur: () => (told.textContent = whole),
+          onpointerenter: () => (note.textContent = text), onfocus: () => (note.textContent = text), onpointerleave: () => (note.textContent = whole), onblur: () => (note.textContent = whole),
         },
         h("i", { style: { height: each.length ? `${Math.max((each.length / most) * 100, 6)}%` : "1px" } }),
       );
     });
-    return h("div", { class: "activity" }, h("div", { class: "days", role: "group", "aria-label": `Sessions by day, the last ${DAYS} days` }, bars), told);
+    return h("div", { class: "activity" }, h("div", { class: "days", role: "group", "aria-label": `Sessions by day, the last ${DAYS} days` }, bars), note);
   }
 
   function facets(clear) {

@@ -11,7 +11,7 @@ const COLOURS = { turn: "--strong", ask: "--wait-bar", error: "--bad", edit: "--
 export function slider({ move, head, at, isSince }) {
   const canvas = h("canvas", { "aria-hidden": true });
   const range = h("input", { type: "range", min: 0, step: 1, "aria-label": "Moment: event", title: "[ and ] step" });
-  const told = h("output");
+  const output = h("output");
   const legend = h("div", { class: "legend" });
   const play = h("button", { title: "Play", "aria-label": "Play", onclick: toggle }, "▶");
   const speed = h("button", { class: "jump", title: "Speed", onclick: faster }, "1×");
@@ -29,7 +29,7 @@ export function slider({ move, head, at, isSince }) {
     jump("Next turn, ask, error or edit", "»", 2),
     h("button", { title: "Back to now (0)", onclick: reset }, "now"),
     mark,
-    told,
+    output,
   );
   let playing = null;
   let times = 1;
@@ -113,7 +113,7 @@ export function slider({ move, head, at, isSince }) {
     range.max = last();
     if (pending === null) range.value = now();
     range.setAttribute("aria-valuetext", `event ${now()}, the last is ${last()}`);
-    told.replaceChildren("event ", h("b", {}, now()), " ", h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
+    output.replaceChildren("event ", h("b", {}, now()), " ", h("span", { class: "when" }, ts ? `· ${day(ts)} ${clock(ts)}` : ""));
     // A step leaves the marks as they are, and there may be thousands of them. To ask for a width or a colour before that
     // is known would lay out the page once more.
     const wanted = [records, marks.length, columns.length, columns.at(-1)?.[3], from !== null && now(), devicePixelRatio].join();

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 from typing import Any, Literal, TypeGuard
 
-from sidecar.read.fields import as_list, as_mapping, as_text, first_text, given_to, with_cuts_told
+from sidecar.read.fields import as_list, as_mapping, as_text, first_text, given_to, with_cuts_shown
 
 EDITORS = frozenset({"edit", "write", "multiedit", "patch", "apply_patch"})
 """The tools that change files. The files that a command changes are not known."""
@@ -124,7 +124,7 @@ def _reported(outer: dict[str, Any], named: str) -> list[Diff]:
 
 def _from_input(tool: str, file: str, given: dict[str, Any], *, is_new: bool) -> list[Diff]:
     """The diffs made from the call's input."""
-    content = with_cuts_told(given.get("content"))
+    content = with_cuts_shown(given.get("content"))
     if tool == "write" and isinstance(content, str):
         patch = new_file_diff(file, content)
         return [Diff(file, patch, *diff_stat(patch), "new" if is_new else "replace")]

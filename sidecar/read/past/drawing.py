@@ -108,10 +108,10 @@ def svg(lanes: Lanes, width: int, link: Link) -> tuple[str, list[Piece]]:
         y += LABEL + height + 8
     top = _top(scale, begin, end, width, y)
     legend, y = _legend(width, y + 8)
-    told = f"Timeline of {local_time(begin)} to {local_time(end)}"
+    label = f"Timeline of {local_time(begin)} to {local_time(end)}"
     return (
         f'<svg class="lanes" xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}" '
-        f'role="group" aria-label="{escape(told)}"><defs><pattern id="hatch" width="6" height="6" '
+        f'role="group" aria-label="{escape(label)}"><defs><pattern id="hatch" width="6" height="6" '
         'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="hatch" width="2.5" height="6"/>'
         f"</pattern></defs>{''.join(top)}{''.join(parts)}{legend}</svg>",
         scale.pieces,
@@ -233,10 +233,10 @@ def _bar(bar: Bar, lanes: Lanes, y: float, height: float, kind: str, link: Link,
         facts.insert(0, "waited for a person")
     if bar.merged > 1:
         facts = [f"{bar.merged} short {span.kind} steps from {local_time(start, '%H:%M:%S')} on: zoom in to see each"]
-    told = " · ".join(filter(None, facts))
+    label = " · ".join(filter(None, facts))
     rect = (
         f'<rect class="{kind}" x="{bar.x:.1f}" y="{y:.1f}" width="{bar.end - bar.x:.1f}" height="{height}" rx="2"/>'
-        f"<title>{escape(told)}</title>"
+        f"<title>{escape(label)}</title>"
     )
     to = link(span)
     times = f'data-from="{start}" data-to="{end}"'

@@ -40,16 +40,18 @@ def of_input(left: dict[str, Any]) -> list[Part]:
         return []
     found, others = [], []
     for part in parts:
-        told = as_mapping(part)
-        kind = told.get("type")
-        if kind == "text" and isinstance(told.get("text"), str):
-            found.append(Part("aside" if told.get("synthetic") else "text", unwrapped(told["text"])))
+        fields = as_mapping(part)
+        kind = fields.get("type")
+        if kind == "text" and isinstance(fields.get("text"), str):
+            found.append(Part("aside" if fields.get("synthetic") else "text", unwrapped(fields["text"])))
         elif kind == "file":
-            url = as_text(told.get("url"))
+            url = as_text(fields.get("url"))
             where = "" if url.startswith("data:") else url
-            found.append(Part("text", " ".join(filter(None, (f"[{as_text(told.get('filename')) or 'file'}]", where)))))
+            found.append(
+                Part("text", " ".join(filter(None, (f"[{as_text(fields.get('filename')) or 'file'}]", where))))
+            )
         elif kind == "agent":
-            found.append(Part("text", f"@{as_text(told.get('name'))}"))
+            found.append(Part("text", f"@{as_text(fields.get('name'))}"))
         else:
             others.append(part)
     left["parts"] = others
@@ -122,8 +124,8 @@ def of_checkpoint(left: dict[str, Any]) -> list[Part]:
 def _question(asked: dict[str, Any]) -> list[Part]:
     found = [Part("text", as_text(asked.get("question")))]
     for option in as_list(asked.get("options")):
-        told = as_mapping(option)
-        said = ": ".join(filter(None, (as_text(told.get("label")), as_text(told.get("description")))))
+        fields = as_mapping(option)
+        said = ": ".join(filter(None, (as_text(fields.get("label")), as_text(fields.get("description")))))
         found.append(Part("aside", f"- {said}"))
     return found
 

@@ -1,4 +1,4 @@
-"""How each type of event is told to people: its line, and its content. Pure.
+"""How each type of event is shown to people: its line, and its content. Pure.
 
 ``KINDS`` is the one table. The line shows the content; the caller adds the actor and the time. Payloads come from other
 programs, so any field may be missing or have another type.
@@ -23,7 +23,7 @@ from sidecar.read.fields import (
     is_number,
     is_said,
     model_name,
-    with_cuts_told,
+    with_cuts_shown,
 )
 from sidecar.read.losses import GAP, lost_text
 from sidecar.read.rendering import content
@@ -161,7 +161,7 @@ def tool_text(payload: dict[str, Any]) -> str:
         asked = given.get("questions")
         if isinstance(asked, list) and (said := "; ".join(_text(as_mapping(each).get("question")) for each in asked)):
             return said
-        return ", ".join(f"{name}={_text(value)}" for name, value in with_cuts_told(given).items())
+        return ", ".join(f"{name}={_text(value)}" for name, value in with_cuts_shown(given).items())
     return _text(given)
 
 
@@ -291,17 +291,19 @@ def _reverted(payload: dict[str, Any]) -> Line:
 
 
 def _command(payload: dict[str, Any]) -> Line:
-    told = as_mapping(payload.get("properties"))
-    return Line("command", _joined(f"/{_text(told.get('name'))}", _text(told.get("arguments")), " "), "input")
+    properties = as_mapping(payload.get("properties"))
+    return Line(
+        "command", _joined(f"/{_text(properties.get('name'))}", _text(properties.get("arguments")), " "), "input"
+    )
 
 
 def _other(type_: str, payload: dict[str, Any]) -> Line:
     inner = payload.get("properties")
-    told = inner if isinstance(inner, dict) else payload
+    fields = inner if isinstance(inner, dict) else payload
     for name in ("text", "message", "reason", "title", "description", "file", "path", "name", "state", "status"):
-        if said := _text(told.get(name)):
+        if said := _text(fields.get(name)):
             return Line(short_type(type_), said)
-    flat = ", ".join(f"{k}={v}" for k, v in told.items() if isinstance(v, str | int | float) and k != "sessionID")
+    flat = ", ".join(f"{k}={v}" for k, v in fields.items() if isinstance(v, str | int | float) and k != "sessionID")
     return Line(short_type(type_), _text(flat))
 
 
@@ -334,7 +336,7 @@ def _plain(value: Any, name: str = "") -> str:
 
 
 class Kind(NamedTuple):
-    """How events of one type are told: ``line`` makes their line, ``content`` takes the parts of their content out of a
+    """How events of one type read: ``line`` makes their line, ``content`` takes the parts of their content out of a
     copy of the payload, and ``is_news`` says that an event in an agent's stream is more than bookkeeping."""
 
     line: Callable[[dict[str, Any]], Line]

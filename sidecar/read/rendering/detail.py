@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.read.fields import is_forgotten, is_number, with_cuts_told
+from sidecar.read.fields import is_forgotten, is_number, with_cuts_shown
 from sidecar.read.rendering.content import IDS, Part
 from sidecar.read.rendering.describe import KINDS
 from sidecar.read.wording import UNKNOWN, amount, lasted, local_time, money
@@ -26,7 +26,7 @@ class Detail:
 
 
 def detail(event: StreamEvent) -> Detail:
-    left = with_cuts_told(event.payload)
+    left = with_cuts_shown(event.payload)
     found = Detail()
     kind = KINDS.get(event.type)
     if is_forgotten(left):
@@ -59,8 +59,8 @@ def _take_facts(left: dict[str, Any], found: Detail) -> None:
         found.facts.append(("model", f"{model['provider']}/{model['model']}"))
     tokens = left.get("tokens")
     if isinstance(tokens, dict) and all(map(is_number, tokens.values())):
-        told = {name: UNKNOWN if amount(n) == UNKNOWN else n for name, n in left.pop("tokens").items() if n}
-        counts = [f"{count} {name.replace('_', ' ')}" for name, count in told.items()]
+        tokens = {name: UNKNOWN if amount(n) == UNKNOWN else n for name, n in left.pop("tokens").items() if n}
+        counts = [f"{count} {name.replace('_', ' ')}" for name, count in tokens.items()]
         found.facts.append(("tokens", ", ".join(counts) or "none"))
     if is_number(left.get("cost")) and (cost := left.pop("cost")):
         found.facts.append(("cost", money(cost)))

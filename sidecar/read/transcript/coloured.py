@@ -120,8 +120,8 @@ _LANGUAGES: Final = {name: language for names, language in _NAMES.items() for na
 
 @cache
 def _compiled(language: _Language) -> tuple[re.Pattern[str], frozenset[str]]:
-    told = rf"(?P<c>{language.comments})|(?P<s>{language.strings})|(?P<n>{_NUMBER})|(?P<k>{_WORD})"
-    return re.compile(told, re.DOTALL), frozenset(language.keywords.split())
+    pattern = rf"(?P<c>{language.comments})|(?P<s>{language.strings})|(?P<n>{_NUMBER})|(?P<k>{_WORD})"
+    return re.compile(pattern, re.DOTALL), frozenset(language.keywords.split())
 
 
 def coloured(code: str, language: str) -> str:

@@ -154,7 +154,7 @@ def html_lines(roots: list[Session], reading: Reading) -> Iterator[str]:
         if is_top and piece.kind not in ("title", "note", "waiting"):
             is_top = False
             yield reading.top
-        yield from _told(piece, reading)
+        yield from _rendered(piece, reading)
     if reading.proof:
         yield f'<footer class="facts">{_text(reading.proof)}</footer>'
     yield "</body>\n</html>"
@@ -179,8 +179,8 @@ def _counts(edits: list[Edit]) -> str:
 
 def turn_html(turn: Turn, directory: str, reading: Reading) -> str:
     """One turn of a session that ran in ``directory``, as in ``html_lines``."""
-    told = turn_pieces([turn], directory, reading, opens=True)
-    return "\n".join(line for piece in told for line in _told(piece, reading))
+    found = turn_pieces([turn], directory, reading, opens=True)
+    return "\n".join(line for piece in found for line in _rendered(piece, reading))
 
 
 def markdown_html(text: str) -> str:
@@ -204,7 +204,7 @@ def _lines(text: str) -> str:
     return escape(_printed(text))
 
 
-def _told(piece: Piece, reading: Reading) -> Iterator[str]:
+def _rendered(piece: Piece, reading: Reading) -> Iterator[str]:
     text, facts = piece.text, piece.facts
     match piece.kind:
         case "title":
@@ -228,7 +228,7 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
             yield f"{_lines(text)}</div></details>"
         case "ask" | "waiting":
             about = f": <code>{_text(text)}</code>" if text else ""
-            # The same ask may be told again at the top.
+            # The same ask may be shown again at the top.
             mark = _id(piece) if piece.kind == "ask" else ""
             yield f'<p class="ask{" waiting" * (piece.of.state == "waiting")}"{mark}>{_text(facts)}{about}</p>'
         case "notice":
@@ -245,7 +245,7 @@ def _told(piece: Piece, reading: Reading) -> Iterator[str]:
         case "below":
             yield f"<details{' open' * reading.children}><summary>{_text(text)}</summary>"
             for part in piece.parts:
-                yield from _told(part, reading)
+                yield from _rendered(part, reading)
             yield "</details>"
 
 
@@ -264,12 +264,12 @@ def _call(piece: Piece, reading: Reading) -> Iterator[str]:
     yield f'<section class="call"{_id(piece)}><p><b>{_text(call.tool)}</b>{about}{facts}</p>'
     for part in piece.parts:
         if part.kind != "output":
-            yield from _told(part, reading)
+            yield from _rendered(part, reading)
         elif shown := words.output_text(call, piece.text, part.text, full=reading.full):
             # What was run must not pass for its own output, nor be overwritten by it.
             ran = shown[: len(piece.text) + 2] if call.tool == "bash" and piece.text else ""
-            told = _lines(ran) + screen(shown.removeprefix(ran))
-            yield f'<pre class="{"bad" if call.failed else "output"}">{told}</pre>'
+            output = _lines(ran) + screen(shown.removeprefix(ran))
+            yield f'<pre class="{"bad" if call.failed else "output"}">{output}</pre>'
     yield f"{_images(call.images)}</section>"
 
 

@@ -18,7 +18,7 @@ from sidecar.read.fields import (
     given_to,
     has_failed,
     is_said,
-    with_cuts_told,
+    with_cuts_shown,
 )
 from sidecar.read.rendering.describe import describe, short_type
 from sidecar.read.rendering.markup import unwrapped
@@ -48,7 +48,7 @@ def called(record: Record, call: Call | None = None) -> Call:
     """A call, perhaps one that ran, with what the ``execution.step`` of its end says."""
     event, payload = record.event, record.event.payload
     call = call or Call(event.id, event.ts, event.actor, "", "")
-    given, tool = with_cuts_told(given_to(payload)), as_text(payload.get("tool")) or "tool"
+    given, tool = with_cuts_shown(given_to(payload)), as_text(payload.get("tool")) or "tool"
     call.event, call.tool = event.id, _TOOLS_2.get(tool, tool) if event.metadata.get("host") else tool
     call.call = as_text(payload.get("call"))
     call.status = as_text(payload.get("status")) or "completed"

@@ -40,7 +40,7 @@ def markdown_pieces(roots: list[Session], reading: Reading, where: str | None = 
             yield [*between, *_title(piece, piece.of.directory if where is None else where)]
             where = where and ""
         else:
-            yield list(_told(piece, reading.full, 2))
+            yield list(_rendered(piece, reading.full, 2))
 
 
 def _title(piece: Piece, where: str) -> Iterator[str]:
@@ -80,11 +80,11 @@ def inert(text: str) -> str:
     code = code_of(hidden) - {chr(_PRIVATE + _MOST)} if starts else set()
     left = iter(starts)
 
-    def told(found: re.Match[str]) -> str:
+    def escaped(found: re.Match[str]) -> str:
         start = next(left)
         return start if found[0] in code else f"\\{start}"
 
-    return _STANDS.sub(told, hidden)
+    return _STANDS.sub(escaped, hidden)
 
 
 def contained(text: str) -> list[str]:
@@ -104,7 +104,7 @@ def _ticks(text: str, least: int) -> str:
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
-def _told(piece: Piece, full: bool, level: int) -> Iterator[str]:
+def _rendered(piece: Piece, full: bool, level: int) -> Iterator[str]:
     text, facts = piece.text, piece.facts
     if piece.kind in ITEMS:
         if lines := list(_item(piece, full, level)):
@@ -154,7 +154,7 @@ def _part(part: Piece, above: Piece, full: bool, level: int) -> Iterator[str]:
         yield from (f"{code(part.of.file)} {part.facts}", "") if part.facts else ()
         yield from fenced(words.shortened_text(part.text, words.DIFF_LINES, full=full), "diff")
     elif part.kind == "below":
-        yield from _quoted([line for piece in part.parts for line in _told(piece, full, level + 1)])
+        yield from _quoted([line for piece in part.parts for line in _rendered(piece, full, level + 1)])
     else:
         yield from _quoted(contained(words.shortened_text(part.text, words.OUTPUT_LINES, full=full)))
 

@@ -51,7 +51,7 @@ def _line(line: str, style: str) -> tuple[str, str]:
             style = _styled(style, found[1])
     runs = ((name, "".join(each for each, _ in run)) for name, run in groupby(cells, lambda cell: cell[1]))
     return "".join(
-        f'<span class="{name}">{escape(told)}</span>' if name else escape(told) for name, told in runs
+        f'<span class="{name}">{escape(text)}</span>' if name else escape(text) for name, text in runs
     ), style
 
 

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 
 def pieces(roots: list[Session], reading: Reading, *, opens: bool = False) -> Iterator[Piece]:
-    """Everything that is told. With ``opens``, a reader of the layout can open and close a child session, so the turns
+    """Everything that is shown. With ``opens``, a reader of the layout can open and close a child session, so the turns
     of each are there even without ``reading.children``."""
     for session in roots:
         yield Piece("title", session.name or session.title or "(no title)", words.facts_of(session), session)
@@ -56,7 +56,7 @@ def pieces(roots: list[Session], reading: Reading, *, opens: bool = False) -> It
 
 
 def turn_pieces(turns: list[Turn], directory: str, reading: Reading, *, opens: bool) -> Iterator[Piece]:
-    """What is told of these turns, of a session that ran in ``directory``."""
+    """What is shown of these turns, of a session that ran in ``directory``."""
     for turn in turns:
         is_said = False
         items, later = words.split_at_end(turn)
