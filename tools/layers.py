@@ -112,7 +112,10 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar",
         *(
             f"sidecar/{room}"
-            for room in ["agents", "background", "care", "inspector", "install", "link", "mirror", "read", "record"]
+            for room in (
+                *("agents", "background", "care", "inspector", "install", "link", "mirror", "read", "record"),
+                "team",
+            )
         ),
     ),
     "sidecar": (

@@ -36,6 +36,9 @@ class Row:
     json: bool = True
 
 
+TEAM = frozenset({"streams", "log", "read", "query", "tree", "changes", "costs", "state", "diff", "show", "verify"})
+"""The commands that also read the homes of a team."""
+
 COMMANDS = (
     Row("streams", LOOK, ("streams", "streams --limit 20", "streams --json")),
     Row("log", LOOK, ("log", "log ses_1a2b", "log ses_1a2b --follow", "log ses_1a2b --last 20 --follow")),
@@ -209,7 +212,8 @@ def _add(built: typer.Typer, row: Row, *, listing: bool) -> None:
     function = getattr(module, f"{row.name}_", None) or getattr(module, row.name)
     if listing:
         function = _without_options(function)
-    add_command(built, function, panel=row.panel, examples=list(row.examples), json=row.json and not listing)
+    json, team = row.json and not listing, row.name in TEAM and not listing
+    add_command(built, function, panel=row.panel, examples=list(row.examples), json=json, team=team)
 
 
 def _without_options(function: Callable[..., Any]) -> Callable[[], None]:

@@ -57,7 +57,7 @@ async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
     if known is not None and known.position >= reader.head:
         return known, None
     story, fault = await hold(reader)
-    catalog = Catalog(story, still_runs=still_runs)
+    catalog = Catalog(story, still_runs=still_runs if story.is_here else None)
     try:
         catalog.read_open()
     except CorruptLog as error:

@@ -18,6 +18,11 @@ from sidecar.team.errors import TeamRefused
 
 SCHEMA: Final = "durable_stream"
 
+HOME: Final = f"{SCHEMA}_home"
+"""The schema with one home's tables as views, in the form of its database. The setting ``ONE`` says which home."""
+
+ONE: Final = f"{SCHEMA}.home"
+
 VERSION: Final = f"1.{tables.STORY_VERSION}"
 """Of the tables. A home of another version copies nothing."""
 
@@ -41,6 +46,7 @@ LOG: Final = """
     );
     CREATE UNIQUE INDEX ON records (home, stream, place);
     CREATE INDEX ON records (home, event_id);
+    CREATE INDEX ON records (home, type, position);
     CREATE TABLE bases (
         home INT NOT NULL, stream TEXT NOT NULL, place BIGINT NOT NULL, hash BYTEA NOT NULL, at_ms BIGINT NOT NULL,
         PRIMARY KEY (home, stream)
@@ -68,6 +74,30 @@ INDEXES: Final = (
     *("spawn(home, turn)", "mark(home, session, kind, n)"),
 )
 
+_VIEWS: Final = {
+    "records": 'position, stream, place AS "offset", ts, type, actor, correlation_id, causation_id, event_id, key,'
+    " hash, crc, batch_index, batch_count, event",
+    "streams": "id, name, next_offset, hash",
+    "bases": 'stream, place AS "offset", hash, at_ms',
+    "marks": 'stream, place AS "offset", at_ms',
+    "singles": 'position, stream, place AS "offset", at_ms',
+}
+_OF_HOMES: Final = {
+    "head": "head AS position, head_hash AS hash FROM homes WHERE true",
+    "derived": f"{tables.STORY_VERSION} AS version, least(told, head) AS position FROM homes WHERE story <> ''",
+    "removals": "removals AS version FROM homes WHERE true",
+    "removed_ranges": 'head AS first, head AS "end" FROM homes WHERE false',
+    "pending": "1 AS what FROM homes WHERE false",
+}
+
+_FUNCTIONS: Final = (
+    """CREATE FUNCTION ints_of(list text) RETURNS TABLE (value bigint) LANGUAGE sql IMMUTABLE AS $$
+        SELECT jsonb_array_elements_text(list::jsonb)::bigint $$""",
+    """CREATE FUNCTION texts_of(list text) RETURNS TABLE (value text) LANGUAGE sql IMMUTABLE AS $$
+        SELECT jsonb_array_elements_text(list::jsonb) $$""",
+)
+"""Take the place of SQLite's ``json_each``, by the type of the values."""
+
 _TYPES: Final = {"INTEGER": ("BIGINT", "int8"), "TEXT": ("TEXT", "text"), "REAL": ("DOUBLE PRECISION", "float8")}
 
 
@@ -85,10 +115,18 @@ def _story_table(name: str) -> str:
     return f"CREATE TABLE {name} (home INT NOT NULL, {', '.join(columns)}, PRIMARY KEY (home, {key_of(name)}))"
 
 
+def _view(name: str, selected: str) -> str:
+    return f"CREATE VIEW {HOME}.{name} AS SELECT {selected} AND home = current_setting('{ONE}')::int"
+
+
 def statements() -> list[str]:
-    """All that creates the tables, in order."""
+    """All that creates the tables, in order; the first schema is on the path already."""
     texts = [text for text in LOG.split(";") if text.strip()]
-    texts += [*map(_story_table, COPIED), *(f"CREATE INDEX ON {index}" for index in INDEXES)]
+    texts += [*map(_story_table, COPIED), *(f"CREATE INDEX ON {index}" for index in INDEXES), *_FUNCTIONS]
+    own = {name: ", ".join(f'"{column.split()[0]}"' for column in tables.columns(name)) for name in COPIED}
+    texts += [f"CREATE SCHEMA {HOME}"]
+    texts += [_view(name, f"{columns} FROM {SCHEMA}.{name} WHERE true") for name, columns in (_VIEWS | own).items()]
+    texts += [_view(name, selected) for name, selected in _OF_HOMES.items()]
     # The order of SQLite's texts, which is that of their bytes.
     return [text.replace(" TEXT", ' TEXT COLLATE "C"') for text in texts]
 

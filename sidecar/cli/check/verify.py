@@ -16,7 +16,7 @@ async def verify(run: Run) -> int:
     """Check every record of the log.
 
     Checks each record's checksum and order, each stream's hash chain, and that every batch is complete. Changes
-    nothing.
+    nothing. With --team, checks checksums and chains of the team's copies.
     """
     out, home = run.out, run.home
     if not home.path.is_dir():
@@ -24,7 +24,7 @@ async def verify(run: Run) -> int:
             "not-found",
             f"the home {home.path} does not exist, so nothing was verified; choose another home with `--home`",
         )
-    check = Verification(home.store_path)
+    check = Verification(home.store_path) if run.elsewhere is None else run.elsewhere.verification()
     size = check.size()
     with bar(out, "verifying", "bytes", wanted=size >= BAR_BYTES) as shown:
         async for finding in check.run(adding(shown, size, "verifying")):
@@ -41,5 +41,8 @@ async def verify(run: Run) -> int:
     else:
         faults = counted(summary.findings, "finding")
         out.text(f"{faults} in {held_text(summary)}; nothing was changed", "bold")
-        note(f"Restore a backup of the home. Without one, {WAY_OUT}.")
+        if run.elsewhere is None:
+            note(f"Restore a backup of the home. Without one, {WAY_OUT}.")
+        else:
+            note("Make the home's copy anew, as the page on teams says.")
     return 1 if summary.findings else 0

@@ -78,14 +78,13 @@ async def streams(
                 out.prose("", line, STATUS_STYLES["waiting"])
             for text in catalog.loss_texts({stream["stream_id"] for stream in found}):
                 out.prose("", f"something was lost in {text}", "yellow")
-    else:
-        for shown, stream in enumerate(rows, 1):
-            if out.json:
-                out.object(stream)
-                continue
-            if shown == 1:
-                out.cells(*PIPED)
-            _stream_cells(out, stream)
+    elif out.json:
+        shown = len(names)
+        for stream in rows:
+            out.object(stream)
+    elif names:
+        shown = len(names)
+        out.table([Column(name) for name in PIPED], map(_stream_cells, rows))
     if (cut_off := await reader.cut_off()) is not None:
         note(f"{cut_off}.")
     if not limit and next(listed, None) is not None:
@@ -95,11 +94,11 @@ async def streams(
         run.nothing(NOTHING_THERE.format(project) if elsewhere else f"No streams: {await empty_text(reader)}.")
 
 
-def _stream_cells(out: Output, stream: dict[str, Any]) -> None:
+def _stream_cells(stream: dict[str, Any]) -> list[str]:
     names = ("stream_id", *PIPED[1:6])
     times = (iso_time(stream["first_ts"]), iso_time(stream["last_ts"]))
     figures = (plain_money(stream[name]) if name == "cost" else str(stream[name]) for name in names)
-    out.cells(*figures, *times, stream["directory"], _named(stream))
+    return [*figures, *times, stream["directory"], _named(stream)]
 
 
 def _stream_table(out: Output, found: list[dict[str, Any]]) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sidecar.cli.printing.output import Output
     from sidecar.home import Home
     from streams.errors import CorruptLog
+    from streams.log.elsewhere import ReaderElsewhere
     from streams.log.reader import LogReader
 
 RUNS = True
@@ -33,6 +34,11 @@ the commands, so that they import only what describes their options, which is qu
 
 RUN_ANYWAY = "_DURABLE_STREAM_RUN_ANYWAY"
 """The environment variable that says that a word of the command line only looks like a wish for help."""
+
+TeamFlag = Annotated[bool, typer.Option("--team", help="Read the homes of all machines, from the team's Postgres.")]
+MachineOption = Annotated[
+    str | None, typer.Option("--machine", metavar="NAME", help="Read only the homes of this machine of the team.")
+]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
@@ -84,6 +90,9 @@ _SYSTEM = ("system", "check that the path is right and that you own it")
 class Run(typer.Context):
     """One run of a command: where it prints, the home that the options, the environment or the platform name, and the
     log in it. Nothing is opened before it is asked for."""
+
+    elsewhere: ReaderElsewhere | None = None
+    """The ``reader``, if it reads a home of the team."""
 
     @property
     def damage(self) -> CorruptLog | None:
@@ -146,36 +155,50 @@ class _Command(TyperCommand):
 
 
 def add_command(
-    app: typer.Typer, function: Callable[..., Any], *, panel: str, examples: list[str], json: bool = True
+    app: typer.Typer,
+    function: Callable[..., Any],
+    *,
+    panel: str,
+    examples: list[str],
+    json: bool = True,
+    team: bool = False,
 ) -> None:
     """Register ``function`` (plain or ``async``) under its own name, with ``--json``, which ``Run.out`` knows; its
-    result, if an int, is the exit code."""
+    result, if an int, is the exit code. With ``team``, it may run for each home of a team in turn."""
     # The \b keeps Click from joining the example's lines into one paragraph.
     shown = "\n".join(f"  durable-stream {example}" for example in examples)
     text = f"{inspect.cleandoc(function.__doc__ or '')}\n\n\n\b\nExample:\n{shown}"
     guarded: Any = _guarded(function)
-    if json:
+    flags: dict[str, Any] = {"json": JsonFlag} if json else {}
+    flags = {"team": TeamFlag, "machine": MachineOption} | flags if team else flags
+    if flags:
         signature = inspect.signature(function, eval_str=True)
-        flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonFlag)
-        guarded.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])
-        guarded.__annotations__ = function.__annotations__ | {"json": JsonFlag}
+        more = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None if name == "machine" else False, annotation=flag
+            )
+            for name, flag in flags.items()
+        ]
+        guarded.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])
+        guarded.__annotations__ = function.__annotations__ | flags
     command = app.command(function.__name__.rstrip("_"), cls=_Command, help=text, rich_help_panel=panel)
     command(guarded)
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(function)
-    def run(*args: Any, json: bool = False, **kwargs: Any) -> None:
+    def run(*args: Any, json: bool = False, team: bool = False, machine: str | None = None, **kwargs: Any) -> None:
         own: Run | None = kwargs.get("run")
         if not RUNS:
             # The command was imported to show its help, but the word `--help` was meant otherwise.
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {RUN_ANYWAY: "1"})  # noqa: S606
         try:
-            result = function(*args, **kwargs)
-            if inspect.iscoroutine(result):
-                import asyncio
+            if own is not None and (team or machine is not None):
+                from sidecar.cli.shared.team import for_each_home  # it loads psycopg
 
-                result = asyncio.run(_to_its_end(result))
+                result = for_each_home(own, machine, lambda: _result(function, args, kwargs))
+            else:
+                result = _result(function, args, kwargs)
             sys.stdout.flush()
             if own is not None:
                 own.tell_behind()
@@ -199,6 +222,15 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
             raise typer.Exit(result)
 
     return run
+
+
+def _result(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    result = function(*args, **kwargs)
+    if inspect.iscoroutine(result):
+        import asyncio
+
+        result = asyncio.run(_to_its_end(result))
+    return result
 
 
 async def _to_its_end(command: Coroutine[Any, Any, Any]) -> Any:

@@ -117,12 +117,12 @@ class Catalog(Sessions):
 
     # --- sessions ---
 
-    def _session_names(self, where: str = "1", **given: Any) -> list[str]:
+    def _session_names(self, where: str = "1 = 1", **given: Any) -> list[str]:
         query = f"SELECT name FROM session WHERE {where} AND named = 1 AND {self._alive} ORDER BY first"  # noqa: S608
         return [name for (name,) in self._sql(query, **given)]
 
     def _sessions_of(self, name: str | None) -> dict[str, SessionView]:
-        return self.views(self._session_rows("1" if name is None else "name = :name", name=name))
+        return self.views(self._session_rows("1 = 1" if name is None else "name = :name", name=name))
 
     def _session_rows(self, where: str, **given: Any) -> list[tables.Session]:
         return self._rows("session", f"{where} AND named = 1 AND {self._alive} ORDER BY first", **given)
@@ -231,12 +231,12 @@ class Catalog(Sessions):
 
     # --- streams ---
 
-    def _stream_names(self, where: str = "1", **given: Any) -> list[str]:
+    def _stream_names(self, where: str = "1 = 1", **given: Any) -> list[str]:
         query = f"SELECT stream FROM place WHERE {where} AND {self._alive} ORDER BY key"  # noqa: S608
         return [name for (name,) in self._sql(query, **given)]
 
     def _streams_of(self, name: str | None) -> dict[str, StreamView]:
-        some = "1" if name is None else "stream = :name"
+        some = "1 = 1" if name is None else "stream = :name"
         rows = self._rows("place", f"{some} AND {self._alive} ORDER BY key", name=name)
         return self.stream_views(rows, is_all=name is None)
 

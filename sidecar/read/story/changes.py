@@ -32,16 +32,20 @@ has one version only."""
 
 _TURNS: Final = f"SELECT turn {_EDITS} UNION SELECT of {_ANSWERS}"
 _LAST: Final = f"""WITH last AS ({_TURNS} ORDER BY 1 DESC LIMIT :most)
-    SELECT session, turn, n, id, file, added, removed, how, NULL, NULL {_EDITS} AND turn IN last UNION ALL
-    SELECT session, of, told, 0, NULL, NULL, NULL, '', reply, key {_ANSWERS} AND of IN last ORDER BY 3, 4"""
+    SELECT session, turn, n, id, file, added, removed, how, NULL, NULL {_EDITS} AND turn IN (SELECT turn FROM last)
+    UNION ALL
+    SELECT session, of, told, 0, NULL, NULL, NULL, '', reply, key {_ANSWERS}
+        AND of IN (SELECT turn FROM last) ORDER BY 3, 4"""  # noqa: S608
 
 _UNDONE: Final = "(SELECT value FROM json_each(:undone))"
-_BY_FILE: Final = f"""SELECT session, file, total(added), total(removed), max(added IS NULL) {_EDITS}
+_BY_FILE: Final = f"""SELECT session, file, coalesce(sum(added), 0), coalesce(sum(removed), 0),
+        max(CASE WHEN added IS NULL THEN 1 ELSE 0 END) {_EDITS}
     AND turn NOT IN {_UNDONE} GROUP BY session, file"""
-_BY_ANSWER: Final = f"""SELECT session, total(reply NOT IN ('reject', 'withdrawn')), total(reply = 'reject') {_ANSWERS}
+_BY_ANSWER: Final = f"""SELECT session, count(CASE WHEN reply NOT IN ('reject', 'withdrawn') THEN 1 END),
+        count(CASE WHEN reply = 'reject' THEN 1 END) {_ANSWERS}
     AND of NOT IN {_UNDONE} GROUP BY session"""
 _NAMES: Final = ("files", "added", "removed", "rewritten", "approved", "rejected", "turns", "sessions", "undone")
-_COUNT: Final = f"SELECT count(*), total(turn IN {_UNDONE}) FROM ({_TURNS})"  # noqa: S608
+_COUNT: Final = f"SELECT count(*), count(CASE WHEN turn IN {_UNDONE} THEN 1 END) FROM ({_TURNS}) AS turns"  # noqa: S608
 
 
 class _Row(NamedTuple):

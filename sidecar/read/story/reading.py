@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -62,6 +63,11 @@ class Snapshot:
 
     def record(self, position: int) -> Record:
         return self.records([position])[position]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the log was recorded on this machine, whose processes may still run."""
+        return isinstance(self._db, sqlite3.Connection)
 
     def rows(self, table: str, where: str, **given: Any) -> list[Any]:
         """The rows of a table that fit, as objects of its row class in ``tables``."""
@@ -266,9 +272,12 @@ class Over:
         database has."""
         self._db, self.position, self.source = db, position, source
         self._above: dict[int, Record] = {}
-        self._rules = Rules(db, lambda n: self.records([n])[n], self._into)
         self.names: list[str] = []
         """The tables that have such rows."""
+
+    @cached_property
+    def _rules(self) -> Rules:
+        return Rules(self._db, lambda n: self.records([n])[n], self._into)
 
     def records(self, positions: Iterable[int]) -> dict[int, Record]:
         wanted = {*positions}
@@ -279,8 +288,10 @@ class Over:
             raise LookupError(f"the records at the positions {sorted(wanted - found.keys())} are gone")
         return found
 
-    def lay(self, above: Iterable[Record]) -> None:
+    def lay(self, above: Collection[Record]) -> None:
         """Fold the next records."""
+        if not above:
+            return
         for record in above:
             self._above[record.position] = record
             self._rules.apply(record)

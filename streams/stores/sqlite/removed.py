@@ -134,7 +134,7 @@ def load(connection: sqlite3.Connection) -> Removal:
     """Everything that was removed, without the entries. Call this within a transaction, so that all queries see the
     same state of the file.
     """
-    found = connection.execute("SELECT first, end FROM removed_ranges")
+    found = connection.execute('SELECT first, "end" FROM removed_ranges')
     ranges = Ranges(_as_written("removed_ranges", row, int, int) for row in found)
     found = connection.execute("SELECT stream, offset, hash, at_ms FROM bases")
     bases = {row[0]: Base(*row[1:]) for row in found if _as_written("bases", row, str, int, bytes, int)}

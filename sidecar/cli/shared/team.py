@@ -1,0 +1,97 @@
+"""Runs a command for each home of a team in turn, as if that home's log were here, and names the machine of all it
+prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+
+from sidecar.cli.printing.output import Column, Output
+from sidecar.cli.shared.command import Run, note
+from sidecar.config import load_config
+from sidecar.failure import Failure
+from sidecar.install.extras import extra_command
+from sidecar.notify_config import TeamConfig
+from sidecar.read.select import SelectError
+from sidecar.read.wording import counted
+
+MISSED = frozenset({"not-found", "no-log"})
+"""The codes of errors that say that a home does not have what was named; another one may."""
+
+
+class MachineOutput(Output):
+    """Names the machine in each object, row and table. ``is_first``: whether tables have their headings in a pipe."""
+
+    def __init__(self, machine: str, *, json: bool, is_first: bool) -> None:
+        super().__init__(json)
+        self._machine, self._is_first = machine, is_first
+
+    def object(self, value: Any) -> None:
+        super().object({"machine": self._machine, **value} if isinstance(value, dict) else value)
+
+    def cells(self, *parts: str) -> None:
+        super().cells(self._machine, *parts)
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+        if self.terminal:
+            super().table([Column("machine"), *columns], ([self._machine, *row] for row in rows))
+            return
+        if self._is_first:
+            super().cells("machine", *(column.name for column in columns))
+        for row in rows:
+            self.cells(*row)
+
+    def text(self, line: str = "", style: str = "") -> None:
+        super().text(line if self.terminal else f"{self._machine}\t{line}", style)
+
+
+def team_config(run: Run) -> TeamConfig:
+    """The configuration of the team.
+
+    Raises:
+        Failure: there is none, or its library is missing.
+    """
+    config = load_config(run.home.config_path).team
+    if not config.database:
+        raise Failure("team-off", "this home knows no team: set `database` in [team] in config.toml")
+    if find_spec("psycopg") is None:
+        raise Failure("team-off", f"the extra `team` is not installed: run `{extra_command('team')}`")
+    return config
+
+
+def for_each_home(run: Run, machine: str | None, work: Callable[[], Any]) -> int:
+    """Do ``work`` with each home's log as ``run.reader``; returns the highest exit code.
+
+    A home that does not have what the command names is left out, unless none has it.
+    """
+    if run.params.get("follow"):
+        raise typer.BadParameter("`--follow` follows this home only: leave out `--team` and `--machine`")
+    config = team_config(run)
+    from sidecar.team.reading import homes, open_home
+
+    found = homes(config, machine)
+    if not found:
+        raise Failure("not-found", "the team has no home" + (f" of a machine {machine!r}" if machine else ""))
+    missed: list[SelectError] = []
+    codes: list[int] = []
+    for home in found:
+        reader = open_home(config, home)
+        out = MachineOutput(home.machine, json=bool(run.params.get("json")), is_first=not codes)
+        vars(run).update(reader=reader, elsewhere=reader, out=out)
+        if home.behind:
+            note(f"Note: {counted(home.behind, 'record')} of {home.machine} cannot be shown yet.")
+        try:
+            result = work()
+            codes.append(result if isinstance(result, int) else 0)
+        except SelectError as error:
+            if error.code not in MISSED:
+                raise
+            missed.append(error)
+        finally:
+            reader.close_at_once()
+    if not codes:
+        raise missed[0]
+    return max(codes)
