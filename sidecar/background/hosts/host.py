@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from bridge.opencode.capture.state import CaptureState
 from sidecar.background.hosts.rights import Rights
+
+if TYPE_CHECKING:
+    from sidecar.link.links import ShimConnection
 
 Status = Literal["idle", "busy", "absent"]
 """``absent``: no process that may act on the session can be reached now."""
@@ -68,7 +71,9 @@ class Host(Protocol):
     starts: str = "task"
     """OpenCode's own tool that starts an agent, as its rules name it."""
 
-    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
+    async def rights(
+        self, session: str, agent: str | None, link: ShimConnection | None = None, work: str = ""
+    ) -> Rights:
         """What a session may do while it runs an agent, or else the agent of its last turn. ``link`` is the link on
         which a tool call of the session came. If the session is not open, the OpenCode that does ``work`` is asked.
 
@@ -180,7 +185,7 @@ class Host(Protocol):
     def is_there(self) -> bool:
         """Whether an OpenCode of this version is linked."""
 
-    def waiting_for(self, link: Any, sessions: Collection[str]) -> list[str]:
+    def waiting_for(self, link: ShimConnection, sessions: Collection[str]) -> list[str]:
         """Those of the sessions on which a process that has just linked may now be asked to act."""
 
     async def runner(self, intent: str, parent: str | None, directory: str, environment: str) -> Call:
@@ -194,11 +199,11 @@ class Host(Protocol):
         """Whether it is known which OpenCode the session of a tool call belongs to."""
         return True
 
-    async def know(self, link: Any) -> str:
+    async def know(self, link: ShimConnection) -> str:
         """Which identity the OpenCode that linked has: what it may do. Empty if all work has that of one service."""
         return ""
 
-    async def identity_of(self, session: str | None, link: Any) -> str:
+    async def identity_of(self, session: str | None, link: ShimConnection | None) -> str:
         """The identity of the session that asks for work, on a ``link`` if there is one. If nobody asks, that of the
         sidecar, or ``NOBODY`` if that is in a sandbox.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sidecar.background.hosts.host import Host
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
+
+if TYPE_CHECKING:
+    from sidecar.link.links import ShimConnection
 
 
 class Hosts:
@@ -29,5 +32,5 @@ class Hosts:
         for host in (self.one, self.two):
             await host.forget(directory)
 
-    def at(self, link: Any) -> Host:
+    def at(self, link: ShimConnection) -> Host:
         return self.two if link.identity.service else self.one

@@ -69,7 +69,9 @@ class V1Host(Host):
 
     # --- phantoms ---
 
-    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
+    async def rights(
+        self, session: str, agent: str | None, link: ShimConnection | None = None, work: str = ""
+    ) -> Rights:
         link = link or self._hosting(session)
         if link is None and work:
             link = await self._phantoms(self.about(session).get("directory", ""), work)
@@ -319,7 +321,7 @@ class V1Host(Host):
     async def know(self, link: ShimConnection) -> str:
         return await self._headless.know(link)
 
-    async def identity_of(self, session: str | None, link: Any) -> str:
+    async def identity_of(self, session: str | None, link: ShimConnection | None) -> str:
         if session is not None and self._is_phantom(session):
             return self._environment(session)
         link = link or (self._hosting(session) if session is not None else None)

@@ -82,7 +82,9 @@ class V2Host(Host):
 
     # --- phantoms ---
 
-    async def rights(self, session: str, agent: str | None, link: Any = None, work: str = "") -> Rights:
+    async def rights(
+        self, session: str, agent: str | None, link: ShimConnection | None = None, work: str = ""
+    ) -> Rights:
         client = await self._client(session)
         if (info := await requests.info(client, session)) is None:
             raise HostError("OpenCode 2 does not have this session", permanent=True)
@@ -364,7 +366,7 @@ class V2Host(Host):
         await requests.change(client, "POST", f"{path_of(session)}/synthetic", prompt)
         return f"{path_of(session)}/inbox/{message}"
 
-    def waiting_for(self, link: Any, sessions: Collection[str]) -> list[str]:
+    def waiting_for(self, link: ShimConnection, sessions: Collection[str]) -> list[str]:
         place = place_of(Path(link.identity.service))
         found = [(each, self._state.sessions.get(each)) for each in sessions]
         return [each for each, known in found if known is not None and known.host == place]
