@@ -38,8 +38,8 @@ class SessionView(Session):
     calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
     """The calls that have not ended, by part."""
     name: str = ""
-    """The title that a person gave instead of OpenCode's, which is then in ``told``."""
-    told: str = ""
+    """The title that a person gave instead of OpenCode's, which is then in ``own_title``."""
+    own_title: str = ""
     pinned: bool = False
     """Whether `prune` spares the stream that is named after the session."""
     retries: str = ""

@@ -245,7 +245,7 @@ class Lanes:
             for span in lane.spans:
                 counts[span.kind] += 1
                 # A turn that failed because a call of the model did says nothing new.
-                errors += span.state == "error" and not (span.kind == "turn" and span.facts.get("told"))
+                errors += span.state == "error" and not (span.kind == "turn" and span.facts.get("reported"))
                 if span.kind == "model" and self.stretch(span)[1] <= end:
                     cost += span.facts["cost"]
                     add_tokens(tokens, span.facts["tokens"])

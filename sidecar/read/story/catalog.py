@@ -170,7 +170,7 @@ class Catalog(Sessions):
         self, row: tables.Session, stream: str, run: tables.Span | None, used: Any, open_: Iterable[tables.Span]
     ) -> SessionView:
         view = SessionView(row.name, stream, row.parent, bool(row.known), bool(row.announced), row.ended)
-        view.title, view.name, view.told = row.label or row.title, row.label, row.title if row.label else ""
+        view.title, view.name, view.own_title = row.label or row.title, row.label, row.title if row.label else ""
         view.fork, view.agent, view.model, view.is_background = row.fork, row.agent, row.model, bool(row.background)
         view.pinned, view.begun_ms, view.pid = bool(row.pinned), row.begun, row.pid
         if used is not None:
@@ -180,7 +180,7 @@ class Catalog(Sessions):
             if run.till is not None and run.till <= self.position:
                 view.ran_ms += (run.end or run.start) - run.start
                 view.outcome = "unknown"
-                if run.told is not None and run.told <= self.position:
+                if run.result is not None and run.result <= self.position:
                     view.outcome, view.ended_ms = run.reply, run.end
         for span in open_:
             if span.kind == "pause":

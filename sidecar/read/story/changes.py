@@ -25,7 +25,7 @@ from streams.store import NOTHING
 
 _SESSIONS: Final = "session IN (SELECT value FROM json_each(:sessions))"
 _EDITS: Final = f"FROM edit WHERE {_SESSIONS} AND n > :after AND n <= :n"
-_ANSWERS: Final = f"""FROM span WHERE {_SESSIONS} AND kind = 'wait' AND reply <> '' AND told > :after AND told <= :n
+_ANSWERS: Final = f"""FROM span WHERE {_SESSIONS} AND kind = 'wait' AND reply <> '' AND result > :after AND result <= :n
     AND (shown IS NULL OR shown > :n)"""
 """The answers to permissions, apart from those for a step that changed a file: they are shown there. The span of an ask
 has one version only."""
@@ -34,7 +34,7 @@ _TURNS: Final = f"SELECT turn {_EDITS} UNION SELECT of {_ANSWERS}"
 _LAST: Final = f"""WITH last AS ({_TURNS} ORDER BY 1 DESC LIMIT :most)
     SELECT session, turn, n, id, file, added, removed, how, NULL, NULL {_EDITS} AND turn IN (SELECT turn FROM last)
     UNION ALL
-    SELECT session, of, told, 0, NULL, NULL, NULL, '', reply, key {_ANSWERS}
+    SELECT session, of, result, 0, NULL, NULL, NULL, '', reply, key {_ANSWERS}
         AND of IN (SELECT turn FROM last) ORDER BY 3, 4"""  # noqa: S608
 
 _UNDONE: Final = "(SELECT value FROM json_each(:undone))"
@@ -128,16 +128,16 @@ class Changes:
         stream = moment.record(first.n).event.stream_id
         turn = moment.one("turn", f"key = :key AND {ALIVE}", key=first.turn)
         undone = turn.key in moment.undone
-        told = TurnChanges(stream, moment.all[first.session].name, turn.message, turn.asked[:LONGEST], undone)
+        changes = TurnChanges(stream, moment.all[first.session].name, turn.message, turn.asked[:LONGEST], undone)
         for _, of_step in groupby(rows, key=attrgetter("n")):
             row, *more = of_step
             if row.wait is None:
-                told.edits += self._edits([row, *more], with_diffs=with_diffs)
+                changes.edits += self._edits([row, *more], with_diffs=with_diffs)
             else:
                 found = approval(moment, moment.one("span", f"key = :key AND {ALIVE}", key=row.wait))
                 event = moment.record(row.n).event
-                told.decisions.append(Decision(event.id, event.ts, found.asked.event.actor, found))
-        return told
+                changes.decisions.append(Decision(event.id, event.ts, found.asked.event.actor, found))
+        return changes
 
     def _edits(self, rows: list[_Row], *, with_diffs: bool) -> list[Edit]:
         """The files that one step changed."""
@@ -171,7 +171,7 @@ def approvals_of(moment: Moment, step: int) -> list[Approval]:
 
 def approval(moment: Moment, wait: tables.Span) -> Approval:
     """An ask and its answer, as they stood at the moment."""
-    found = approval_of(moment.record(wait.at), moment.record(wait.told) if moment.has(wait.told) else None)
+    found = approval_of(moment.record(wait.at), moment.record(wait.result) if moment.has(wait.result) else None)
     if found.answer is None and moment.has(wait.till):
         found.ask.state = "over"
     return found

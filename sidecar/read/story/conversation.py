@@ -36,12 +36,12 @@ _ALLOWED: Final = """
 
 
 class Telling:
-    """The sessions of a moment, and their turns with everything that is told of them."""
+    """The sessions of a moment, and their turns with their items."""
 
     def __init__(self, moment: Moment) -> None:
         self._moment = moment
         self._allowed: dict[int, list[int]] = {}
-        """The spans of the asks of calls that are about to be told."""
+        """The spans of the asks of calls that are about to be shown."""
         self._counts: dict[str, int] = {}
 
     # --- the sessions that are below no call ---

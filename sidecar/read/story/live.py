@@ -323,8 +323,8 @@ class Story:
         row = tables.Span(session=s.key, kind=kind, at=n, start=start, up=up, number=s.state.number, born=n, **about)
         return self.spans.add(row)
 
-    def end(self, s: Live, span: tables.Span, n: int, end: int, state: str, told: int | None = None) -> None:
-        self.spans.set(span, till=n, end=max(end, span.start), state=state, told=told or span.told)
+    def end(self, s: Live, span: tables.Span, n: int, end: int, state: str, result: int | None = None) -> None:
+        self.spans.set(span, till=n, end=max(end, span.start), state=state, result=result or span.result)
         if span.kind == "wait":
             s.state.waited += max(end - span.start, 0)
 
@@ -344,12 +344,12 @@ class Story:
         lost = {span.call: (span.key, message) for span in gone if span.kind == "tool"}
         s.state.lost = lost or s.state.lost
 
-    def close(self, s: Live, n: int, ts: int, state: str, told: int | None = None) -> None:
-        """End the turn and everything in it; ``told`` if a record says how it ended."""
+    def close(self, s: Live, n: int, ts: int, state: str, result: int | None = None) -> None:
+        """End the turn and everything in it; ``result`` if a record says how it ended."""
         self.go_on(s, n, ts)
         self.over(s, n, ts)
         if s.run is not None:
-            self.end(s, s.run, n, ts, state, told)
+            self.end(s, s.run, n, ts, state, result)
             s.state.ran += (s.run.end or 0) - s.run.start
             s.run = None
 

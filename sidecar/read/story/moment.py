@@ -110,7 +110,7 @@ class Moment:
         return self.one("step", f"{of} = :key AND n <= :n ORDER BY n DESC", key=key)
 
     def turn(self, row: tables.Turn) -> Turn:
-        """A turn, without what is told of it."""
+        """A turn, without its items."""
         used = self.used("turn", row.key)
         steps, cost, tokens = (used.t_steps, used.t_cost, used.t_tokens) if used is not None else (0, 0.0, "{}")
         spawned = self.story.sql("SELECT child FROM spawn WHERE turn = :t AND n <= :n ORDER BY id", t=row.key, n=self.n)

@@ -53,14 +53,14 @@ async def asked(reader: LogReader, question: Callable[..., T], *of: str | Named)
         SelectError: a name has no match, or more than one.
     """
 
-    def told(story: Snapshot) -> tuple[T] | None:
+    def answer_of(story: Snapshot) -> tuple[T] | None:
         catalog = Catalog(story, still_runs=still_runs)
         every = (Past(story, *each) if isinstance(each, Named) else _past_of(story, catalog, each) for each in of)
         pasts = [past for past in every if past is not None]
         return (question(*pasts),) if len(pasts) == len(of) else None
 
     # A page has whole names, which are found where the answer is; it takes as long to open the log as to ask it.
-    found = await ask(reader, told)
+    found = await ask(reader, answer_of)
     if found is not None:
         return found[0]
     return await asked(

@@ -361,7 +361,7 @@ def _answer(opened: _Opened, question: Callable[[Snapshot], T], upto: int | None
         return question(story)
 
 
-def told(records: Iterable[Record]) -> Snapshot:
+def story_of(records: Iterable[Record]) -> Snapshot:
     """The story of some records alone, in memory."""
     known = {record.position: record for record in records}
     db = sqlite3.connect(":memory:", check_same_thread=False)

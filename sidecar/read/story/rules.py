@@ -172,7 +172,7 @@ class Rules(Belonging):
             live = s.state
             start = min(as_int(p.get("started_ms")) or live.free, end)
             live.free, live.busy, end = max(live.free, end), None, max(live.busy or end, start)
-            self.begin(s, n, "model", start, till=n, end=end, state=state, told=n)
+            self.begin(s, n, "model", start, till=n, end=end, state=state, result=n)
         else:
             self._tool(s, record, p, n, turn, end, state)
 
@@ -208,11 +208,11 @@ class Rules(Belonging):
         s.state.busy = min(s.state.busy or start, start)
         if span is not None:
             del s.open[span.key]
-            self.spans.set(span, till=n, end=end, state=state, told=n)
+            self.spans.set(span, till=n, end=end, state=state, result=n)
         elif (span := self._lost(s, p, call)) is not None:
-            self.spans.change(span, n, state=state, told=n)
+            self.spans.change(span, n, state=state, result=n)
         else:
-            span = self.begin(s, n, "tool", start, call=call, till=n, end=end, state=state, told=n)
+            span = self.begin(s, n, "tool", start, call=call, till=n, end=end, state=state, result=n)
         item = self._call_item(s, p, n, turn, call)
         asks = self._asks(s, p, call)
         for _, ask in asks:
@@ -312,11 +312,11 @@ class Rules(Belonging):
             known = self.spans.find(where, s.key, request)
         if known is None:
             self.item(self.turn(s, as_text(p.get("turn")), n), n, "ask")
-        elif known.told is None:
+        elif known.result is None:
             answer = Approval(ask_of(record), self.source(known.at), record)
             add_answer(answer.ask, record)
             reply = answer.reply if answer.kind == "permission" else None
-            self.spans.set(known, told=n, reply=reply or "")
+            self.spans.set(known, result=n, reply=reply or "")
 
     def _answered(self, s: Live, span: tables.Span, n: int, ts: int, state: str) -> None:
         del s.open[span.key]
@@ -332,7 +332,7 @@ class Rules(Belonging):
         if s.run is not None and s.state.model_at:
             self.go_on(s, n, ts)
             start, about = min(s.state.free, ts), s.state.model_at
-            self.begin(s, n, "model", start, till=n, end=ts, state="error", told=n, about=about)
+            self.begin(s, n, "model", start, till=n, end=ts, state="error", result=n, about=about)
             s.state.free = ts
             self.spans.set(s.run, marked=s.run.marked or n)
 
@@ -364,8 +364,8 @@ class Rules(Belonging):
             self.undone.set(row, removed=1)
             return
         self.undone.add(tables.Undone(session=s.key, message=message, removed=1, born=n))
-        is_told = self._told_undone(s, n, "undone", self.prompt(s, message), p)
-        if not is_told and self._turn_answered(s, message) is None:
+        is_shown = self._show_undone(s, n, "undone", self.prompt(s, message), p)
+        if not is_shown and self._turn_answered(s, message) is None:
             self.item(self.turn(s, "", n), n, "other")
 
     def _reverted(self, s: Live, record: Record, p: dict[str, Any], n: int) -> None:
@@ -381,9 +381,9 @@ class Rules(Belonging):
                 self.undone.set(row, died=n)
         for message in messages:
             self.undone.add(tables.Undone(session=s.key, message=message, born=n))
-        self._told_undone(s, n, "undone" if first else "redone", self.prompt(s, first), p)
+        self._show_undone(s, n, "undone" if first else "redone", self.prompt(s, first), p)
 
-    def _told_undone(self, s: Live, n: int, kind: str, prompt: tables.Item | None, p: dict[str, Any]) -> bool:
+    def _show_undone(self, s: Live, n: int, kind: str, prompt: tables.Item | None, p: dict[str, Any]) -> bool:
         """Add an item with the first words of a prompt; return false if there are none."""
         words = as_text(p.get("prompt"))
         if prompt is not None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 from msgspec.structs import astuple, fields, replace
 
-STORY_VERSION: Final = 3
+STORY_VERSION: Final = 4
 """Version of the tables and of the rules. Tables of another version are made again."""
 
 ALIVE: Final = "born <= :n AND (died IS NULL OR died > :n)"
@@ -109,7 +109,7 @@ class Session(Version):
 
 
 class Turn(Version):
-    """What follows one message. ``branch`` is the branch of its session in which it was told; ``first`` is the record
+    """What follows one message. ``branch`` is the branch of its session in which it was said; ``first`` is the record
     that bore its first version; ``asked`` is the prompt on one line."""
 
     session: int = 0
@@ -127,7 +127,7 @@ class Turn(Version):
 
 
 class Item(Version):
-    """What is told of a turn, in the order of keys, from record ``at``. A call that runs has a ``call`` and no
+    """The items of a turn, in the order of keys, from record ``at``. A call that runs has a ``call`` and no
     ``till``; ``till`` is the record of its result. ``ref``: the branch of a call, the span of an ask, the prompt of an
     undo."""
 
@@ -152,11 +152,11 @@ class Span(Version):
     """What takes time: a ``turn``, a call of the ``model`` or of a ``tool``, a ``wait`` for an answer, a ``pause``.
 
     It starts by record ``at``, in the turn's span ``up``, which is the session's turn ``number``. Record ``till`` ends
-    it: only then ``end`` and ``state`` count. ``told`` is the record that says how (a result, an answer, the end of a
+    it: only then ``end`` and ``state`` count. ``result`` is the record that says how (a result, an answer, the end of a
     turn), and ``about`` the one that announced it: the start of a turn that names a model, the spawning of an agent.
     ``marked``: the record of a turn's first failure; for a wait, that its ask was imported and nobody waits.
     ``total``: how long the turns before took. ``turn`` is the message of a turn, or the one that a wait names, and
-    ``of`` the key of the turn that a wait is about. ``reply``, from record ``told`` on, is the outcome of a turn, or
+    ``of`` the key of the turn that a wait is about. ``reply``, from record ``result`` on, is the outcome of a turn, or
     the answer to a permission: ``once``, ``always``, ``reject``, ``withdrawn`` or ``answered``; ``shown`` is the first
     record of a step that needed the permission and changed a file.
     """
@@ -175,7 +175,7 @@ class Span(Version):
     till: int | None = None
     end: int | None = None
     state: str = ""
-    told: int | None = None
+    result: int | None = None
     reply: str = ""
     shown: int | None = None
     about: int | None = None
@@ -223,7 +223,7 @@ class Edit(Row):
 
 
 class Allowed(Row):
-    """The span of an ask that the step of record ``n`` needed, and the item of the call below which it is told."""
+    """The span of an ask that the step of record ``n`` needed, and the item of the call below which it is shown."""
 
     n: int = 0
     ask: int = 0
@@ -231,7 +231,7 @@ class Allowed(Row):
 
 
 class Branch(Row):
-    """From record ``born`` on, the turns of a session are told below an item, ``call``, of the session ``above``."""
+    """From record ``born`` on, the turns of a session are shown below an item, ``call``, of the session ``above``."""
 
     session: int = 0
     above: int = 0
@@ -337,7 +337,7 @@ _INDEXES: Final = (
         "span(session) WHERE till IS NULL AND died IS NULL",
     ),
     *("span(session, request) WHERE kind = 'wait'", "span(session, call) WHERE kind = 'wait'"),
-    "span(session, told, shown, reply, of) WHERE kind = 'wait' AND reply <> ''",
+    "span(session, result, shown, reply, of) WHERE kind = 'wait' AND reply <> ''",
     *("step(session)", "step(turn)", "step(run)"),
     *("edit(session, turn, n)", "allowed(n)", "allowed(ask)", "allowed(below)"),
     *("branch(session)", "branch(above)", "branch(call)"),

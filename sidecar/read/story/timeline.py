@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
 from bridge.opencode.capture.tokens import add_tokens
 from sidecar.read.ask_text import answered_with, what_is_asked, withdrawn_text
 from sidecar.read.fields import as_mapping, as_text, exit_of, model_name
-from sidecar.read.past.spans import Span
+from sidecar.read.past.spans import Span, SpanKind
 from sidecar.read.story import tables
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.tables import ALIVE
 from sidecar.read.sums import add_cost
+from streams.event import StreamEvent
 
 _KINDS = {"model": "step", "agent.spawned": "call", "execution.step.started": "call", "execution.step": "step"}
 _INSIDE: Final = "start <= :end AND (till IS NULL OR till > :n OR end >= :begin)"
@@ -110,7 +111,7 @@ class Timeline:
         found: list[tuple[int, int, Span]] = []
         for begin in range(0, len(rows), _READ):
             some = rows[begin : begin + _READ]
-            self._at.read([n for row in some for n in (row.at, row.told, row.about) if self._at.has(n)])
+            self._at.read([n for row in some for n in (row.at, row.result, row.about) if self._at.has(n)])
             found += [(row.at, row.key, self.span(row)) for row in some]
         return found
 
@@ -126,7 +127,7 @@ class Timeline:
         trace = first.traceparent or ""
         return Span(f"session:{row.name}", "session", name, first.ts, row.name, parent, seen.last, state, "", trace)
 
-    def _name(self, row: Any) -> str:
+    def _name(self, row: tables.Span) -> str:
         """The id of a span."""
         if row.key not in self._names:
             event = self._at.record(row.at).event
@@ -134,7 +135,7 @@ class Timeline:
             self._names[row.key] = f"{kind}:{event.id}"
         return self._names[row.key]
 
-    def _around(self, row: Any, session: str) -> str:
+    def _around(self, row: tables.Span, session: str) -> str:
         """The id of the span around a step or a turn."""
         if not row.up or row.kind == "turn":
             return f"session:{session}"
@@ -142,31 +143,32 @@ class Timeline:
             self._name(self._at.one("span", "key = :key", key=row.up))
         return self._names[row.up]
 
-    def span(self, row: Any) -> Span:
+    def span(self, row: tables.Span) -> Span:
         """The span of a row."""
         at = self._at
         event, session = at.record(row.at).event, at.all[row.session].name
         end, state = (
             (row.end, row.state) if not at.is_open(row) else (None, "waiting" if row.kind == "wait" else "running")
         )
-        span = Span(self._name(row), row.kind, "", row.start, session, self._around(row, session), end, state, event.id)
-        is_told = at.has(row.till) and at.has(row.told)
-        getattr(self, f"_{row.kind}")(span, row, event, at.record(row.told).event if is_told else None)
+        kind = cast(SpanKind, row.kind)
+        span = Span(self._name(row), kind, "", row.start, session, self._around(row, session), end, state, event.id)
+        result = at.record(row.result).event if at.has(row.till) and at.has(row.result) else None
+        getattr(self, f"_{row.kind}")(span, row, event, result)
         return span
 
-    def _turn(self, span: Span, row: Any, event: Any, told: Any) -> None:
+    def _turn(self, span: Span, row: tables.Span, event: StreamEvent, result: StreamEvent | None) -> None:
         p, used = event.payload, self._at.used("run", row.key)
         span.trace, span.name = event.traceparent or "", model_name(p.get("model"))
         span.facts = {"agent": as_text(p.get("agent")) or event.actor, "model": as_mapping(p.get("model"))}
         span.facts |= {"cost": used.r_cost, "steps": used.r_steps} if used is not None else {"cost": 0.0, "steps": 0}
         span.facts["number"] = row.number
-        if told is not None:
-            outcome, error = as_text(told.payload.get("outcome")) or "ended", as_text(told.payload.get("error"))
-            span.facts |= {"outcome": outcome, "tokens": as_mapping(told.payload.get("tokens"))}
+        if result is not None:
+            outcome, error = as_text(result.payload.get("outcome")) or "ended", as_text(result.payload.get("error"))
+            span.facts |= {"outcome": outcome, "tokens": as_mapping(result.payload.get("tokens"))}
             span.facts |= {"error": error} if error else {}
-        span.facts |= {"told": True} if self._at.has(row.marked) else {}
+        span.facts |= {"reported": True} if self._at.has(row.marked) else {}
 
-    def _model(self, span: Span, row: Any, event: Any, _: Any) -> None:
+    def _model(self, span: Span, row: tables.Span, event: StreamEvent, _: StreamEvent | None) -> None:
         p, tokens = event.payload, dict[str, int | float]()
         about = self._at.record(row.about).event.payload if row.about else p
         model = as_mapping(about.get("model"))
@@ -174,30 +176,33 @@ class Timeline:
             as_text(model.get("model")),
             {"model": model, "tokens": tokens, "cost": 0.0, "finish": ""},
         )
-        if row.about:  # the call failed, so no step has told of it
+        if row.about:  # the call failed, so no step has reported it
             span.facts |= {"title": as_text(p.get("reason")), "error": as_text(p.get("name"))}
         else:
             add_tokens(tokens, p.get("tokens"))
             span.facts |= {"cost": add_cost(0.0, p), "finish": as_text(p.get("finish"))}
 
-    def _tool(self, span: Span, row: Any, event: Any, told: Any) -> None:
+    def _tool(self, span: Span, row: tables.Span, event: StreamEvent, result: StreamEvent | None) -> None:
         title = as_text(event.payload.get("title")) if event.type != "agent.spawned" else ""
         span.name = as_text(event.payload.get("tool")) or "tool"
         if row.about:
             title, span.name = as_text(self._at.record(row.about).event.payload.get("description")), "task"
-        if told is not None:
-            title, span.name = as_text(told.payload.get("title")) or title, as_text(told.payload.get("tool")) or "tool"
-            span.event = told.id
-        code = exit_of(told.payload) if told is not None else None
+        if result is not None:
+            title, span.name = (
+                as_text(result.payload.get("title")) or title,
+                as_text(result.payload.get("tool")) or "tool",
+            )
+            span.event = result.id
+        code = exit_of(result.payload) if result is not None else None
         span.facts = {"call": row.call, "title": title} | ({"exit": code} if code else {})
 
-    def _wait(self, span: Span, row: Any, event: Any, told: Any) -> None:
+    def _wait(self, span: Span, row: tables.Span, event: StreamEvent, result: StreamEvent | None) -> None:
         span.name, span.facts = what_is_asked(event.payload), {"call": as_text(event.payload.get("call"))}
-        if told is not None and row.told == row.till:
-            reply = as_text(told.payload.get("reply")) or as_text(told.payload.get("state"))
-            first = answered_with(told.payload)
+        if result is not None and row.result == row.till:
+            reply = as_text(result.payload.get("reply")) or as_text(result.payload.get("state"))
+            first = answered_with(result.payload)
             reply = withdrawn_text(first) if first and reply == "reject" else reply
-            span.facts |= {"reply": reply, "by": told.actor}
+            span.facts |= {"reply": reply, "by": result.actor}
 
     def _pause(self, span: Span, *_: Any) -> None:
         span.name = "waiting to try again"

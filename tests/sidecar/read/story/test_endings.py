@@ -116,4 +116,4 @@ def test_a_result_that_comes_after_the_death_is_that_of_the_same_call() -> None:
     assert states(log(*BEGIN, resumed, ("execution.step", {**about, "turn": "msg_2"})))["tool"] == ["over", "error"]
     story = snapshot(log(*BEGIN, resumed, late))
     [then] = story.rows("span", "kind = 'tool' AND born <= 5 AND (died IS NULL OR died > 5)")
-    assert (then.state, then.told) == ("over", None)
+    assert (then.state, then.result) == ("over", None)
