@@ -20,7 +20,7 @@ if RUNS:
     from sidecar.cli.shared.project import shown_directory
     from sidecar.read.past.moment import latest
     from sidecar.read.past.moment import state as state_of
-    from sidecar.read.story.past import Past, asked, named
+    from sidecar.read.story.past import Past, asked
     from sidecar.read.sums import total_of
     from sidecar.read.transcript.markdown import markdown_lines
     from sidecar.read.transcript.model import Reading, Session
@@ -48,16 +48,16 @@ async def state(
     cost, and the last lines of the conversation. Only reads the log. Commands may have changed files unseen.
     """
     out, reader = run.out, run.reader
-    session, moment = await named(reader, stream), await moment_of(reader, at)
+    moment = await moment_of(reader, at)
 
-    def latest_of(past: Past) -> tuple[dict[str, Any], list[Session]]:
+    def latest_of(past: Past) -> tuple[str, dict[str, Any], list[Session]]:
         own = latest(past, moment(past), LAST_TURNS)
-        return state_of(past, moment(past)), [own] if own is not None else []
+        return past.session, state_of(past, moment(past)), [own] if own is not None else []
 
-    found, recent = await asked(reader, latest_of, session)
+    session, found, recent = await asked(reader, latest_of, stream)
     reading = Reading(now_ms=found["ts"])
     position = found["position"]
-    found["work"] = await running_at(reader, session.session, position) if position is not None else []
+    found["work"] = await running_at(reader, session, position) if position is not None else []
     if out.json:
         out.object(found | {"last": _last(recent, reading)})
     elif out.terminal:

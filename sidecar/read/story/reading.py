@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import orjson
@@ -20,7 +20,7 @@ import orjson
 from sidecar.read.story import tables
 from sidecar.read.story.rules import Rules
 from streams.errors import CorruptLog, ForeignStore
-from streams.log.reader import LogReader
+from streams.log.reader import DerivedTables, LogReader
 from streams.store import NOTHING, Record
 
 T = TypeVar("T")
@@ -104,22 +104,6 @@ class Snapshot:
         return rows if self._value is None else [tuple(map(self._value, row)) for row in rows]
 
 
-class _Tables(Protocol):
-    """What ``LogReader.derived`` returns."""
-
-    db: sqlite3.Connection
-    beside: dict[str, Any]
-    position: int
-    head: int
-
-    def clear(self) -> None: ...
-    def records(self, positions: Iterable[int]) -> dict[int, Record]: ...
-    def checked(self) -> AbstractContextManager[None]: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> object: ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
-
-
 class _Nothing:
     """In place of the tables of a log that has none: empty ones in memory."""
 
@@ -146,6 +130,9 @@ class _Nothing:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+_Tables = DerivedTables | _Nothing
 
 
 class Held(Snapshot):
