@@ -34,7 +34,7 @@ class Owner:
         """Take an agent from the home that owns it, because a person says so; false after ``seconds`` without it."""
         return True
 
-    async def until_held(self, agent: str) -> None:
+    async def until_owned(self, agent: str) -> None:
         """Return when this home owns the agent. Cancelling is safe."""
 
     async def until_known(self, agent: str) -> None:

@@ -1,6 +1,6 @@
 """What a person or a model said, before redaction. What is stored is redacted; what acts uses what was said.
 
-The words that redaction replaces are kept in memory only. A sidecar that starts later does not know them. Then the act
+The words that redaction replaces are in memory only. A sidecar that starts later does not know them. Then the act
 is refused, because an agent that gets ``[redacted]`` for a password does the wrong work.
 """
 

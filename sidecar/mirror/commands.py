@@ -47,7 +47,7 @@ PAUSE_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
 """How long ``close`` waits for commands that are being handled."""
 
-KEPT_BODY: Final = 64 * 1024
+LONGEST_BODY: Final = 64 * 1024
 """How much of an undecodable message the log keeps, in bytes."""
 
 
@@ -136,7 +136,7 @@ class _AgentConsumer:
         """Take commands whenever this home owns the agent. What is being handled when it loses the agent is delivered
         again, to the next owner.
         """
-        take = self._take if self._owning is None else partial(self._owning.while_held, self._agent, self._take)
+        take = self._take if self._owning is None else partial(self._owning.while_owned, self._agent, self._take)
         self._task = asyncio.create_task(take())
 
     async def _take(self) -> None:
@@ -301,7 +301,7 @@ async def recorded(
                     record = await runtime.bury(name, command, reason, about, key=key)
                     break
                 except InputRefused:
-                    pass  # the command does not match the envelope, so only its text can be kept
+                    pass  # the command does not match the envelope, so only its text can be recorded
             message = Command(f"message:{key}", UNDECODABLE, {})
             record = await runtime.bury(name, message, reason, about | _kept_body(delivery.body), key=key)
             break
@@ -311,12 +311,12 @@ async def recorded(
 
 
 def _kept_body(body: bytes) -> dict[str, Any]:
-    kept = body[:KEPT_BODY]
+    beginning = body[:LONGEST_BODY]
     try:
-        text = {"body": kept.decode(), "encoding": "utf-8"}
+        text = {"body": beginning.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError as error:
-        if error.end == len(kept) < len(body) and error.start >= len(kept) - 3:
-            text = {"body": kept[: error.start].decode(), "encoding": "utf-8"}  # the limit cut a character in half
+        if error.end == len(beginning) < len(body) and error.start >= len(beginning) - 3:
+            text = {"body": beginning[: error.start].decode(), "encoding": "utf-8"}  # the limit cut a character in half
         else:
-            text = {"body": base64.b64encode(kept).decode(), "encoding": "base64"}
+            text = {"body": base64.b64encode(beginning).decode(), "encoding": "base64"}
     return {**text, "size": len(body)}

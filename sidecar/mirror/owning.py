@@ -46,7 +46,7 @@ class _Name:
 
     durable: str
     pattern: str
-    is_held: bool = False
+    is_owned: bool = False
     epoch: int | None = None
     """When the server made this home's durable, in ms since 1970: it grows with each home that takes the agent."""
     others: str = ""
@@ -56,7 +56,7 @@ class _Name:
     """Why the last look failed; empty if it did not."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     looked: asyncio.Event = field(default_factory=asyncio.Event)
-    held: asyncio.Event = field(default_factory=asyncio.Event)
+    owned: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -101,31 +101,31 @@ class Owning(Owner):
         name.news.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await name.held.wait()
+                await name.owned.wait()
         name.is_claimed = False
-        return name.is_held
+        return name.is_owned
 
     # --- what others ask ---
 
     def holds(self, agent: str) -> bool:
         name = self._names.get(agent)
-        return name is None or name.is_held
+        return name is None or name.is_owned
 
-    async def until_held(self, agent: str) -> None:
+    async def until_owned(self, agent: str) -> None:
         if agent in self._names:
-            await self._names[agent].held.wait()
+            await self._names[agent].owned.wait()
 
     async def until_known(self, agent: str) -> None:
         if agent in self._names:
             await self._names[agent].looked.wait()
 
-    async def while_held(self, agent: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def while_owned(self, agent: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``run`` whenever this home owns an agent, and cancel it when it does not any more.
 
         Returns when ``run`` does.
         """
         while True:
-            await self.until_held(agent)
+            await self.until_owned(agent)
             running = asyncio.create_task(run())
             lost = asyncio.create_task(self._names[agent].lost.wait())
             try:
@@ -149,12 +149,12 @@ class Owning(Owner):
         return f"{whose}; give it another name here, or take it with `durable-stream agents --claim {agent}`"
 
     def status(self) -> list[dict[str, Any]]:
-        """For each agent: ``agent``, ``held``, ``epoch`` (in which this home took it), ``owner`` (a log's id),
+        """For each agent: ``agent``, ``owned``, ``epoch`` (in which this home took it), ``owner`` (a log's id),
         ``problem``."""
         rows = []
         for agent, name in self._names.items():
-            about = {"epoch": name.epoch, "owner": self._bus.log_id if name.is_held else name.others or None}
-            rows.append({"agent": agent, "held": self.holds(agent), **about, "problem": self.refusal(agent)})
+            about = {"epoch": name.epoch, "owner": self._bus.log_id if name.is_owned else name.others or None}
+            rows.append({"agent": agent, "owned": self.holds(agent), **about, "problem": self.refusal(agent)})
         return rows
 
     # --- the durables ---
@@ -177,7 +177,7 @@ class Owning(Owner):
 
     async def _look(self, session: JetStream, agent: str, name: _Name) -> None:
         stream, wanted = self._bus.exclusive(name.durable, name.pattern)
-        if not name.is_held:
+        if not name.is_owned:
             others = {
                 each["name"]: _filters(each["config"])
                 for each in await consumers_of(session, stream)
@@ -206,20 +206,20 @@ class Owning(Owner):
         except NotFound:
             # Perhaps another home is taking the agent, so let it: this home tries again at its next look.
             log.warning("the durable of agent %s is gone", agent)
-            self._set_held(name, False)
+            self._set_owned(name, False)
             return
         epoch = int(datetime.fromisoformat(found["created"]).timestamp() * 1000)
         if name.epoch != epoch:
             await self._own(agent, epoch)
         name.epoch, name.others, name.is_claimed = epoch, "", False
-        if not name.is_held:
+        if not name.is_owned:
             log.info("this home owns agent %s, in epoch %d", agent, epoch)
-            self._set_held(name, True)
+            self._set_owned(name, True)
             await self._resumed()
 
-    def _set_held(self, name: _Name, held: bool) -> None:
-        name.is_held = held
-        now, then = (name.held, name.lost) if held else (name.lost, name.held)
+    def _set_owned(self, name: _Name, owned: bool) -> None:
+        name.is_owned = owned
+        now, then = (name.owned, name.lost) if owned else (name.lost, name.owned)
         now.set()
         then.clear()
 

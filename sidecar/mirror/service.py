@@ -203,7 +203,7 @@ class NatsService:
         return [asyncio.create_task(run) for run in runs]
 
     def _owned(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:
-        return run() if self._owning is None else self._owning.while_held(name, run)
+        return run() if self._owning is None else self._owning.while_owned(name, run)
 
     def consume(self, agents: Sequence[str]) -> CommandConsumers | None:
         """Take commands for these agents from NATS, in the background. Close the result before the runtime.

@@ -307,14 +307,14 @@ async def newest(
     found = await reader.newest(wanted, count, after=after, fits=fits)
     if found is not None:
         return found, None
-    kept: deque[Record] = deque(maxlen=count)
+    last: deque[Record] = deque(maxlen=count)
     try:
         async for record in reader.query(wanted):
             if record.position > after and fits(record):
-                kept.append(record)
+                last.append(record)
     except CorruptLog as error:
-        return list(kept), error
-    return list(kept), None
+        return list(last), error
+    return list(last), None
 
 
 async def empty_text(reader: LogReader) -> str:

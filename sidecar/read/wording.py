@@ -52,8 +52,8 @@ def cut_middle(text: str, most: int) -> tuple[str, int]:
         return text, 0
     mark = f" … {len(text)} characters left out … "  # the number that is left out has no more digits than this
     left = len(text) - max(most - len(mark), 2)
-    kept = len(text) - left
-    return f"{text[: kept - kept // 2]} … {left} characters left out … {text[len(text) - kept // 2 :]}", left
+    shown = len(text) - left
+    return f"{text[: shown - shown // 2]} … {left} characters left out … {text[len(text) - shown // 2 :]}", left
 
 
 def counted(number: int, noun: str) -> str:

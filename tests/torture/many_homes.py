@@ -255,7 +255,7 @@ class World:
 
     async def _is_settled(self, home: Member) -> bool:
         row = await home.owned()
-        return bool(row["held"] or "belongs to another home" in row["problem"])
+        return bool(row["owned"] or "belongs to another home" in row["problem"])
 
     def _tool(self, who: str) -> str:
         return TOOL.format(done=str(self.done), journal=str(self.journal), who=who)

@@ -104,13 +104,15 @@ async def claim(made: World) -> None:
 
     await until(says_how)
     waits = await second.owned()
-    assert (waits["held"], waits["owner"], waits["epoch"]) == (False, held["owner"], None)
+    assert (waits["owned"], waits["owner"], waits["epoch"]) == (False, held["owner"], None)
     with pytest.raises(RequestError) as refused:
         await ask(second.one, "send", {"agent": "tally", "type": "count", "payload": {"text": "no"}})
     assert refused.value.code == "not-owner"
     await ask(second.one, "agent_claim", {"agent": "tally"})
     taken = await second.owned()
-    assert taken["held"] and taken["epoch"] > held["epoch"] and taken["owner"] != held["owner"] and not taken["problem"]
+    assert (
+        taken["owned"] and taken["epoch"] > held["epoch"] and taken["owner"] != held["owner"] and not taken["problem"]
+    )
     await made.send(COMMANDS)
 
     async def is_done() -> bool:
@@ -131,4 +133,4 @@ async def claim(made: World) -> None:
 
     await until(stands_still)
     back = await first.owned()
-    assert not back["held"] and taken["owner"] in back["problem"]
+    assert not back["owned"] and taken["owner"] in back["problem"]

@@ -2,8 +2,8 @@
 supplies the clock, and calls ``due`` every ``WAIT_S``.
 
 The deltas of one step and kind form one text. A session's chunks keep the order of its deltas, so a delta of another
-step or kind ends the text. Only complete words leave (``held.py``); if no delta comes for ``hold_s``, the last, perhaps
-incomplete word leaves, too. The transport to and from this module is lossy (``str``).
+step or kind ends the text. Only complete words leave (``pieces.py``); if no delta comes for ``hold_s``, the last word
+leaves, too, perhaps incomplete. The transport to and from this module is lossy (``str``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from bridge.nats.l0.payloads import MAX_ID, Chunk
-from bridge.nats.mirror.held import HeldText
+from bridge.nats.mirror.pieces import PiecedText
 
 WAIT_S: Final = 0.05
 HOLD_S: Final = 3.0
@@ -22,7 +22,7 @@ HOLD_S: Final = 3.0
 
 MAX_BYTES: Final = 8 * 1024
 MAX_OPEN: Final = 1024
-"""Maximum number of sessions whose last text is held; beyond that, the text of the session that was quiet longest
+"""Maximum number of sessions whose last text is remembered; beyond that, the text of the session that was quiet longest
 ends."""
 
 MAX_STEPS: Final = 4096
@@ -49,10 +49,10 @@ class Ready(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """The text that a session is producing; ``ready`` may leave now, and the held word at ``quiet_at``."""
+    """The text that a session is producing; ``ready`` may leave now, and the waiting word at ``quiet_at``."""
 
     first: Delta
-    held: HeldText
+    words: PiecedText
     ready: str = ""
     quiet_at: float | None = None
 
@@ -90,10 +90,10 @@ class Chunks:
         if text is None:
             if len(self._texts) >= MAX_OPEN:
                 self._end(self._texts.popitem(last=False)[1])
-            text = _Text(delta, HeldText(self._clean))
+            text = _Text(delta, PiecedText(self._clean))
         # Insert the session again at the end, so that the session that was idle longest comes first.
         self._texts[delta.session] = text
-        text.ready += text.held.add(delta.text)
+        text.ready += text.words.add(delta.text)
         text.quiet_at = now + self._hold_s
 
     def due(self, now: float) -> list[Ready]:
@@ -108,7 +108,7 @@ class Chunks:
         return found
 
     def _end(self, text: _Text) -> None:
-        text.ready += text.held.end()
+        text.ready += text.words.end()
         text.quiet_at = None
         self._cut(text)
 

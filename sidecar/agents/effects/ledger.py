@@ -103,7 +103,7 @@ class Ledger:
         store: StreamStore,
         identity: Identity,
         sleep: Sleep = asyncio.sleep,
-        until_owned: Callable[[str], Awaitable[None]] = ALONE.until_held,
+        until_owned: Callable[[str], Awaitable[None]] = ALONE.until_owned,
     ) -> None:
         self._store, self._identity, self._sleep, self._until_owned = store, identity, sleep, until_owned
 

@@ -369,7 +369,7 @@ class EffectRunner:
             return
         self._paused += 1
         try:
-            await self._owner.until_held(agent)
+            await self._owner.until_owned(agent)
         finally:
             self._paused -= 1
 

@@ -39,7 +39,7 @@ def detail(event: StreamEvent) -> Detail:
             found.ids.append(("answer" if name == "assistant_message" else name, value))
             del left[name]
     said = {part.text.strip() for part in found.parts} | {value for _, value in found.ids} | {event.actor}
-    found.rest = {key: kept for key, value in left.items() if (kept := _unsaid(value, said)) is not None}
+    found.rest = {key: rest for key, value in left.items() if (rest := _unsaid(value, said)) is not None}
     return found
 
 
@@ -69,8 +69,8 @@ def _take_facts(left: dict[str, Any], found: Detail) -> None:
 def _unsaid(value: Any, said: set[str]) -> Any:
     """``value`` without empty values and without the values in ``said``; ``None`` if nothing is left."""
     if isinstance(value, dict):
-        kept = {key: inner for key, each in value.items() if (inner := _unsaid(each, said)) is not None}
-        return kept or None
+        rest = {key: inner for key, each in value.items() if (inner := _unsaid(each, said)) is not None}
+        return rest or None
     if isinstance(value, list):
         return [inner for each in value if (inner := _unsaid(each, said)) is not None] or None
     if isinstance(value, str):

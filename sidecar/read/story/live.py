@@ -1,6 +1,6 @@
 """What the rules know of each session while they fold its next record, and the small steps that all rules share.
 
-Little is kept in memory: a session's newest rows, what is open in it, and a few numbers. Those numbers are a row of
+Little is in memory: a session's newest rows, what is open in it, and a few numbers. Those numbers are a row of
 ``live``, so that a session that rested is read back as it was. Whatever else a rule needs, it looks up in the tables.
 """
 
@@ -176,9 +176,9 @@ class Story:
         row = self.sessions.find("name = ? AND died IS NULL", name)
         if row is None:
             return None
-        kept = self.states.find("id = ?", row.key)
-        assert kept is not None
-        live = Live(row, msgspec.json.decode(kept.state, type=State))
+        stored = self.states.find("id = ?", row.key)
+        assert stored is not None
+        live = Live(row, msgspec.json.decode(stored.state, type=State))
         for span in self.spans.all("session = ? AND till IS NULL AND died IS NULL ORDER BY key", row.key):
             if span.kind == "turn":
                 live.run = span

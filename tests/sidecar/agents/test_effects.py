@@ -333,14 +333,14 @@ class Lease:
     """In place of the leases of agents: lost while an effect runs."""
 
     def __init__(self) -> None:
-        self.held = asyncio.Event()
-        self.held.set()
+        self.owned = asyncio.Event()
+        self.owned.set()
 
     def holds(self, agent: str) -> bool:
-        return self.held.is_set()
+        return self.owned.is_set()
 
-    async def until_held(self, agent: str) -> None:
-        await self.held.wait()
+    async def until_owned(self, agent: str) -> None:
+        await self.owned.wait()
 
 
 @pytest.mark.parametrize("cut_off", [False, True])
@@ -349,7 +349,7 @@ async def test_the_end_of_an_attempt_is_recorded_only_by_the_owner(bench: Bench,
     lease = Lease()
 
     async def ending() -> Any:
-        lease.held.clear()
+        lease.owned.clear()
         if ends != "completed":
             raise OSError("down") if ends == "failed" else TimeoutError
         return Reconciled(False) if cut_off else None
@@ -362,7 +362,7 @@ async def test_the_end_of_an_attempt_is_recorded_only_by_the_owner(bench: Bench,
     runner = bench.runner(kind, Policy(attempts=1), owner=lease)
     await bench.run(runner, asked)
     assert await bench.steps() == [("started", 1)]
-    lease.held.set()
+    lease.owned.set()
     async with asyncio.timeout(20):
         while runner._tasks:
             await asyncio.sleep(0.001)

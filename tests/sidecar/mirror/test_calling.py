@@ -53,12 +53,12 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "tool_worker.py"
 class Leases:
     """In place of the entries on the server: held, but for a moment that no other task could notice yet."""
 
-    is_held = True
+    is_owned = True
 
     def holds(self, agent: str) -> bool:
-        return self.is_held
+        return self.is_owned
 
-    async def while_held(self, agent: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def while_owned(self, agent: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await run()
 
     def refusal(self, agent: str) -> str:
@@ -263,13 +263,13 @@ async def test_what_comes_while_another_home_owns_the_agent_is_judged_when_it_do
     async with owner(sessions) as home:
         await home.call()
         payload, headers = await sent(sessions)
-        home.leases.is_held = False
+        home.leases.is_owned = False
         await report(sessions, payload, headers, result="in the gap")
         async with asyncio.timeout(20):
             while not home.consumers.status()[0]["counts"].get("again"):
                 await asyncio.sleep(0.01)
         assert not await home.of("tool.refused") and not await home.of("tool.reported")
-        home.leases.is_held = True
+        home.leases.is_owned = True
         assert (await home.results())[0]["result"] == "in the gap"
 
 

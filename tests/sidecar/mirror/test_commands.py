@@ -24,7 +24,7 @@ from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from sidecar.agents.runtime import Runtime
-from sidecar.mirror.commands import KEPT_BODY, CommandConsumers
+from sidecar.mirror.commands import LONGEST_BODY, CommandConsumers
 from streams.bus.contract import EventBus
 from streams.errors import StoreUnavailable
 from streams.store import Record, Snapshot, StreamStore
@@ -264,7 +264,7 @@ class TestDeadLetters:
         ("subject", "body", "code"),
         [
             (ADD, b"{", "undecodable"),
-            (ADD, b"\xff" * (KEPT_BODY + 5), "undecodable"),
+            (ADD, b"\xff" * (LONGEST_BODY + 5), "undecodable"),
             (ADD, {"id": "1", "stream_id": "x", "payload": {}}, "undecodable"),
             (ADD, {"type": 3, "payload": {}}, "undecodable"),
             ("cmd.p.w.counter.%41", {"by": 1}, "undecodable"),

@@ -55,7 +55,7 @@ class Here:
     @property
     def epoch(self) -> int | None:
         (row,) = [row for row in self.owning.status() if row["agent"] == "counter"]
-        return row["epoch"] if row["held"] else None
+        return row["epoch"] if row["owned"] else None
 
 
 @asynccontextmanager
@@ -157,7 +157,7 @@ async def test_an_effect_starts_only_while_the_agent_is_owned(server: RealServer
         async def and_lost(batch: Any, **more: Any) -> Any:
             done = await append(batch, **more)
             if any(one.type == "effect.requested" for one in batch):
-                home.owning._set_held(name, False)
+                home.owning._set_owned(name, False)
             return done
 
         home.store.append = and_lost  # type: ignore[method-assign]
@@ -165,7 +165,7 @@ async def test_an_effect_starts_only_while_the_agent_is_owned(server: RealServer
         await until(lambda: home.runtime.view.effects and not home.runtime.owes())
         assert not home.work.keys
         home.store.append = append  # type: ignore[method-assign]
-        home.owning._set_held(name, True)
+        home.owning._set_owned(name, True)
         await home.runtime.resume()
         await until(lambda: state(home.runtime)["results"])
         assert len(home.work.keys) == 1

@@ -6,7 +6,7 @@ from itertools import chain, combinations, islice
 
 import pytest
 
-from bridge.nats.mirror.held import MAX_CONTEXT, MAX_WORD, HeldText
+from bridge.nats.mirror.pieces import MAX_CONTEXT, MAX_WORD, PiecedText
 from bridge.opencode.redact import Redactor
 from tests.security.made_up import KEYS, pem
 
@@ -24,8 +24,8 @@ SAID = {
 
 
 def spoken(pieces: list[str]) -> str:
-    held = HeldText(Redactor().clean)
-    return "".join([held.add(piece) for piece in pieces] + [held.end()])
+    pieced = PiecedText(Redactor().clean)
+    return "".join([pieced.add(piece) for piece in pieces] + [pieced.end()])
 
 
 def cut(text: str, places: tuple[int, ...]) -> list[str]:
@@ -65,18 +65,23 @@ def test_ordinary_text_arrives_as_it_is() -> None:
 
 
 def test_what_is_complete_does_not_wait() -> None:
-    held = HeldText(Redactor().clean)
-    assert [held.add("one two"), held.add(" thr"), held.add("ee\n"), held.end()] == ["one ", "two ", "three\n", ""]
+    text = PiecedText(Redactor().clean)
+    assert [text.add("one two"), text.add(" thr"), text.add("ee\n"), text.end()] == [
+        "one ",
+        "two ",
+        "three\n",
+        "",
+    ]
 
 
 def test_after_a_pause_in_a_secret_the_rest_of_it_does_not_leave() -> None:
-    held = HeldText(Redactor().clean)
-    said = held.add("DB_PASS=") + held.end() + held.add("correct") + held.add("horse\n")
+    pieced = PiecedText(Redactor().clean)
+    said = pieced.add("DB_PASS=") + pieced.end() + pieced.add("correct") + pieced.add("horse\n")
     assert "correct" not in said and "horse" not in said
 
 
 def test_a_word_without_end_is_replaced() -> None:
-    held = HeldText(Redactor().clean)
-    said = "".join(held.add("q" * 1000) for _ in range(50)) + held.add("qz\nnext ")
+    pieced = PiecedText(Redactor().clean)
+    said = "".join(pieced.add("q" * 1000) for _ in range(50)) + pieced.add("qz\nnext ")
     assert "q" not in said and said.endswith("\nnext ")
-    assert len(held._said) <= MAX_CONTEXT and len(held._word) <= MAX_WORD
+    assert len(pieced._said) <= MAX_CONTEXT and len(pieced._word) <= MAX_WORD
