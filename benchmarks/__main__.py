@@ -29,6 +29,7 @@ from benchmarks import (
     runtime,
     shim,
     store,
+    team,
 )
 from benchmarks.report import Row, table
 
@@ -38,6 +39,7 @@ GROUPS = {
     "million": million.measure,
     "link": link.measure,
     "mirror": mirror.measure,
+    "team": team.measure,
     "runtime": runtime.measure,
     "shim": shim.measure,
     "commands": commands.measure,

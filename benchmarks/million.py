@@ -140,11 +140,11 @@ def stored(placed: Placed) -> Stored:
     return parse_stored(format_line(placed, 0, 1)[:-1])
 
 
-async def build(store: Path, made: Iterable[Stored]) -> None:
+async def build(store: Path, made: Iterable[Stored], story: StoryTables | None = None) -> None:
     """Build a log of these records in ``store``, which must be new, with the story's tables. A million take some
     minutes."""
     await (await Log.open(store, seeded_identity(2))).close()
-    database, left = await asyncio.to_thread(Database, store, lambda: None, StoryTables()), iter(made)
+    database, left = await asyncio.to_thread(Database, store, lambda: None, story or StoryTables()), iter(made)
     await asyncio.to_thread(database.derive)
     while chunk := list(islice(left, CHUNK)):
         await asyncio.to_thread(database.move, chunk)

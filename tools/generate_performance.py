@@ -44,7 +44,7 @@ TABLES = {
     "Commands": r"start of a command|(streams|log|status|doctor), an|newest 5|log --last",
     "The inspector": r"first paint|all of a session|step of|search of the page|the page itself|memory of `inspect`",
     "A million events": r".*1 M events|memory gained|the same query",
-    "Hooks, NATS": r"hook to|last ack|mirror|command to|commands: ",
+    "Hooks, NATS": r"hook to|last ack|mirror|team|command to|commands: ",
     "The log": r"",
 }
 """The tables of the page, and the beginnings of the rows in them: a row is in the first table that it fits."""

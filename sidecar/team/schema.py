@@ -46,7 +46,6 @@ LOG: Final = """
     );
     CREATE UNIQUE INDEX ON records (home, stream, place);
     CREATE INDEX ON records (home, event_id);
-    CREATE INDEX ON records (home, type, position);
     CREATE TABLE bases (
         home INT NOT NULL, stream TEXT NOT NULL, place BIGINT NOT NULL, hash BYTEA NOT NULL, at_ms BIGINT NOT NULL,
         PRIMARY KEY (home, stream)

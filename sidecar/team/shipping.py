@@ -294,10 +294,15 @@ def _drop_story(cursor: psycopg.Cursor[Any], home: int) -> None:
 
 
 def _copy(cursor: psycopg.Cursor[Any], table: str, types: Sequence[str], home: int, rows: Iterable[Row]) -> None:
+    texts = [number for number, kind in enumerate(types[1:]) if kind == "text"]
     with cursor.copy(SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(Identifier(table))) as copy:
         copy.set_types(types)
         for row in rows:
-            copy.write_row((home, *map(_clean, row)))
+            for number in texts:
+                if row[number] and "\0" in row[number]:
+                    row = tuple(map(_clean, row))
+                    break
+            copy.write_row((home, *row))
 
 
 def _clean(value: Any) -> Any:

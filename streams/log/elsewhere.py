@@ -34,6 +34,8 @@ class Asked(Protocol):
 
 
 class _Database(SqliteReader):
+    _types = "SELECT DISTINCT type FROM records"  # there is no index of types
+
     def __init__(self, asked: Asked, name: str) -> None:
         super().__init__(Path(name), exists=True)
         self._asked: Any = asked

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import inspector, limits, million, mirror, newest, opencode, peers, pipeline, runtime, store
+from benchmarks import inspector, limits, million, mirror, newest, opencode, peers, pipeline, runtime, store, team
 from benchmarks.limits import beside, paired
 from benchmarks.report import Row, table
 from tests.real.api import OpenCodeApi
@@ -35,6 +35,14 @@ async def test_every_row_of_the_mirror_runs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(limits, "ROUNDS", 1)
     rows = await mirror.measure(tmp_path, 0.02)
     assert [row.floor for row in rows] == [0.45, None]
+    assert all(row.value > 0 and row.limit for row in rows)
+
+
+async def test_every_row_of_the_team_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "COUNT", 300)
+    monkeypatch.setattr(limits, "ROUNDS", 1)
+    rows = await team.measure(tmp_path, 0.02)
+    assert [row.floor for row in rows] == [0.25]
     assert all(row.value > 0 and row.limit for row in rows)
 
 

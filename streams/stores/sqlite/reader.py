@@ -66,6 +66,8 @@ class SqliteReader:
         StoreUnavailable: the file cannot be opened.
     """
 
+    _types: str = _TYPES
+
     def __init__(self, store: Path, *, exists: bool = False, to_damage: bool = False) -> None:
         """``to_damage``: read a damaged file, too, as far as that works. ``damage`` then says what is wrong with it,
         apart from its records; at a damaged record, reading ends with ``CorruptLog`` as ever."""
@@ -303,7 +305,7 @@ class SqliteReader:
         if not any(name.endswith(".*") for name in wanted.types):
             return wanted
         nothing: list[str] = []
-        types = await self._ask(lambda connection: [name for (name,) in connection.execute(_TYPES)], nothing)
+        types = await self._ask(lambda connection: [name for (name,) in connection.execute(self._types)], nothing)
         found = [name for name in types if any(type_matches(name, each) for each in wanted.types)]
         return replace(wanted, types=found or ["none"])
 
