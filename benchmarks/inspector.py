@@ -108,14 +108,28 @@ async ([path, numbers]) => {
 """
 """The ms of the answers at some moments, each with the head of its moment."""
 
-_SEARCH: Final = """
-async (text) => {
+_ASK: Final = """
+async (asks) => {
   const { get } = await import("/page/lib.js");
-  const began = performance.now();
-  await get("search", { q: text });
-  return performance.now() - began;
+  const times = [];
+  for (const [path, values] of asks) {
+    const began = performance.now();
+    await get(path, values);
+    times.push(performance.now() - began);
+  }
+  return times;
 }
 """
+"""The ms of some answers, one after the other."""
+
+_OTHERS: Final = """
+async ([short, long]) => {
+  const { get } = await import("/page/lib.js");
+  return (await get("sessions")).sessions.map((row) => row.stream_id).filter((name) => name !== short && name !== long);
+}
+"""
+
+WAYS: Final = ("day", "project", "model", "agent", "session")
 
 
 def _turns(count: int) -> Iterator[dict[str, object]]:
@@ -214,7 +228,12 @@ def _measure(home: Home, name: str, long: int) -> list[Row]:
                         jumps = {tab: _jumped(page, tab, long) for tab in TABS}
                         steps = {tab: _stepped(page, served, f"{STREAM}/{tab}") for tab in TABS}
                         short = _stepped(page, served, f"{SHORT}/conversation")
-                        searches = [min(page.evaluate(_SEARCH, text) for _ in range(ROUNDS)) for text in SEARCHES]
+                        searches = [_answered(page, [["search", {"q": text}]] * ROUNDS) for text in SEARCHES]
+                        page.evaluate(_ASK, [["costs", {}]])  # what was spent is read once, and kept
+                        costs = _answered(page, [["costs", {"by": way, "days": 30}] for way in WAYS])
+                        listed = _answered(page, [["sessions", {}]] * ROUNDS)
+                        others = page.evaluate(_OTHERS, [SHORT, STREAM])[:ROUNDS] or [STREAM]
+                        compared = _answered(page, [["compare", {"a": SHORT, "b": other}] for other in others])
                         memory = _peak(served)
     size = sum(len(gzip.compress(file.read_bytes(), mtime=0)) for file in PAGE.iterdir()) / 1000
     first, beside = min(opened[STREAM]), min(opened[SHORT])
@@ -225,7 +244,10 @@ def _measure(home: Home, name: str, long: int) -> list[Row]:
         *(Row(f"jump to any event, {tab}", taken, None, "s", 0.1, 0.05) for tab, taken in jumps.items()),
         *(Row(f"step of the slider, {tab}", taken, None, "s", 0.05, 0.025) for tab, taken in steps.items()),
         Row("step of the slider, conversation, beside a short one", 1 / step, 1 / short, "a short session", 0.5, 0.8),
-        Row("search of the page", max(searches) / 1000, None, "s", 0.2, 0.05),
+        Row("search of the page", max(searches), None, "s", 0.2, 0.05),
+        Row("list of the page", listed, None, "s", 0.2, 0.1),
+        Row("costs of the page, each way for the first time", costs, None, "s", 0.2, 0.1),
+        Row("comparison of the page, each for the first time", compared, None, "s", 0.2, 0.1),
         Row("the page itself, gzip", size, None, "kB", 60, 40),
         Row("memory of `inspect`", memory, None, "MiB", 150, 120),
     ]
@@ -236,6 +258,11 @@ def _stepped(page: Any, served: Served, tab: str) -> float:
     page.goto(f"{served.base}/s/{tab}")
     page.wait_for_selector(".session .body > *")
     return min(statistics.median(page.evaluate(_STEP, STEPPED)) for _ in range(ROUNDS)) / 1000
+
+
+def _answered(page: Any, asks: list[Any]) -> float:
+    """How long one of some answers takes, in seconds: the median."""
+    return statistics.median(page.evaluate(_ASK, asks)) / 1000
 
 
 def _jumped(page: Any, tab: str, long: int) -> float:

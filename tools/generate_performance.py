@@ -42,7 +42,8 @@ Measured on: {machine}.
 TABLES = {
     "In OpenCode": r"time that a hook|starts of|spawn until|end of the work|private copy",
     "Commands": r"start of a command|(streams|log|status|doctor), an|newest 5|log --last",
-    "The inspector": r"first paint|all of a session|step of|search of the page|the page itself|memory of `inspect`",
+    "The inspector": r"first paint|all of a session|jump to|step of|(search|list|costs|comparison) of the page|"
+    r"the page itself|memory of `inspect`",
     "A million events": r".*1 M events|memory gained|the same query",
     "Hooks, NATS": r"hook to|last ack|mirror|team|command to|commands: ",
     "The log": r"",

@@ -21,10 +21,16 @@ from tools.install_chromium import find
 
 SESSION = "/s/ses_dff0a5b68ffegK4yUQGH09hey7"
 PICTURES = (
-    ("inspector", f"{SESSION}?at=34", "light", 1280),
-    ("inspector-timeline", f"{SESSION}/timeline", "dark", 1280),
-    ("inspector-sessions", "/", "light", 1280),
+    ("inspector", f"{SESSION}?at=34", "light", 1280, ".talk > *"),
+    ("inspector-timeline", f"{SESSION}/timeline", "dark", 1280, ".map button"),
+    ("inspector-sessions", "/", "light", 1280, ".row"),
+    ("inspector-search", f"{SESSION}/timeline?q=login", "light", 1280, "#found .hit"),
+    ("inspector-files", f"{SESSION}/files", "dark", 1280, ".diff"),
+    ("inspector-costs", "/costs?by=session", "light", 1280, ".spent"),
+    ("inspector-compare", f"/compare{SESSION[2:]}{SESSION[2:]}?at=20", "light", 1280, ".picture:nth-of-type(2) .lanes"),
+    ("inspector-narrow", f"{SESSION}/timeline", "light", 390, ".map button"),
 )
+"""The name of each, what it shows, its colours and width, and what is there once it is drawn."""
 
 
 def main(directory: Path) -> None:
@@ -32,12 +38,12 @@ def main(directory: Path) -> None:
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         home = aside(make_home, Path(place) / "home", *RECORDINGS, DEMO)
         browser = playwright.chromium.launch(executable_path=find(), args=list(QUIET))
-        for name, path, scheme, width in PICTURES:
+        for name, path, scheme, width, drawn in PICTURES:
             with inspecting(home) as served:
                 page = browser.new_page(viewport={"width": width, "height": 720}, color_scheme=scheme)
                 page.goto(served.link)
                 page.goto(served.base + path)
-                page.wait_for_selector(".row, .talk > *, .lanes")
+                page.wait_for_selector(drawn)
                 page.screenshot(path=directory / f"{name}.png")
                 page.close()
         browser.close()

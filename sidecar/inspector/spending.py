@@ -32,21 +32,27 @@ MOST_MODELS: Final = 6
 DEAREST: Final = 8
 WEEK: Final = 7
 
-_TURNS: Final = """SELECT turn, session, max(n), max(t_cost), max(ts) FROM step
-    WHERE kind = 'inference' AND n > :after AND n <= :head GROUP BY turn"""
+_TURNS: Final = """
+    SELECT turn, cost, ts FROM (
+        SELECT *, row_number() OVER (PARTITION BY ts / 900000 ORDER BY cost DESC) AS place FROM (
+        SELECT turn, max(t_cost) AS cost, max(ts) AS ts FROM step
+        WHERE kind = 'inference' AND n > :after AND n <= :head GROUP BY turn HAVING max(t_cost) > 0))
+    WHERE place <= :most"""
+"""The dearest turns of each quarter of an hour: in every zone, a day begins with one. What a turn cost is a sum so far,
+so one that was left out comes back with all of it."""
 _ASKED: Final = f"""SELECT key, session, asked, first FROM turn
     WHERE key IN (SELECT value FROM json_each(:keys)) AND {ALIVE}"""  # noqa: S608
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What the steps up to a ``position`` used. ``turns`` has the last position, the cost and the time of each turn, by
-    its key."""
+    """What the steps up to a ``position`` used. ``turns`` has the cost and the time of the dearest turns, by
+    their keys."""
 
     position: int = NOTHING
     removed: Any = None
     cells: list[Cell] = field(default_factory=list)
-    turns: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+    turns: dict[int, tuple[float, int]] = field(default_factory=dict)
 
 
 class Spending:
@@ -96,12 +102,12 @@ class Spending:
 
         moved = {name for (name,) in story.sql("SELECT stream FROM place WHERE moved > 0")}
         new = cells(story, When(None, None), moves if moved else lambda sessions: (), old.position)
-        turns = story.sql(_TURNS, after=old.position, head=story.head)
+        turns = story.sql(_TURNS, after=old.position, head=story.head, most=DEAREST)
         return _Kept(
             story.head,
             old.removed,
             joined([*old.cells, *new]),
-            old.turns | {turn: (n, cost, ts) for turn, _, n, cost, ts in turns},
+            old.turns | {turn: (cost, ts) for turn, cost, ts in turns},
         )
 
 
@@ -189,7 +195,7 @@ def weeks(some: Iterable[Cell], today: date) -> list[float]:
 def _dearest(story: Snapshot, kept: _Kept, known: _Sessions, since: str) -> list[dict[str, Any]]:
     """The turns that cost most since a day: where each is, what was asked, and the event with which it began."""
     begin = datetime.fromisoformat(since).astimezone().timestamp() * 1000 if since else 0
-    dear = ((cost, key, ts) for key, (_, cost, ts) in kept.turns.items() if cost > 0 and ts >= begin)
+    dear = ((cost, key, ts) for key, (cost, ts) in kept.turns.items() if ts >= begin)
     found = nlargest(DEAREST, dear)
     rows = story.sql(_ASKED, n=story.head, keys=orjson.dumps([key for _, key, _ in found]).decode())
     turns = {key: (known.names.get(session, ""), asked, first) for key, session, asked, first in rows}

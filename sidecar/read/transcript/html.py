@@ -25,16 +25,17 @@ from sidecar.read.wording import local_time, one_line, printable
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --quiet: #636c76; --line: #d1d9e0; --soft: #f6f8fa;
-  --user: #0969da; --good: #116329; --good-soft: #dafbe1; --bad: #b62324; --bad-soft: #ffebe9; --asks: #9a6700; }
+  --user: #3b5bdb; --good: #116329; --good-soft: #dafbe1; --bad: #b62324; --bad-soft: #ffebe9; --asks: #9a6700; }
 @media (prefers-color-scheme: dark) { :root { --text: #d6dde5; --quiet: #8b949e; --line: #343b44; --soft: #171c23;
-  --user: #58a6ff; --good: #56d364; --good-soft: #12261e; --bad: #ff7b72; --bad-soft: #301a1e; --asks: #d9a441; }
+  --user: #8ea4ff; --good: #56d364; --good-soft: #12261e; --bad: #ff7b72; --bad-soft: #301a1e; --asks: #d9a441; }
   body { background: #0e1217; } }
 body { font: 16px/1.6 system-ui, sans-serif; color: var(--text); max-width: 52rem; margin: 2.5rem auto;
   padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; line-height: 1.3; margin: 0; }
 footer { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: .8rem; }
 .facts, .end, .more, summary, time { color: var(--quiet); font-size: .85rem; }
-.prompt { border-left: 3px solid var(--user); padding: .1rem 0 .1rem 1rem; margin: 2.2rem 0 1.2rem; }
+.prompt { background: var(--soft); border-left: 3px solid var(--user); border-radius: 0 6px 6px 0;
+  padding: .5rem 1rem; margin: 2.2rem 0 1.2rem; }
 .prompt header { color: var(--user); font-weight: 600; }
 .prompt p { white-space: pre-wrap; margin: .2rem 0; }
 .undone p { text-decoration: line-through; }
@@ -208,7 +209,7 @@ def _rendered(piece: Piece, reading: Reading) -> Iterator[str]:
     text, facts = piece.text, piece.facts
     match piece.kind:
         case "title":
-            yield f"<h1>{_text(text)}</h1>"
+            yield f'<h1 dir="auto">{_text(text)}</h1>'
             yield f'<p class="facts">{_text(" · ".join(filter(None, (piece.of.directory, facts, piece.of.id))))}</p>'
         case "note":
             yield f'<p class="facts">{_text(text)}</p>'
