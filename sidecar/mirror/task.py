@@ -2,7 +2,7 @@
 
 The log is the outbox, so an unreachable server costs no memory, and recording never waits. At each connection and after
 each failure the stream says where the mirror is (``bridge/nats/mirror/place.py``). While one run is being stored, the
-next one is read, built and sent, except for the message that commits it.
+next one is read and built.
 
 Every few seconds the task looks whether the stream is as it left it. If another program changed the stream, it is
 emptied and published again. Only a copy of this home is left alone: if a stream with records of this process suddenly
@@ -38,7 +38,7 @@ from bridge.nats.mirror.place import (
     may_have_removed,
     settled,
 )
-from bridge.nats.mirror.publish import Run, begin_run, finish_run
+from bridge.nats.mirror.publish import Run, publish_run
 from bridge.nats.subjects import log_pattern
 from streams.errors import StreamError
 from streams.retention import StreamRemoval
@@ -320,17 +320,16 @@ class MirrorTask:
             while True:
                 self._wake.clear()
                 run = await self._built(records, mirror)
-                begun = await begin_run(session, run) if run.own else None
                 if storing is not None:
                     await self._stored(waiting, await storing)
                     storing = None
                 check_not_cancelled()
                 if self._rebuild or self._forgotten or ended.done():
                     return False
-                if begun is not None:
+                if run.own:
                     self._stop_at("before-publish")
                     waiting, self._doing = run, "publishing"
-                    storing = asyncio.create_task(finish_run(begun, self._log_id, behind=self._place.sequence))
+                    storing = asyncio.create_task(publish_run(session, run, self._log_id, behind=self._place.sequence))
                     continue
                 self._doing, self._level_to = "idle", self._read_to
                 if self._is_ending or news.done():

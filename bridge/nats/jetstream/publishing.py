@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -79,48 +78,31 @@ async def settle(session: JetStream, subject: str) -> None:
         await publish(session, Message(subject, {"Nats-Expected-Stream": "-"}, b""))
 
 
-@dataclass(frozen=True, slots=True)
-class StagedBatch:
-    """An atomic batch whose messages have all been sent except the last one. Nothing is stored before ``commit``.
+async def publish_batch(
+    session: JetStream, messages: Sequence[Message], guard: Mapping[str, str] = MappingProxyType({})
+) -> Stored:
+    """Publish 1 to ``MAX_BATCH`` messages as an atomic batch: the stream stores all consecutively or none. Return where
+    the last is stored.
 
-    The server drops a batch that is not committed within some seconds.
+    ``guard`` are more headers of the last message, which commits the batch.
+
+    Raises:
+        WrongExpectation: the stream is not as ``guard`` expects it; nothing was stored.
+        BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
+            duplicates.
+        NatsUnavailable: no answer came; either all messages are stored or none is.
     """
-
-    session: JetStream
-    messages: Sequence[Message]
-    batch_id: str
-
-    async def commit(self, guard: Mapping[str, str] = MappingProxyType({})) -> Stored:
-        """Send the last message, which stores all consecutively or none; return where the last is stored.
-
-        ``guard`` are more headers of the last message.
-
-        Raises:
-            WrongExpectation: the stream is not as ``guard`` expects it; nothing was stored.
-            BatchRefused: the server did not store the messages as a batch. Publish them one by one; their ids prevent
-                duplicates.
-            NatsUnavailable: no answer came; either all messages are stored or none is.
-        """
-        subject, headers, body = self.messages[-1]
-        count, what = len(self.messages), f"a batch to {subject}"
-        place = {"Nats-Batch-Id": self.batch_id, "Nats-Batch-Sequence": str(count), "Nats-Batch-Commit": "1"}
-        committed = await self.session.begin(subject, body, {**headers, **place, **guard})
-        found = await self.session.answered(what, committed)
-        if found.get("count") != count:
-            raise BatchRefused(what, 0, "the server stored the messages individually, not as one batch")
-        return Stored(int(found["seq"]))
-
-
-async def stage_batch(session: JetStream, messages: Sequence[Message], *, batch_id: str) -> StagedBatch:
-    """Send all messages of an atomic batch except the last.
-
-    The stream must support atomic batches. There are 1 to ``MAX_BATCH`` messages. ``batch_id`` must be unique and at
-    most 64 characters. Raises ``NatsError`` if sending failed.
-    """
+    batch = session.new_inbox().rpartition(".")[2]
     await session.send_all(
         [
-            (each.subject, each.headers, f"Nats-Batch-Id: {batch_id}\r\nNats-Batch-Sequence: {place}\r\n", each.body)
-            for place, each in enumerate(messages[:-1], 1)
+            (each.subject, each.headers, f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n", each.body)
+            for number, each in enumerate(messages[:-1], 1)
         ]
     )
-    return StagedBatch(session, messages, batch_id)
+    subject, headers, body = messages[-1]
+    count, what = len(messages), f"a batch to {subject}"
+    place = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(count), "Nats-Batch-Commit": "1"}
+    found = await session.answered(what, await session.begin(subject, body, {**headers, **place, **guard}))
+    if found.get("count") != count:
+        raise BatchRefused(what, 0, "the server stored the messages individually, not as one batch")
+    return Stored(int(found["seq"]))

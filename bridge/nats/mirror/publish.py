@@ -8,7 +8,6 @@ another order, or behind a message of somebody else: it refuses, and the mirror 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,9 +17,8 @@ from bridge.nats.jetstream.publishing import (
     EXPECTED_REVISION,
     EXPECTED_SUBJECT,
     MAX_BATCH,
-    StagedBatch,
     publish_all,
-    stage_batch,
+    publish_batch,
 )
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.subjects import log_pattern
@@ -46,29 +44,8 @@ class Run:
         return len(self.own) >= MAX_BATCH or self.size >= MAX_RUN_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class BegunRun:
-    """A run that was sent except for the messages that commit it. Nothing of it is stored, so it may be dropped."""
-
-    session: JetStream
-    run: Run
-    l0: list[StagedBatch]
-    own: StagedBatch
-
-
-async def begin_run(session: JetStream, run: Run) -> BegunRun:
-    """Send as much of a run as is possible without storing any of it. Raises ``NatsError`` if sending failed."""
-    parts = [run.l0[first : first + MAX_BATCH] for first in range(0, len(run.l0), MAX_BATCH)]
-    l0 = [await _stage(session, part) for part in parts]
-    return BegunRun(session, run, l0, await _stage(session, run.own))
-
-
-async def _stage(session: JetStream, messages: Sequence[Message]) -> StagedBatch:
-    return await stage_batch(session, messages, batch_id=session.new_inbox().rpartition(".")[2])
-
-
-async def finish_run(begun: BegunRun, log_id: str, *, behind: int) -> int:
-    """Store a begun run; return the sequence of its last record. No other run of the log may be in flight.
+async def publish_run(session: JetStream, run: Run, log_id: str, *, behind: int) -> int:
+    """Store a run; return the sequence of its last record. No other run of the log may be in flight.
 
     ``behind``: the sequence of the log's last message, or 0 if it has none.
 
@@ -77,13 +54,14 @@ async def finish_run(begun: BegunRun, log_id: str, *, behind: int) -> int:
         BatchRefused: the batch was not stored; the server knows an id of it, or dropped it.
         NatsError: the run may be stored, or not.
     """
-    for part in begun.l0:
+    for first in range(0, len(run.l0), MAX_BATCH):
+        part = run.l0[first : first + MAX_BATCH]
         try:
-            await part.commit()
+            await publish_batch(session, part)
         except BatchRefused:
             # The server knows an id of these. One by one, it takes what it does not have.
-            await publish_all(begun.session, part.messages)
+            await publish_all(session, part)
     # A work queue takes no atomic batches. The server knows a command that is sent again by its id.
-    await publish_all(begun.session, begun.run.commands)
+    await publish_all(session, run.commands)
     guard = {EXPECTED_REVISION: str(behind), EXPECTED_SUBJECT: log_pattern(log_id)}
-    return (await begun.own.commit(guard)).sequence
+    return (await publish_batch(session, run.own, guard)).sequence

@@ -22,10 +22,9 @@ from bridge.nats.jetstream.errors import (
 )
 from bridge.nats.jetstream.publishing import (
     EXPECTED_REVISION,
-    Stored,
     publish,
     publish_all,
-    stage_batch,
+    publish_batch,
 )
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import StreamDefinition, wanted
@@ -160,29 +159,25 @@ async def test_a_window_stops_at_its_first_failure(session: JetStream) -> None:
     assert 20 <= stored <= 23, "of those after it, at most the window's"
 
 
-async def batch(session: JetStream, sent: list[Message], batch_id: str) -> Stored:
-    return await (await stage_batch(session, sent, batch_id=batch_id)).commit()
-
-
 @on_both
 async def test_a_batch_is_stored_whole_where_the_server_can(session: JetStream, server: RealServer) -> None:
     stream = definition()
     await keeping.ensure_streams(session, [stream])
     sent = messages(stream.name, 50)
-    last = await batch(session, sent, batch_id="b0")
+    last = await publish_batch(session, sent)
     assert last.sequence == 50
     assert [found.headers["Nats-Msg-Id"] for found in await read(session, stream.name)] == [
         each.headers["Nats-Msg-Id"] for each in sent
     ]
     (single,) = messages(stream.name, 1, first=50)
-    assert (await batch(session, [single], batch_id="b1")).sequence == 51
+    assert (await publish_batch(session, [single])).sequence == 51
     with pytest.raises(BatchRefused, check=lambda error: error.code == "nats-batch-refused"):
-        await batch(session, messages(stream.name, 10, first=48), batch_id="b2")
+        await publish_batch(session, messages(stream.name, 10, first=48))
     assert (await keeping.facts(session, stream.name)).last_sequence == 51, "nothing of a refused batch is stored"
     closed = definition(atomic=False)
     await keeping.ensure_streams(session, [closed])
     with pytest.raises(BatchRefused):
-        await batch(session, messages(closed.name, 3), batch_id="b4")
+        await publish_batch(session, messages(closed.name, 3))
 
 
 # --- reading ---

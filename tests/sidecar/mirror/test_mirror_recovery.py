@@ -16,6 +16,7 @@ from nats.js.client import JetStreamContext
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
+from bridge.nats.mirror.publish import Run
 from tests.memory import MemoryStore
 from tests.mirrors import (
     LOG_ID,
@@ -81,25 +82,25 @@ async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
     await fill(store, session_events(200))
     from sidecar.mirror import task as module
 
-    finish, finished = module.finish_run, 0
+    publish, finished = module.publish_run, 0
 
     class Broken(Exception):
         pass
 
-    async def breaking(begun: Any, log_id: str, *, behind: int) -> int:
+    async def breaking(session: JetStream, run: Run, log_id: str, *, behind: int) -> int:
         nonlocal finished
         finished += 1
         if finished == runs:
-            there = len(begun.run.l0) // (2 if stored.startswith("some") else 1)
-            await publish_all(begun.session, begun.run.l0[:there])
+            there = len(run.l0) // (2 if stored.startswith("some") else 1)
+            await publish_all(session, run.l0[:there])
         if finished >= runs:
             raise Broken
-        return await finish(begun, log_id, behind=behind)
+        return await publish(session, run, log_id, behind=behind)
 
-    monkeypatch.setattr(module, "finish_run", breaking)
+    monkeypatch.setattr(module, "publish_run", breaking)
     async with mirroring(store, own) as task:
         await until(lambda: task.status()["problem"], "it broke")
-    monkeypatch.setattr(module, "finish_run", finish)
+    monkeypatch.setattr(module, "publish_run", publish)
     await let_ids_expire(own)
     async with mirroring(store, own) as task:
         await drained(task)
