@@ -60,14 +60,9 @@ class MirrorSource(NamedTuple):
 
 
 class NatsService:
-    """Runs everything that ``[nats]`` configures. ``open`` returns at once. Bound to its event loop.
+    """Runs everything that ``[nats]`` configures. ``open`` returns at once. Bound to its event loop."""
 
-    Without ``source``, the service keeps a connection open and publishes nothing.
-    """
-
-    def __init__(
-        self, home: Home, config: NatsConfig, new_token: Callable[[], str], source: MirrorSource | None = None
-    ) -> None:
+    def __init__(self, home: Home, config: NatsConfig, new_token: Callable[[], str], source: MirrorSource) -> None:
         self._home, self._config, self._new_token = home, config, new_token
         self._source = source
         self.mirror: MirrorTask | None = None
@@ -80,7 +75,6 @@ class NatsService:
         self._deltas: DeltaStream | None = None
         self._problem = ""
         self._server: EmbeddedServer | None = None
-        self._keeping: asyncio.Task[None] | None = None
         self._bus: JetStreamEventBus | None = None
         self.sessions: Sessions | None = None
         """The connection, shared by all publishers; ``None`` while ``[nats]`` is off or unusable."""
@@ -114,14 +108,11 @@ class NatsService:
             self._server = EmbeddedServer(self._home.nats_path, self._config, self._new_token)
             self._server.start()
         self.sessions = Sessions(self._options)
-        streams = wanted(max_bytes=mirror_bytes(self._config))
-        log_id = self._source.log_id if self._source is not None else ""
+        max_bytes = mirror_bytes(self._config)
+        streams = wanted(max_bytes=max_bytes)
+        log_id = self._source.log_id
         pulling = PullSettings(ack_wait_s=self._config.ack_wait_seconds)
         self._bus = JetStreamEventBus(self.sessions, pulling, streams, log_id=log_id, record=self._record)
-        self._keeping = asyncio.create_task(self._keep(self.sessions))
-        if self._source is None:
-            return
-        max_bytes = mirror_bytes(self._config)
         self.mirror = MirrorTask(
             self._source.store,
             log_id,
@@ -141,9 +132,7 @@ class NatsService:
 
         All are its own unless the server is one that other homes can reach.
         """
-        if self._config.mode != "external" or self._source is None:
-            return ALONE
-        if not (agents or worker.ui_allowed or worker.internal_allowed):
+        if self._config.mode != "external" or not (agents or worker.ui_allowed or worker.internal_allowed):
             return ALONE
         from bridge.nats.l0.calls import tool_pattern
         from bridge.nats.subjects import consumer_name
@@ -158,7 +147,7 @@ class NatsService:
 
     def calls(self, worker: WorkerConfig, identity: Identity) -> dict[str, RemoteKind]:
         """The effects that other processes carry out, by kind: those of ``[worker.tools]``."""
-        if self._config.mode == "off" or self._source is None or not worker.tools:
+        if self._config.mode == "off" or not worker.tools:
             return {}
         from sidecar.mirror.calling import RemoteCalls
 
@@ -170,7 +159,7 @@ class NatsService:
         """Record a message that is not an agent's as a dead letter. An agent's consumer records its own."""
         from sidecar.mirror.commands import DEAD_LETTER, recorded
 
-        if self._source is None or DEAD_LETTER in poison.headers:
+        if DEAD_LETTER in poison.headers:
             return poison
         # The name of a stream may have dots, but no percent signs.
         name = durable.removesuffix("_consumer").replace("%2E", ".").replace("%", "~")
@@ -180,7 +169,7 @@ class NatsService:
         self, tools: Mapping[str, EffectKind], worker: WorkerConfig, identity: Identity, answer: Answer
     ) -> list[asyncio.Task[None]]:
         """Do for other programs on the server what the configuration allows: tasks, which the caller cancels."""
-        if self._bus is None or self._source is None:
+        if self._bus is None:
             return []
         source = self._source
         runs: list[Coroutine[Any, Any, None]] = []
@@ -210,7 +199,7 @@ class NatsService:
 
         Returns ``None`` if there is no connection or no agent.
         """
-        if self._bus is None or self._source is None:
+        if self._bus is None:
             return None
         runtime = self._source.runtime()
         if self._owning is not None:
@@ -246,13 +235,8 @@ class NatsService:
             await self._deltas.close()
         if self.mirror is not None:
             await self.mirror.close(drain_seconds=DRAIN_SECONDS)
-        if self._keeping is not None:
-            self._keeping.cancel()
         if self.sessions is not None:
             await self.sessions.close()
-        if self._keeping is not None:
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
         if self._server is not None:
             await self._server.stop()
 
@@ -330,12 +314,6 @@ class NatsService:
         if self._config.mode != "external":
             raise NatsUnavailable("no NATS server is running")
         return external_options(self._config)
-
-    async def _keep(self, sessions: Sessions) -> None:
-        while True:
-            session = await sessions.wait()
-            log.info("connected to NATS %s", session.server.version)
-            log.info("the connection to NATS ended: %s", await session.ended())
 
     def _fail(self, problem: str) -> None:
         self._problem = problem

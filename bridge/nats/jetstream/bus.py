@@ -1,12 +1,11 @@
 """The event bus on JetStream. It connects processes and machines, and its messages are durable.
 
-The stream definitions say which stream stores a subject. A stream is created when it is first used on a connection, and
-each durable name is a durable pull consumer of one stream.
+The stream definitions say which stream stores a subject. A stream that is missing is created when it is used, and each
+durable name is a durable pull consumer of one stream.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -50,21 +49,18 @@ class JetStreamEventBus:
         self.sessions, self.log_id, self._record = sessions, log_id, record
         self._settings, self._stop = settings or PullSettings(), stop
         self._definitions = tuple(wanted() if definitions is None else definitions)
-        self._ready: dict[str, JetStream] = {}
-        """The session on which each stream was last made ready, by the stream's name."""
-        self._readying = asyncio.Lock()
 
     @property
     def retry(self) -> Retry:
         return self._settings.retry
 
     async def publish(self, subject: str, headers: Mapping[str, str], body: bytes) -> int:
-        session = await self._session(subject)
+        self._stream_of(subject)
+        message = Message(subject, headers, body)
         try:
-            return (await publish(session, Message(subject, headers, body))).sequence
+            return (await publish(await self.sessions.get(), message)).sequence
         except NoStream:
-            self._ready.clear()  # somebody has removed the stream, so the next attempt makes it again
-            raise
+            return (await publish(await self.prepared(subject), message)).sequence
 
     def subscribe(
         self,
@@ -88,12 +84,6 @@ class JetStreamEventBus:
             stop=self._stop,
         )
 
-    async def _session(self, subject: str) -> JetStream:
-        """A connection to a server on which the stream of this subject was made ready before."""
-        session = await self.sessions.get()
-        is_ready = self._ready.get(self._stream_of(subject).name) is session
-        return session if is_ready else await self.prepared(subject)
-
     def exclusive(self, durable: str, pattern: str) -> tuple[str, dict[str, Any]]:
         """Stream and configuration of the consumer of an exclusive subscription to one pattern."""
         name = exclusive_name(self.log_id, durable)
@@ -101,11 +91,8 @@ class JetStreamEventBus:
 
     async def prepared(self, *subjects: str) -> JetStream:
         """A connection to a server on which the streams of these subjects are as they must be now."""
-        streams = [self._stream_of(subject) for subject in subjects]
-        async with self._readying:
-            session = await self.sessions.get()
-            await ensure_streams(session, streams)
-            self._ready |= {each.name: session for each in streams}
+        session = await self.sessions.get()
+        await ensure_streams(session, map(self._stream_of, subjects))
         return session
 
     def _stream_of(self, subject: str) -> StreamDefinition:
@@ -119,7 +106,7 @@ class JetStreamEventBus:
         if self._record is not None:
             poison = await self._record(durable, delivery, poison)
         subject, headers = dead_letter(delivery, durable, poison)
-        session = await self._session(subject)
+        session = await self.sessions.get()
         if poison.is_known:
             # Look for it, because the server forgets message ids after a while.
             async for found in read_back(session, DEAD, subject=subject):

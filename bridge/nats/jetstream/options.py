@@ -36,15 +36,14 @@ _FILE: Final = "nats-file-refused"
 class ConnectOptions:
     """Settings of one connection. The text form of this object shows neither the token nor the password.
 
-    ``tls`` requires TLS from every server. ``cert_dir`` holds ``ca.pem``, and ``cert.pem`` with ``key.pem`` if the
-    server asks for a client certificate; without a ``cert_dir``, the system's certificate authorities are trusted. If
-    ``server_id`` is given, no other server receives the token. Times are in seconds.
+    ``cert_dir`` holds ``ca.pem``, and ``cert.pem`` with ``key.pem`` if the server asks for a client certificate;
+    without a ``cert_dir``, the system's certificate authorities are trusted. If ``server_id`` is given, no other server
+    receives the token. Times are in seconds.
     """
 
     servers: tuple[str, ...] = field(repr=False)
     token: str | None = field(default=None, repr=False)
     credentials: Path | None = None
-    tls: bool = False
     cert_dir: Path | None = None
     tls_hostname: str | None = None
     tls_handshake_first: bool = False
@@ -57,8 +56,8 @@ class ConnectOptions:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether plain connections are forbidden: TLS is on, or a server's address begins with ``tls://``."""
-        return self.tls or any(urlsplit(server).scheme == "tls" for server in self.servers)
+        """Whether plain connections are forbidden: a server's address begins with ``tls://``."""
+        return any(urlsplit(server).scheme == "tls" for server in self.servers)
 
     @property
     def shown(self) -> str:
@@ -96,24 +95,17 @@ def tls_context(options: ConnectOptions) -> ssl.SSLContext | None:
         return None
     if options.cert_dir is None:
         return ssl.create_default_context()
-    authority = options.cert_dir / CA
-    _read(authority, "CA certificate")
+    files = [options.cert_dir / CA]
     try:
-        context = ssl.create_default_context(cafile=authority)
-    except (ssl.SSLError, OSError) as error:
-        reason = f"{authority} contains no certificate ({_reason(error)})"
-        raise NatsRefused(reason, "put a PEM file at that path", _FILE) from None
-    certificate, key = options.cert_dir / CERTIFICATE, options.cert_dir / KEY
-    if certificate.exists() or key.exists():
-        _read(certificate, "certificate")
-        _read(key, "certificate key")
-        try:
+        context = ssl.create_default_context(cafile=files[0])
+        certificate, key = options.cert_dir / CERTIFICATE, options.cert_dir / KEY
+        if certificate.exists() or key.exists():
+            files = [certificate, key]
             # The empty password keeps OpenSSL from asking for a password on the terminal.
             context.load_cert_chain(certificate, key, password="")
-        except (ssl.SSLError, OSError) as error:
-            reason = f"{certificate} and {key} do not match ({_reason(error)})"
-            hint = "put a PEM certificate and its key there, without a passphrase"
-            raise NatsRefused(reason, hint, _FILE) from None
+    except OSError as error:
+        hint = "put PEM files there that you can read, the key without a passphrase, or change `cert_dir` in [nats]"
+        raise _refused(f"cannot use {' and '.join(map(str, files))}", error, hint) from None
     return context
 
 
@@ -123,21 +115,14 @@ def check_credentials(path: Path) -> None:
     Raises:
         NatsRefused: the file is missing, unreadable, or lacks a user's token and key.
     """
-    text = _read(path, "credentials file").decode("ascii", "replace")
+    try:
+        text = path.read_text("ascii", "replace")
+    except OSError as error:
+        raise _refused(f"cannot read the credentials file {path}", error, "change `credentials` in [nats]") from None
     if _SEED_MARK not in text or _JWT_MARK not in text:
         raise NatsRefused(f"{path} is not a credentials file", "create one with `nsc generate creds`", _FILE)
 
 
-def _read(path: Path, what: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        hint = "put the file there, or change the path in [nats]"
-        raise NatsRefused(f"the {what} {path} is missing", hint, _FILE) from None
-    except OSError as error:
-        hint = "fix the owner and the permissions of the file"
-        raise NatsRefused(f"cannot read the {what} {path} ({error.strerror})", hint, _FILE) from None
-
-
-def _reason(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or type(error).__name__
+def _refused(what: str, error: OSError, hint: str) -> NatsRefused:
+    why = getattr(error, "reason", None) or error.strerror or type(error).__name__
+    return NatsRefused(f"{what} ({why})", hint, _FILE)

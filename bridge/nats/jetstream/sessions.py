@@ -29,7 +29,6 @@ class Sessions:
         self._open: JetStream | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
-        self.opened = 0
         self.problem = ""
         """Why the last attempt failed; empty after a success."""
 
@@ -58,7 +57,7 @@ class Sessions:
                 self.problem = str(error)
                 raise
             self.problem = ""
-            self.opened += 1
+            log.info("connected to NATS %s", self._open.server.version)
             return self._open
 
     async def wait(self) -> JetStream:

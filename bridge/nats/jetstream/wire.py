@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from bridge.nats.headers import MESSAGE_ID, are_lines, header_lines
+from bridge.nats.headers import are_lines, header_lines
 from bridge.nats.jetstream.errors import NatsRefused, message_too_large
 from streams.bus.subjects import SubjectError, check_subject
 
@@ -54,20 +54,18 @@ class HeaderBlock(Mapping[str, str]):
             return default
 
     def __getitem__(self, name: str) -> str:
-        if self._parsed is None:
-            self._parsed = _parsed(self.raw)
-        return self._parsed[name]
+        return self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
-        if self._parsed is None:
-            self._parsed = _parsed(self.raw)
-        return iter(self._parsed)
+        return iter(self._all())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._all())
 
-    def __repr__(self) -> str:
-        return f"HeaderBlock({dict(self)!r})"
+    def _all(self) -> dict[str, str]:
+        if self._parsed is None:
+            self._parsed = _parsed(self.raw)
+        return self._parsed
 
 
 def _parsed(raw: bytes) -> dict[str, str]:
@@ -149,15 +147,6 @@ class Message(NamedTuple):
     subject: str
     headers: Mapping[str, str]
     body: bytes
-
-    @property
-    def id(self) -> str | None:
-        """The ``Nats-Msg-Id``; ``None`` for a lossy message."""
-        return self.headers.get(MESSAGE_ID)
-
-    @property
-    def size(self) -> int:
-        return wire_size(self.headers, len(self.body))
 
 
 def wire_size(headers: Mapping[str, str], body: int) -> int:

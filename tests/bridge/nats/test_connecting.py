@@ -133,10 +133,9 @@ async def test_another_program_on_the_port_does_not_see_the_token() -> None:
         assert bytes(sent) == b""
 
 
-@pytest.mark.parametrize("scheme", ["nats", "tls"])
-async def test_a_server_without_tls_gets_nothing_when_tls_is_wanted(scheme: str) -> None:
+async def test_a_server_without_tls_gets_nothing_when_tls_is_wanted() -> None:
     async with impostor(GREETING | {"auth_required": True}) as (port, sent):
-        options = ConnectOptions((f"{scheme}://127.0.0.1:{port}",), token=TOKEN, tls=scheme == "nats")
+        options = ConnectOptions((f"tls://127.0.0.1:{port}",), token=TOKEN)
         with pytest.raises(NatsRefused, check=lambda error: error.code == "nats-tls-failed"):
             await JetStream.connect(options)
         assert bytes(sent) == b""
@@ -178,9 +177,7 @@ def tls(certificates: Path, **more: object) -> dict[str, object]:
 
 async def test_tls_is_checked_and_fails_closed(tmp_path: Path, certificates: Path) -> None:
     with real_server(tmp_path / "nats", **tls(certificates)) as own:
-        good = replace(
-            own.options, servers=(f"tls://localhost:{own.port}",), tls=True, cert_dir=certificates, connect_seconds=5
-        )
+        good = replace(own.options, servers=(f"tls://localhost:{own.port}",), cert_dir=certificates, connect_seconds=5)
         session = await JetStream.connect(good)
         await session.api("INFO")
         await session.close()

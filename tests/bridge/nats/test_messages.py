@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge.nats import headers as h
 from bridge.nats.jetstream.stream_plan import keeps, wanted
-from bridge.nats.jetstream.wire import Message
+from bridge.nats.jetstream.wire import Message, wire_size
 from bridge.nats.l0.captured import MEANINGS
 from bridge.nats.l0.context import RecordContext
 from bridge.nats.l0.payloads import Step, Task
@@ -71,19 +71,19 @@ def test_a_recording_is_mirrored_whole_in_order_and_once(name: str) -> None:
         heads[parsed.stream] = chain(heads.get(parsed.stream, GENESIS), digest_form_of(message.body)[1])
         assert message.headers[h.HASH] == heads[parsed.stream].hex() == record.hash
         assert message.headers[h.POSITION] == str(position) and message.headers[h.OFFSET] == str(record.offset)
-        assert message.headers[h.FORM] == "whole" and message.id == record.event.id
+        assert message.headers[h.FORM] == "whole" and message.headers[h.MESSAGE_ID] == record.event.id
         told = [L0Subject.parse(m.subject).suffix for m in each.messages[:-1]]
         if each.notes:
             assert told == []
         else:
             assert tuple(told) == MEANINGS.get(record.event.type, ())
     every = [message for each in made for message in each.messages]
-    ids = [message.id for message in every]
+    ids = [message.headers[h.MESSAGE_ID] for message in every]
     assert len(set(ids)) == len(ids)
     for message in every:
         check_subject(message.subject)
         check_headers(message.headers)
-        assert message.size == len(on_the_wire(message))
+        assert wire_size(message.headers, len(message.body)) == len(on_the_wire(message))
         stream = keeps(wanted(), message.subject)
         assert stream is not None
         assert stream.name == ("cg_evt_v1" if message.subject.startswith("cg.") else "MESHFORGE_EVENTS")
@@ -245,7 +245,7 @@ def test_no_record_stops_the_mirror(
             if message.subject.startswith("cg."):
                 decode(message.subject, message.body)
             if limit > 1024:
-                assert message.size <= limit
+                assert wire_size(message.headers, len(message.body)) <= limit
 
 
 @pytest.mark.parametrize("field", ["id", "hash"])

@@ -16,13 +16,15 @@ import pytest
 from bridge.nats.jetstream.client_errors import NOTHING_LISTENS
 from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.wire import Message
+from sidecar.agents.runtime import Runtime
 from sidecar.care.checks.running_sidecar import ask_sidecar
 from sidecar.config import NatsConfig
 from sidecar.home import Home
 from sidecar.link.launch import ensure_running
 from sidecar.mirror.reaching import sessions_of
-from sidecar.mirror.service import NatsService
+from sidecar.mirror.service import MirrorSource, NatsService
 from streams.identity import seeded_identity, system_identity
+from tests.memory import MemoryStore
 from tests.nats_servers import HANG_SECONDS, OLDEST, program, real_server, servers_of, until
 from tests.sidecar.cli.helpers import MAY_REMOVE, run
 from tests.sidecar.mirror.test_commands import consumers_of
@@ -122,11 +124,16 @@ def test_a_wrong_setting_is_a_note_and_the_sidecar_serves_all_the_same(served: S
     assert "geheim" not in served.home.log_path.read_text()
 
 
+def _no_agents() -> Runtime:
+    raise AssertionError("nobody takes commands")
+
+
 async def test_an_external_server_is_shown_while_it_is_there(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     with real_server(tmp_path / "other", "2.15", authorization={}) as other:
         config = NatsConfig(mode="external", servers=(f"nats://127.0.0.1:{other.port}",))
-        service = NatsService(home, config, seeded_identity(1).nonce)
+        source = MirrorSource(MemoryStore(), "LOG", lambda: 1, lambda session: None, str, _no_agents)
+        service = NatsService(home, config, seeded_identity(1).nonce, source)
         service.open()
         await until(lambda: service.status()["connected"], "it is connected")
         found = service.status()
