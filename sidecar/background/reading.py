@@ -23,7 +23,7 @@ from sidecar.background.people.effects_in_doubt import whole_text
 from sidecar.processes import still_runs
 from sidecar.read.ask_text import CHECKPOINT, OpenAsk, checkpoint_id
 from sidecar.read.changes.approvals import Approval
-from sidecar.read.select import ask_catalog
+from sidecar.read.select import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import approvals
 from sidecar.read.story.costs import By, Costs, When, cells, costs
@@ -44,6 +44,12 @@ async def read_intents(reader: StreamReader, up_to: int | None = None) -> State:
     async for event in _outputs(reader, NAME, up_to):
         state.fold(event.type, event.payload)
     return state
+
+
+async def newest_of_intents(reader: LogReader) -> Any:
+    """What differs once ``read_intents`` may return something else: its last record, and what the log lost."""
+    last, _ = await newest(reader, Filter(streams=(agent_stream(NAME),)), 1)
+    return [record.position for record in last], await reader.removal()
 
 
 async def read_messages(reader: StreamReader) -> Messages:

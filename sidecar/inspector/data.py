@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sidecar.background.intents.state import State
 from sidecar.background.own_ids import of_person
-from sidecar.background.reading import background_of, diff_of, read_intents
+from sidecar.background.reading import background_of, diff_of, newest_of_intents, read_intents
 from sidecar.inspector.around import relatives, roots_of, shown_status
 from sidecar.inspector.beside import beside
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
@@ -91,7 +91,7 @@ class Data:
     ) -> None:
         self._home = home
         self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
-        self._work: tuple[int, State] | None = None
+        self._work: tuple[int, Any, State] | None = None
         self._spending = Spending(reader)
         self._kept: Kept = {}
         self._beside: dict[Any, dict[str, Any]] = {}
@@ -102,11 +102,14 @@ class Data:
             await self.sessions()
 
     async def _intents(self) -> State:
-        """The background work, read again only once something was recorded."""
+        """The background work, read again only once something was recorded about it, or forgotten."""
         head = self.reader.head
         if self._work is None or self._work[0] != head:
-            self._work = head, await read_intents(self.reader)
-        return self._work[1]
+            upto = await newest_of_intents(self.reader)
+            if self._work is None or self._work[1] != upto:
+                self._work = head, upto, await read_intents(self.reader)
+            self._work = head, *self._work[1:]
+        return self._work[2]
 
     # --- the list ---
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.inspector import STREAM, build
+from sidecar.background.intents.state import State
+from sidecar.background.reading import read_intents
 from sidecar.home import Home
 from sidecar.inspector.data import MOST_ROWS, Data
 from sidecar.read.select import SelectError, open_reader
@@ -20,6 +22,7 @@ from sidecar.read.story.past import Past, asked, named
 from sidecar.read.story.writing import StoryTables
 from streams.identity import seeded_identity
 from streams.log.log import Log
+from streams.log.reader import LogReader
 from streams.stores.sqlite import derived
 from streams.stores.sqlite import reader as sqlite_reader
 from tests.streams.unmoved import nothing_moves
@@ -49,14 +52,20 @@ async def answers(data: Data, at: int) -> list[dict[str, Any]]:
     ]
 
 
-async def said(data: Data, text: str) -> None:
-    """Record one more input of the long session."""
+@asynccontextmanager
+async def log_of(data: Data) -> AsyncIterator[Log]:
     log = await Log.open(data.reader.store, seeded_identity(77), derived=StoryTables())
-    given = {"session": STREAM, "message": text, "parts": [{"type": "text", "text": text}]}
-    about = {"stream_id": STREAM, "actor": "user", "source": {"agent": "user", "adapter": "opencode"}}
-    identity = seeded_identity(sum(text.encode()))
-    await log.append([identity.stamp({**about, "type": "human.input", "payload": given})])
+    yield log
     await log.close()
+
+
+async def said(data: Data, text: str, stream: str = STREAM) -> None:
+    """Record one more input of the long session, or in another stream."""
+    given = {"session": STREAM, "message": text, "parts": [{"type": "text", "text": text}]}
+    about = {"stream_id": stream, "actor": "user", "source": {"agent": "user", "adapter": "opencode"}}
+    identity = seeded_identity(sum(text.encode()))
+    async with log_of(data) as log:
+        await log.append([identity.stamp({**about, "type": "human.input", "payload": given})])
 
 
 async def test_a_jump_reads_no_more_of_a_longer_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +132,33 @@ async def test_new_records_arrive_in_a_session_that_is_open(tmp_path: Path, in_j
         after = await answers(data, 700)
         assert after[1:] == before[1:] and after[0] == before[0] | {"records": 1001}
         assert len((await data.events(STREAM, None, 0))["rows"]) == MOST_ROWS
+
+
+async def test_background_work_is_read_again_only_once_something_was_recorded_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    async def counted(reader: LogReader, real: Any = read_intents) -> State:
+        read.append(reader.head)
+        return await real(reader)
+
+    async def again(data: Data) -> int:
+        read.clear()
+        assert (await data.session(STREAM, None))["records"] >= 200
+        return len(read)
+
+    monkeypatch.setattr("sidecar.inspector.data.read_intents", counted)
+    async with opened(tmp_path, 200) as data:
+        assert await again(data) == 1
+        await said(data, "About a session")
+        assert await again(data) == 0
+        await said(data, "About the work", "agent/intents")
+        assert await again(data) == 1
+        async with log_of(data) as log:
+            await log.forget([STREAM], at_ms=1)
+        await said(data, "After that")
+        assert await again(data) == 1
 
 
 async def test_two_pages_do_not_wait_for_each_other(tmp_path: Path) -> None:
