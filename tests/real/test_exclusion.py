@@ -15,15 +15,16 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
 from tests.real.recorded import expected, family, missing
+from tests.searching import files_with
 
 pytestmark = pytest.mark.real_opencode
 
 SECRET = "a word that must never be written"
 
 
-def leaks(home: Path) -> list[Path]:
+def leaks(home: Path) -> list[str]:
     """The files of a home that contain the secret word."""
-    return [path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    return files_with(home, SECRET)
 
 
 def exclude(home: Path, project: Path) -> None:

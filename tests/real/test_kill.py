@@ -79,7 +79,7 @@ ROUNDS: list[tuple[str, str, list[Moment]]] = [
     (
         f"HOLD:a {bash('echo one')} THEN: HOLD:b {task('HOLD:c ' + bash('echo kid') + ' THEN: HOLD:d SAY:kid')} "
         "THEN: SAY:held",
-        "waiting",
+        "held",
         ["a", "b", "c", "d"],
     ),
 ]

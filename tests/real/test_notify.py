@@ -17,6 +17,7 @@ import pytest
 from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode, free_port
+from tests.searching import files_with
 from tests.sidecar.background.receiver import SECRET, Receiver
 
 pytestmark = pytest.mark.real_opencode
@@ -69,7 +70,6 @@ def test_the_phone_answers_and_is_told_when_opencode_is_closed(
             assert "count to it" in phone.taken[1]["message"]
         assert (phone.asked, len(phone.taken)) == (4, 2)
         durable.stop()
-        files = [path for path in durable.home.rglob("*") if path.is_file() and path != config]
         signature = link[0].rpartition("/")[2]
-        for secret in (SECRET, signature):
-            assert [path for path in files if secret.encode() in path.read_bytes()] == []
+        assert files_with(durable.home, SECRET) == [config.name]
+        assert files_with(durable.home, signature) == []

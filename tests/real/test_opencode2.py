@@ -18,6 +18,7 @@ from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode2 import RealOpenCode2
 from tests.real.recorded2 import assert_recorded, outcomes
+from tests.searching import files_with
 from tests.streams.sizes import size
 from tests.torture.figures import note, seeded
 from tools.install_opencode import VERSION_2, binary_path
@@ -277,9 +278,8 @@ def test_what_happened_without_the_plugin_is_rebuilt_once(client: RealOpenCode2,
 
 def test_the_services_password_is_in_no_file_of_ours(client: RealOpenCode2, durable: DurableStream) -> None:
     turn(client, "SAY:hello")
-    password = json.loads(client.registration.read_bytes())["password"].encode()
-    files = [path for path in durable.home.rglob("*") if path.is_file()]
-    assert files and not any(password in path.read_bytes() for path in files)
+    password = json.loads(client.registration.read_bytes())["password"]
+    assert files_with(durable.home, password) == []
 
 
 def test_the_command_line_of_opencode_2_is_recorded(client: RealOpenCode2, durable: DurableStream) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from hashlib import sha1
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from tests.real.background import (
 from tests.real.durable import DurableStream, is_alive, wait_until
 from tests.real.model_server import HANG_LIMIT_S, ModelServer
 from tests.real.opencode import RealOpenCode
+from tests.searching import files_with
 from tests.sidecar.background.test_tools import sent
 from tests.streams.sizes import size
 
@@ -287,14 +287,6 @@ WORD = "xylophone"
 KEPT = "harpsichord"
 
 
-def holding(home: Path, word: str) -> list[str]:
-    found = list[str]()
-    for path in filter(Path.is_file, home.rglob("*")):
-        with suppress(FileNotFoundError):  # a spool that is not needed any more
-            found += [str(path.relative_to(home))] if word.encode() in path.read_bytes() else []
-    return found
-
-
 def test_what_was_said_in_a_forgotten_session_or_about_it_is_in_no_file_and_nothing_is_done_again(
     client: RealOpenCode, durable: DurableStream, model: ModelServer
 ) -> None:
@@ -318,7 +310,7 @@ def test_what_was_said_in_a_forgotten_session_or_about_it_is_in_no_file_and_noth
     assert {each["id"] for each in would["sessions"]} == {parent, child}
     done = durable.lines("forget", parent, "--yes")[0]["done"]
     assert would["records"] == done["records"]
-    assert holding(durable.home, WORD) == [] and holding(durable.home, KEPT)
+    assert files_with(durable.home, WORD) == [] and files_with(durable.home, KEPT)
     assert intents(durable, parent) == [] and len(intents(durable, other)) == 1
     durable.cli("verify")
 
@@ -327,7 +319,7 @@ def test_what_was_said_in_a_forgotten_session_or_about_it_is_in_no_file_and_noth
     client.prompt(other, spawn("SAY:again bassoon", "again"))
     wait_until(lambda: [i["state"] for i in intents(durable, other)] == ["completed"] * 2, "the next work")
     ours = [request for request in model.requests[calls:] if request.session in (parent, child)]
-    assert ours == [] and holding(durable.home, WORD) == []
+    assert ours == [] and files_with(durable.home, WORD) == []
     durable.cli("verify")
     # A child alone: its words are also in the session above.
     second = intents(durable, other)[0]["session"]

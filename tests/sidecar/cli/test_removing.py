@@ -15,6 +15,7 @@ from streams.errors import StoreUnavailable
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log.log import Log
+from tests.searching import files_with
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import running as runtime_of
 from tests.sidecar.cli.helpers import MAY_REMOVE, RECORDINGS, append, make_home, run, run_and_stop
@@ -43,10 +44,6 @@ def streams(home: Path) -> dict[str, int]:
 def sessions_of(home: Path, stream: str) -> set[str]:
     found = (each["event"]["payload"].get("session") for each in run(home, "log", stream, "--json").objects())
     return {session for session in found if session is not None}
-
-
-def files_with(home: Path, text: str) -> list[str]:
-    return [str(p.relative_to(home)) for p in home.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
 
 
 class TestPrune:
