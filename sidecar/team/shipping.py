@@ -103,14 +103,15 @@ class Shipping:
             raise
 
     def _step(self) -> bool:
+        # A removal at home does not end while somebody reads, so nobody reads while the server is slow to answer.
+        connection = self._connection or self._connected()
+        place = self.place or self._found(connection)
         copied = self._reader.copied()
         if copied is None:
             return False
         with copied as log:
             if (removals := log.removals) is None:
                 return False
-            connection = self._connection or self._connected()
-            place = self.place or self._found(connection, log)
             if removals != place.removals:
                 self.place = self._follow(connection, log, place, removals)
                 return True
@@ -129,7 +130,7 @@ class Shipping:
         prepare(self._connection)
         return self._connection
 
-    def _found(self, connection: psycopg.Connection[Any], log: Copied) -> Place:
+    def _found(self, connection: psycopg.Connection[Any]) -> Place:
         """The place, after a look whether the team's last record is one of this log."""
         own = "SELECT home, head, head_hash, removals, story, changes, told, machine FROM homes WHERE log_id = %s"
         if (row := connection.execute(own, [self._log_id]).fetchone()) is None:
@@ -138,7 +139,7 @@ class Shipping:
             row = connection.execute(own, [self._log_id]).fetchone()
         assert row is not None
         home, head, head_hash = row[:3]
-        if head >= 0 and log.hash_at(head) != head_hash:
+        if head >= 0 and self._hash_at(head) != head_hash:
             raise TeamRefused(
                 f"the team has a record {head} of this home that is not in its log",
                 "a copy of this home was used elsewhere, or it was put back from a backup; see the page on teams",
@@ -148,6 +149,13 @@ class Shipping:
         upto = dict(connection.execute("SELECT name, upto FROM copied WHERE home = %s", [home]).fetchall())
         self.place = Place._make((*row[:7], upto))
         return self.place
+
+    def _hash_at(self, position: int) -> bytes | None:
+        copied = self._reader.copied()
+        if copied is None:
+            return None
+        with copied as log:
+            return log.hash_at(position)
 
     @contextmanager
     def _moving(self, connection: psycopg.Connection[Any], old: Place, new: Place) -> Iterator[psycopg.Cursor[Any]]:
