@@ -23,7 +23,8 @@ from typing import Any, Final
 from bridge.nats.jetstream.bus import JetStreamEventBus
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsError, NotFound, StreamRefused
-from bridge.nats.jetstream.pulling import consumers_of, delete_consumer, ensure_consumer
+from bridge.nats.jetstream.pulling import ensure_consumer
+from bridge.nats.jetstream.streams import listed
 from bridge.nats.subjects import agent_pattern, consumer_name, unescape
 from sidecar.agents.owner import Owner
 from streams.bus.subjects import SubjectError, overlap
@@ -180,7 +181,7 @@ class Owning(Owner):
         if not name.is_owned:
             others = {
                 each["name"]: _filters(each["config"])
-                for each in await consumers_of(session, stream)
+                for each in await listed(session, f"CONSUMER.LIST.{stream}", "consumers")
                 if each["name"] != wanted["name"]
                 and any(overlap(one, name.pattern) for one in _filters(each["config"]))
             }
@@ -188,7 +189,8 @@ class Owning(Owner):
             taken = [each for each, filters in others.items() if filters == [name.pattern]] if name.is_claimed else []
             for each in taken:
                 log.warning("taking agent %s from the durable %s", agent, each)
-                await delete_consumer(session, stream, each)
+                with suppress(NotFound):
+                    await session.api(f"CONSUMER.DELETE.{stream}.{each}")
                 del others[each]
             if others or (name.others and not name.is_claimed):
                 name.others = _log_of(next(iter(others)), name.durable) if others else name.others

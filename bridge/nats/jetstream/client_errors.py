@@ -61,10 +61,9 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
             return message_too_large()
         case nats.errors.BadSubjectError():
             return NatsRefused("NATS does not accept a subject", "this is a bug: names in subjects must be escaped")
-        case nats.errors.AuthorizationError() | nats.errors.InvalidUserCredentialsError():
-            return _login_refused(where)
-    if any(word in text.lower() for word in ("authorization", "authentication", "user jwt")):
-        return _login_refused(where)
+    if any(word in text.lower() for word in ("authorization", "authentication", "user jwt", "credentials")):
+        hint = "check `credentials` in [nats], or the login in the addresses in `servers`"
+        return NatsRefused(f"the NATS server at {where} rejected the login", hint, "nats-login-refused")
     if "certificate" in text.lower() or "ssl" in type(error).__name__.lower():
         hint = "check `cert_dir` in [nats] and the server's certificate"
         return NatsRefused(f"TLS with {where} failed: {text}", hint, _TLS)
@@ -73,11 +72,6 @@ def translated(error: Exception, options: ConnectOptions) -> NatsError:
         hint = "" if options.token else "start the server, or fix the setting `servers` in [nats]"
         return NatsUnavailable(f"cannot reach the NATS server at {where}: {_why(error)}", hint, "nats-unreachable")
     return NatsUnavailable(f"the NATS server at {where} failed: {text}")
-
-
-def _login_refused(where: str) -> NatsRefused:
-    hint = "check `credentials` in [nats], or the login in the addresses in `servers`"
-    return NatsRefused(f"the NATS server at {where} rejected the login", hint, "nats-login-refused")
 
 
 def _why(error: Exception) -> str:

@@ -12,7 +12,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Literal
 
@@ -20,7 +19,7 @@ from bridge.nats.jetstream.connection import API, JetStream
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, NotFound, ServerRefused, StreamRefused
 from bridge.nats.jetstream.options import PullSettings
 from bridge.nats.jetstream.sessions import RECONNECT, Sessions
-from bridge.nats.jetstream.streams import Delivered, listed
+from bridge.nats.jetstream.streams import Delivered
 from bridge.nats.jetstream.wire import Received
 from streams.bus.contract import Again, Delivery, Done, Handler, Outcome, Poison, settled
 from streams.system.retry import Retry
@@ -60,17 +59,6 @@ def consumer_config(durable: str, patterns: Sequence[str], settings: PullSetting
     if len(patterns) == 1:
         return {**config, "filter_subject": patterns[0]}
     return {**config, "filter_subjects": list(patterns)}
-
-
-async def consumers_of(session: JetStream, stream: str) -> list[dict[str, Any]]:
-    """All consumers of a stream, in the server's JSON. Raises ``NotFound`` if the server has no stream of this name."""
-    return await listed(session, f"CONSUMER.LIST.{stream}", "consumers")
-
-
-async def delete_consumer(session: JetStream, stream: str, name: str) -> None:
-    """Delete a consumer, if it is there. What it has delivered without an answer is delivered to the next one."""
-    with suppress(NotFound):
-        await session.api(f"CONSUMER.DELETE.{stream}.{name}")
 
 
 async def ensure_consumer(session: JetStream, stream: str, wanted: dict[str, Any]) -> None:
