@@ -15,6 +15,11 @@ _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,
 """An image that a browser shows without running anything, as SVG may."""
 
 
+def is_image(url: str) -> bool:
+    """True for a ``data:`` URL of an image that is safe to show, and not too large."""
+    return len(url) <= MOST_IMAGE_BYTES * 4 // 3 + 64 and _IMAGE.fullmatch(url) is not None
+
+
 def attached(parts: list[Any]) -> tuple[list[str], list[str]]:
     """The names of the files in ``parts``, with the size of each image; and ``data:`` URLs of images that are safe to
     show."""

@@ -16,6 +16,7 @@ from markdown_it.token import Token
 
 from sidecar.read.changes.changes import Edit, TurnChanges, files_of, sums
 from sidecar.read.transcript import wording as words
+from sidecar.read.transcript.attached import is_image
 from sidecar.read.transcript.coloured import coloured
 from sidecar.read.transcript.markdown_text import is_whole, parser
 from sidecar.read.transcript.model import Reading, Session, Turn
@@ -93,8 +94,11 @@ _HEAD = """<!doctype html>
 
 
 def _image(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    """Replace an image with its text and address, because a browser would fetch the image."""
-    return escape(f"[image: {tokens[number].content} {tokens[number].attrGet('src') or ''}]")
+    """Replace an image that a browser would fetch with its text and address. One that is in the answer is shown."""
+    source, text = str(tokens[number].attrGet("src") or ""), tokens[number].content
+    if is_image(source):
+        return f'<img src="{escape(source)}" alt="{escape(text)}">'
+    return escape(f"[image: {text} {source}]")
 
 
 def _code(renderer: RendererHTML, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
@@ -111,7 +115,7 @@ def _table(renderer: RendererHTML, tokens: Sequence[Token], number: int, options
 
 
 def _renderer() -> MarkdownIt:
-    made = parser(breaks=True)
+    made = parser(images=True, breaks=True)
     rules = {"image": _image, "fence": _code, "code_block": _code, "table_open": _table, "table_close": _table}
     for name, rule in rules.items():
         made.add_render_rule(name, rule)
@@ -135,7 +139,8 @@ def _shaped(tokens: Sequence[Token]) -> None:
             before.attrSet("class", "task")
         for part in token.children or ():
             if part.type == "link_open":
-                part.attrs = {"href": part.attrGet("href") or "", "target": "_blank", "rel": _BESIDE}
+                to = str(part.attrGet("href") or "")
+                part.attrs = {} if is_image(to) else {"href": to, "target": "_blank", "rel": _BESIDE}
 
 
 _BESIDE = "noopener noreferrer nofollow"

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from sidecar.read.transcript.attached import is_image
+
 DEEPEST: Final = 40
 """Maximum nesting depth of Markdown that is rendered; a list or quote counts as two levels. The parser drops deeper
 content."""
@@ -24,9 +26,15 @@ class _Markdown(MarkdownIt):
             return False
 
 
-def parser(**options: Any) -> MarkdownIt:
-    """A parser for CommonMark with tables and strikethrough."""
-    made = _Markdown("commonmark", {"html": False, "maxNesting": DEEPEST, **options})
+class _WithImages(_Markdown):
+    def validateLink(self, url: str) -> bool:  # noqa: N802 - the library's name
+        """Accept images that are in the text itself, too. A link to one must be taken out."""
+        return is_image(url) or super().validateLink(url)
+
+
+def parser(*, images: bool = False, **options: Any) -> MarkdownIt:
+    """A parser for CommonMark with tables and strikethrough; with ``images``, the address of a link may be an image."""
+    made = (_WithImages if images else _Markdown)("commonmark", {"html": False, "maxNesting": DEEPEST, **options})
     return made.enable(["table", "strikethrough"])
 
 

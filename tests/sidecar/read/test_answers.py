@@ -55,6 +55,27 @@ def test_code_has_the_colours_of_its_language(language: str, code: str, wanted: 
     assert " ".join(f"{kind}:{text}" for kind, text in kinds_of(coloured(code, language))) == wanted
 
 
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (f"![a <b>]({PNG})", f'<img src="{PNG}" alt="a &lt;b&gt;">'),
+        (f"![]({PNG.replace('png', 'svg+xml')})", "![]("),
+        (f'![a](<{PNG}" onerror=alert(1)>)', "&quot; onerror"),
+        ("![a](https://a.example/b.png)", "[image: a https://a.example/b.png]"),
+        ("![a](data:image/gif;base64," + "A" * 3_000_000 + ")", "![a]("),
+        (f"[a]({PNG})", "<a>a</a>"),
+    ],
+    ids=["image", "svg", "quote", "address", "large", "link"],
+)
+def test_an_image_is_shown_only_if_it_is_in_the_answer_itself(answer: str, shown: str) -> None:
+    html = markdown_html(answer)
+    assert shown in html
+    assert html.count("<img") == (shown[:4] == "<img") and "href" not in html
+
+
 @pytest.mark.parametrize("piece", ["/*", '"', "'", "`", '"""', "<!--", "a#", "0", "\\", "''' "])
 def test_no_code_takes_longer_than_its_length_allows(piece: str) -> None:
     begun = time.process_time()
