@@ -71,7 +71,13 @@ PLAN = (
         {"IDLE": 200, "LORIS": 200, "DEAF": 20, "DEAF_BYTES": 2**23, "RECONNECTS": 10_000, "NEIGHBOUR_HOOKS": 300},
     ),
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
-    Part("team-kills", "kill -9 of Postgres and of the copy to it", ("tests/sidecar/team",), 1, {"TEAM_KILLS": 30}),
+    Part(
+        "team-kills",
+        "kill -9 of Postgres and of the copy to it",
+        ("tests/sidecar/team",),
+        1,
+        {"TEAM_KILLS": 30, "TEAM_HOMES": 4},
+    ),
     Part(
         "background-kills",
         "kill -9 of three processes while many agents work in background, on both OpenCodes",
