@@ -132,13 +132,13 @@ class Data:
         return found
 
     async def _shown(
-        self, given: str, told: Callable[[Past], dict[str, Any]], at: int | None, marks: int | None
+        self, given: str, answer_of: Callable[[Past], dict[str, Any]], at: int | None, marks: int | None
     ) -> dict[str, Any]:
-        """What ``told`` makes of a session; with ``marks``, beside the head of the same moment."""
+        """What ``answer_of`` makes of a session; with ``marks``, beside the head of the same moment."""
         work = await self._intents()
 
         def question(past: Past) -> dict[str, Any]:
-            found = told(past)
+            found = answer_of(past)
             return found if marks is None else found | {"head": self._head(past, at, marks, work)}
 
         return await asked(self.reader, question, given)
@@ -168,7 +168,7 @@ class Data:
         both, the last turns, of which the first one lacks its beginning if it is very long (``left_out`` items)."""
         wanted = await find_event(self.reader, event) if event else None
 
-        def told(past: Past) -> dict[str, Any]:
+        def answer_of(past: Past) -> dict[str, Any]:
             telling, begin, cut = Telling(past.at(at)), max(first or 0, 0), 0
             count = sum(telling.count(root) for root in telling.roots)
             turn = telling.turn_of(wanted.position) if wanted is not None else None
@@ -187,7 +187,7 @@ class Data:
             heads = [root.title for root in telling.roots]
             return {"turns": turns, "count": count, "left_out": cut, "heads": heads, "turn": turn}
 
-        return await self._shown(given, told, at, marks)
+        return await self._shown(given, answer_of, at, marks)
 
     def _now(self, past: Past, at: int | None) -> int:
         return self._now_ms() if past.upto(at) == past.count else past.last_ts(at)
@@ -207,7 +207,7 @@ class Data:
         is_whole = begin is None and end is None
         stretch = 0 if begin is None else begin, LATEST if end is None else end
 
-        def told(past: Past) -> dict[str, Any]:
+        def answer_of(past: Past) -> dict[str, Any]:
             def spans_of(timeline: Timeline) -> list[Span]:
                 # Without a stretch only the newest steps are drawn.
                 return timeline.spans(MOST_SPANS) if is_whole else timeline.between(*stretch, MOST_CHOSEN + 1)
@@ -223,49 +223,49 @@ class Data:
             offered = {"turns": timeline.turns(past.session, now, OFFERED), "earlier": timeline.is_longer(MOST_SPANS)}
             return drawn(spans, now, width, begin, end) | offered
 
-        return await self._shown(given, told, at, marks)
+        return await self._shown(given, answer_of, at, marks)
 
     async def columns(self, given: str) -> dict[str, Any]:
         """All turns of a session as it is now, as ``Timeline.columns``, but with the number of the event with which
         each column begins."""
 
-        def told(past: Past) -> dict[str, Any]:
+        def answer_of(past: Past) -> dict[str, Any]:
             columns = Timeline(past.at()).columns(past.session, self._now_ms(), COLUMNS)
             return {"columns": [[*column[:-1], past.number(column[-1])] for column in columns]}
 
-        return await self._shown(given, told, None, None)
+        return await self._shown(given, answer_of, None, None)
 
     async def files(self, given: str, at: int | None, since: int, marks: int | None = None) -> dict[str, Any]:
         """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
         with diffs, and how many earlier ones are left out."""
 
-        def told(past: Past) -> dict[str, Any]:
+        def answer_of(past: Past) -> dict[str, Any]:
             changes = Changes(past.at(at), past.position(since))
             turns = [turn.as_json() for turn in changes.turns(MOST_CHANGED, with_diffs=True)]
             return {"turns": turns, "left_out": changes.count() - len(turns), "totals": changes.totals()}
 
-        return await self._shown(given, told, at, marks)
+        return await self._shown(given, answer_of, at, marks)
 
     async def events(self, given: str, at: int | None, first: int, marks: int | None = None) -> dict[str, Any]:
         """Some records of a session, numbered from 0, from number ``first`` on."""
 
-        def told(past: Past) -> dict[str, Any]:
+        def answer_of(past: Past) -> dict[str, Any]:
             upto = past.upto(at)
             shown = past.records(first, min(first + MOST_ROWS, upto))
             rows = [row_of(record) | {"number": number} for number, record in enumerate(shown, first)]
             return {"rows": rows, "count": upto}
 
-        return await self._shown(given, told, at, marks)
+        return await self._shown(given, answer_of, at, marks)
 
     async def compare(self, one: str, other: str, at: int | None, to: int | None) -> dict[str, Any]:
         """Two sessions, or two moments of one, beside each other: see ``beside``."""
 
-        def told(left: Past, right: Past) -> tuple[Any, dict[str, Any]]:
+        def answer_of(left: Past, right: Past) -> tuple[Any, dict[str, Any]]:
             # What else was recorded meanwhile changes nothing.
             key = one, other, left.position(at), right.position(to)
             return key, self._beside[key] if key in self._beside else beside(left, right, at, to)
 
-        key, found = await asked(self.reader, told, one, other)
+        key, found = await asked(self.reader, answer_of, one, other)
         self._beside = {**dict([*self._beside.items()][-MOST_COMPARED:]), key: found}
         return found
 
@@ -322,15 +322,15 @@ class Data:
 
 def _html(turn: Turn, directory: str, now_ms: int) -> str:
     """A turn as HTML. A step of the slider changes one turn, so the others are made once."""
-    told = repr(turn)
-    if _WAITING in told:
+    text = repr(turn)
+    if _WAITING in text:
         return turn_html(turn, directory, Reading(now_ms=now_ms))  # it says how long somebody has waited
-    return _again(_Shown(told, directory, turn))
+    return _again(_Shown(text, directory, turn))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    told: str
+    text: str
     directory: str
     turn: Turn = field(compare=False)
 

@@ -60,7 +60,7 @@ class Spending:
 
     def __init__(self, reader: LogReader) -> None:
         self._reader, self._kept, self._starters = reader, _Kept(), dict[str, str]()
-        self._told: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._answers: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     async def shown(self, by: str, days: int, now_ms: int) -> dict[str, Any]:
         """What root sessions cost in the last ``days`` days, today included, by one of ``WAYS``; 0: in all days.
@@ -71,8 +71,8 @@ class Spending:
         way: By = next((each for each in WAYS if each == by), "day")
         today = datetime.fromtimestamp(now_ms / 1000, UTC).astimezone().date()
         key = self._reader.head, way, days, today
-        if key in self._told:
-            return self._told[key]
+        if key in self._answers:
+            return self._answers[key]
         if self._reader.head > self._kept.position:
             self._starters = await starters_of(self._reader)
         removed = await self._reader.removed()
@@ -81,12 +81,12 @@ class Spending:
 
         def question(story: Snapshot) -> tuple[_Kept, dict[str, Any]]:
             kept, known = self._more(story), _Sessions(story, self._starters)
-            return kept, _told(story, kept, known, way, days, today)
+            return kept, _answer(story, kept, known, way, days, today)
 
         kept, found = await ask_story(self._reader, question)
         if self._kept.removed == kept.removed:
             self._kept = kept
-        self._told = {each: told for each, told in self._told.items() if each[0] == key[0]} | {key: found}
+        self._answers = {each: answer for each, answer in self._answers.items() if each[0] == key[0]} | {key: found}
         return found
 
     def _more(self, story: Snapshot) -> _Kept:
@@ -137,7 +137,7 @@ class _Sessions(Tree[Session]):
         return self._directories.get(root) or self._catalog.directory(root, at)
 
 
-def _told(story: Snapshot, kept: _Kept, known: _Sessions, way: By, days: int, today: date) -> dict[str, Any]:
+def _answer(story: Snapshot, kept: _Kept, known: _Sessions, way: By, days: int, today: date) -> dict[str, Any]:
     since = (today - timedelta(days - 1)).isoformat() if days else ""
     shown = [cell for cell in kept.cells if cell.day >= since]
     found = costs(shown, way, known.counts_in, known.directory)

@@ -27,8 +27,8 @@ def check_team(scene: Scene) -> list[Check]:
 def team_words(now: Mapping[str, Any]) -> str:
     """How far the copy is, in words."""
     if now["position"] is None:
-        told = "how far it is copied is not known yet"
+        text = "how far it is copied is not known yet"
     else:
-        told = f"{counted(now['lag'], 'record')} not copied yet" if now["lag"] else "level with the log"
+        text = f"{counted(now['lag'], 'record')} not copied yet" if now["lag"] else "level with the log"
     again = f"; next try at {local_time(now['next_ms'])}" if now["next_ms"] else ""
-    return f"{now['machine']} in {now['address']}: {told}{': ' if now['problem'] else ''}{now['problem']}{again}"
+    return f"{now['machine']} in {now['address']}: {text}{': ' if now['problem'] else ''}{now['problem']}{again}"

@@ -212,8 +212,8 @@ function led() {
 addEventListener("hashchange", led);
 
 async function listen() {
-  const tell = (told) => {
-    state = told;
+  const tell = (now) => {
+    state = now;
     tabs.postMessage(state);
     hear(state);
   };

@@ -86,9 +86,9 @@ function events(found) {
     ends[side] ||= !row;
     return isNew ? cell(row) : "";
   };
-  const told = found.same === null ? "They are the same" : `${plural(found.same, "event")} at the beginning ${found.same === 1 ? "is" : "are"} the same in kind and content; then they part`;
-  if (!found.rows.length) return [h("h2", {}, told)];
-  return [h("details", {}, h("summary", { "data-row": true }, h("h2", {}, told)), h("table", { class: "sums beside" }, h("tbody", {}, found.rows.map(([one, other]) => h("tr", {}, h("td", {}, once(one, 0)), h("td", {}, once(other, 1)))))))];
+  const sameness = found.same === null ? "They are the same" : `${plural(found.same, "event")} at the beginning ${found.same === 1 ? "is" : "are"} the same in kind and content; then they part`;
+  if (!found.rows.length) return [h("h2", {}, sameness)];
+  return [h("details", {}, h("summary", { "data-row": true }, h("h2", {}, sameness)), h("table", { class: "sums beside" }, h("tbody", {}, found.rows.map(([one, other]) => h("tr", {}, h("td", {}, once(one, 0)), h("td", {}, once(other, 1)))))))];
 }
 
 /** Two moments of one session. */

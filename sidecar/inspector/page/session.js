@@ -36,9 +36,9 @@ export async function session(name, tab = "conversation") {
   const element = h("div", { class: "session" }, side, middle, panel, bar.element);
 
   function drawSide() {
-    const told = JSON.stringify([head.sessions, head.beside]);
-    if (told === kin) return; // as after most steps
-    kin = told;
+    const stamp = JSON.stringify([head.sessions, head.beside]);
+    if (stamp === kin) return; // as after most steps
+    kin = stamp;
     element.classList.toggle("alone", head.sessions.length + head.beside.length < 2);
     const about = { above: "Started by", origin: "Forked from", background: "In the background", fork: "Forks" };
     side.replaceChildren(
@@ -128,9 +128,9 @@ export async function session(name, tab = "conversation") {
   /** All turns in columns. They are asked for again only when one more began or ended, and not at each step. */
   async function map() {
     if (at === null) kept.status = head.status;
-    const told = `${head.marks.filter(([, kind]) => kind === "turn").length} ${kept.status}`;
-    if (kept.mapped !== told) {
-      kept.mapped = told;
+    const stamp = `${head.marks.filter(([, kind]) => kind === "turn").length} ${kept.status}`;
+    if (kept.mapped !== stamp) {
+      kept.mapped = stamp;
       kept.columns = get(`${path}/columns`).then((found) => found.columns);
     }
     const columns = await kept.columns;
@@ -362,9 +362,9 @@ const VIEWS = {
   async files({ ask, at, since, head, history, select, drawn }) {
     const found = await ask("files", { since });
     const upto = at ?? head.records - 1;
-    const told = JSON.stringify([found, since !== null && upto]);
-    if (drawn.told === told) return drawn.view;
-    drawn.told = told;
+    const stamp = JSON.stringify([found, since !== null && upto]);
+    if (drawn.stamp === stamp) return drawn.view;
+    drawn.stamp = stamp;
     const between = since === null ? "" : ` between events ${since} and ${upto}`;
     if (!found.turns.length) return (drawn.view = h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`));
     const counted = found.totals;

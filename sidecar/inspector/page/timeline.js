@@ -18,13 +18,13 @@ const SOON = 60; // ms
 function view(ask, select) {
   const facts = h("p", { class: "facts" });
   const chain = h("p", { class: "quiet chain-of" });
-  const told = h("p", { class: "told faint", "aria-live": "polite" });
+  const readout = h("p", { class: "told faint", "aria-live": "polite" });
   const picture = h("div", { class: "picture" });
   const pick = h("select", { "aria-label": "Turn", onchange: () => zoom(JSON.parse(pick.value)) });
   const out = h("button", { class: "button", onclick: () => zoom(null) }, "Show all");
   const empty = h("p", { class: "empty" }, "Nothing ran until then.");
   const map = h("div", { class: "map", role: "group", "aria-label": "All turns", hidden: true });
-  const whole = h("div", {}, map, h("div", { class: "filters" }, pick, out), facts, chain, told, picture);
+  const whole = h("div", {}, map, h("div", { class: "filters" }, pick, out), facts, chain, readout, picture);
   const element = h("div", { class: "timeline" }, empty, whole);
   const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to; + and − zoom, as the wheel does over the map.";
   let found = null;
@@ -63,7 +63,7 @@ function view(ask, select) {
     const first = bars.find((bar) => bar.getAttribute("href") === focused) ?? bars[0];
     first?.setAttribute("tabindex", "0");
     if (focused) first?.focus();
-    told.textContent = hint;
+    readout.textContent = hint;
   }
 
   function zoom(wanted) {
@@ -147,7 +147,7 @@ function view(ask, select) {
   }
 
   const title = (target) => target.closest?.("a, g")?.querySelector("title")?.textContent;
-  const tell = (event) => (told.textContent = title(event.target) ?? hint);
+  const tell = (event) => (readout.textContent = title(event.target) ?? hint);
   picture.addEventListener("pointerover", tell);
   picture.addEventListener("focusin", tell);
 
@@ -180,7 +180,7 @@ function view(ask, select) {
       picture.setPointerCapture(event.pointerId);
     }
     Object.assign(cover.style, { left: `${Math.min(begun, here)}px`, width: `${Math.abs(here - begun)}px` });
-    told.textContent = `${lasted(Math.abs(timeAt(here) - timeAt(begun)))} chosen`;
+    readout.textContent = `${lasted(Math.abs(timeAt(here) - timeAt(begun)))} chosen`;
   });
   const end = (event) => {
     const from = begun;
