@@ -49,7 +49,7 @@ def open_reader(store: Path, *, to_damage: bool = False) -> LogReader:
 
 
 async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
-    """The catalog as it is now, and the damage up to which it knows the log, if any. For a command: see ``Held``.
+    """The catalog as it is now, and the damage up to which it knows the log, if any. See ``OpenSnapshot``.
 
     Records that the tables have are not read again, except what they open. ``verify`` reads everything.
     """

@@ -135,7 +135,7 @@ class _Nothing:
 _Tables = DerivedTables | _Nothing
 
 
-class Held(Snapshot):
+class OpenSnapshot(Snapshot):
     """A snapshot that stays open, for a command, at whose end it closes: see ``let_go``.
 
     While it is open, a prune or forget does not end, so no process that waits for something may hold one.
@@ -147,7 +147,7 @@ class Held(Snapshot):
     def __init__(self, found: _Tables, *about: Any, **more: Any) -> None:
         super().__init__(found.db, *about, **more)
         self._tables = found
-        _HELD.add(self)
+        _OPEN.add(self)
 
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         with self._tables.checked():
@@ -157,14 +157,14 @@ class Held(Snapshot):
         self._tables.close()
 
 
-_HELD: WeakSet[Held] = WeakSet()
+_OPEN: WeakSet[OpenSnapshot] = WeakSet()
 
 
 def let_go() -> None:
-    """Close the snapshots that are held, at the end of a command."""
-    for held in list(_HELD):
-        held.close()
-    _HELD.clear()
+    """Close the snapshots that are open, at the end of a command."""
+    for snapshot in list(_OPEN):
+        snapshot.close()
+    _OPEN.clear()
 
 
 async def ask(reader: LogReader, question: Callable[[Snapshot], T]) -> T:
@@ -205,7 +205,7 @@ async def ask_to_damage(reader: LogReader, question: Callable[[Snapshot], T]) ->
         return answer, fault
 
 
-async def hold(reader: LogReader) -> tuple[Held, CorruptLog | None]:
+async def hold(reader: LogReader) -> tuple[OpenSnapshot, CorruptLog | None]:
     """The story as it is now, and the damage at which reading it ended."""
     opened = await _opened(reader)
     try:
@@ -214,7 +214,7 @@ async def hold(reader: LogReader) -> tuple[Held, CorruptLog | None]:
         opened.tables.db.close()
         raise
     _BEHIND[reader] = opened.head, opened.behind
-    return Held(opened.tables, over.records, opened.head, opened.behind, over=over.names), opened.fault
+    return OpenSnapshot(opened.tables, over.records, opened.head, opened.behind, over=over.names), opened.fault
 
 
 def behind_text(reader: LogReader) -> str | None:
