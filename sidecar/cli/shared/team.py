@@ -4,8 +4,9 @@ prints."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,18 +17,36 @@ from sidecar.failure import Failure
 from sidecar.install.extras import extra_command
 from sidecar.notify_config import TeamConfig
 from sidecar.read.select import SelectError
-from sidecar.read.wording import counted
+from sidecar.read.wording import counted, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MISSED = frozenset({"not-found", "no-log"})
 """The codes of errors that say that a home does not have what was named; another one may."""
 
 
-class MachineOutput(Output):
-    """Names the machine in each object, row and table. ``is_first``: whether tables have their headings in a pipe."""
+TABLES = frozenset({"streams", "costs"})
+"""The commands whose output on a terminal is a table, which has a column of machines; others have a heading."""
 
-    def __init__(self, machine: str, *, json: bool, is_first: bool) -> None:
+
+class MachineOutput(Output):
+    """Names the machine in each object, row and table. ``is_first``: whether tables have their headings in a pipe;
+    ``is_table``: whether all that a terminal shows is a table."""
+
+    def __init__(self, machine: str, *, json: bool, is_first: bool, is_table: bool) -> None:
         super().__init__(json)
-        self._machine, self._is_first = machine, is_first
+        self._machine, self._is_first, self._is_table = machine, is_first, is_table
+
+    @cached_property
+    def console(self) -> Console:
+        """All that a terminal gets is measured or printed by it, so the heading comes first."""
+        from rich.console import Console
+
+        found = Console(highlight=False, markup=False, emoji=False)
+        if not self._is_table:
+            found.print(printable(self._machine), style="bold")
+        return found
 
     def object(self, value: Any) -> None:
         super().object({"machine": self._machine, **value} if isinstance(value, dict) else value)
@@ -79,7 +98,8 @@ def for_each_home(run: Run, machine: str | None, work: Callable[[], Any]) -> int
     codes: list[int] = []
     for home in found:
         reader = open_home(config, home)
-        out = MachineOutput(home.machine, json=bool(run.params.get("json")), is_first=not codes)
+        is_table = run.info_name in TABLES
+        out = MachineOutput(home.machine, json=bool(run.params.get("json")), is_first=not codes, is_table=is_table)
         vars(run).update(reader=reader, elsewhere=reader, out=out)
         if home.behind:
             note(f"Note: {counted(home.behind, 'record')} of {home.machine} cannot be shown yet.")

@@ -16,6 +16,7 @@ from sidecar.read import select
 from sidecar.read.story import past
 from tests.postgres import Postgres
 from tests.sidecar.cli.helpers import Done, run
+from tests.sidecar.cli.test_terminal import ANSI, on_terminal
 from tests.sidecar.team.homes import EVENTS, CopiedHome
 
 MACHINES = ("ada", "bob")
@@ -183,3 +184,10 @@ def test_the_copies_prove_themselves(team: tuple[Postgres, TwoHomes]) -> None:
         found = run(homes.reader, "verify", "--machine", "ada", "--json")
         assert found.code == 1
         assert kind in {each["finding"]["kind"] for each in found.objects() if "finding" in each}
+
+
+def test_a_terminal_names_the_machines(team: tuple[Postgres, TwoHomes]) -> None:
+    _, homes = team
+    for words in (("tree", "--limit", "1"), ("streams", "--limit", "1"), ("changes", "--limit", "1")):
+        lines = [ANSI.sub("", line) for line in on_terminal(homes.reader, *words, "--team", width=120).splitlines()]
+        assert [line.split()[0] for line in lines if line.split()[:1] in (["ada"], ["bob"])] == [*MACHINES]
