@@ -32,7 +32,7 @@ from streams.log.reader import LogReader
 from streams.stores.journal.lines import format_line, parse_stored
 from streams.stores.plan import Placed
 from streams.stores.sqlite.database import Database
-from streams.stores.sqlite.search import SearchIndex, remove_search
+from streams.stores.sqlite.search_index import SearchIndex, remove_search
 from streams.stores.stored import Stored
 
 EVENTS = 1_000_000

@@ -18,8 +18,8 @@ from benchmarks.store import an_event
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import OLDEST, server_version
 from sidecar.config import NatsConfig
+from sidecar.mirror.follower import MirrorTask
 from sidecar.mirror.server.server import EmbeddedServer, State
-from sidecar.mirror.task import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import system_identity

@@ -25,8 +25,8 @@ from bridge.nats.jetstream.wire import Message
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
 from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.follower import MirrorTask
 from sidecar.mirror.server.server import EmbeddedServer
-from sidecar.mirror.task import MirrorTask
 from streams.hashing import canonical
 from streams.log.log import Log
 

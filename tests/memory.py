@@ -24,7 +24,7 @@ from streams.retention import (
     body_digest,
 )
 from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_event
-from streams.stores.keys import key_digest
+from streams.stores.key_digest import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Request, as_record, encode_batch, plan
 from streams.stores.sqlite.hints import checked_name

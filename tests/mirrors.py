@@ -23,7 +23,7 @@ from bridge.nats.jetstream import streams as keeping
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS
 from bridge.nats.mirror.messages import Mirror, is_forgotten
-from sidecar.mirror.task import MirrorTask
+from sidecar.mirror.follower import MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.identity import seeded_identity

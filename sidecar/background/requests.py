@@ -13,7 +13,7 @@ from sidecar.background.hosts.headless import READY, READY_MEANS, Terminal
 from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.afterwards import ApplyArgs, CancelArgs, DiscardArgs, check_ended, check_waits, copy_of
 from sidecar.background.intents.lifecycle import ENDED
-from sidecar.background.intents.registering import RegisterArgs, ResumeArgs
+from sidecar.background.intents.registration import RegisterArgs, ResumeArgs
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.service import DurableStream

@@ -36,7 +36,7 @@ from sidecar.background.intents.afterwards import (
 )
 from sidecar.background.intents.intents import NAME, IntentAgent
 from sidecar.background.intents.lifecycle import ENDED, WORKING
-from sidecar.background.intents.registering import RegisterArgs, check_agent, differences, title_of
+from sidecar.background.intents.registration import RegisterArgs, check_agent, differences, title_of
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.intents.works import Works

@@ -12,7 +12,7 @@ from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar.background import background_command, tools
 from sidecar.background.hosts.host import HostError
 from sidecar.background.intents.lifecycle import ENDED
-from sidecar.background.intents.registering import DEFAULT_MINUTES, RegisterArgs
+from sidecar.background.intents.registration import DEFAULT_MINUTES, RegisterArgs
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import notice_text
 from sidecar.background.messages.deliver import notice_id

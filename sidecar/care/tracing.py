@@ -20,7 +20,7 @@ from sidecar.components import in_background
 from sidecar.home import Home
 from sidecar.notify_config import OtelConfig
 from sidecar.read.past.traces import otlp_request
-from sidecar.read.story.ending import ended
+from sidecar.read.story.ended_spans import ended
 from sidecar.read.story.reading import Snapshot, ask
 from streams.errors import StreamError
 from streams.log.reader import LogReader

@@ -32,7 +32,7 @@ from sidecar.agents.effects.runner import EffectKind, EndsTurn, Reconciled
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream, request_key
 from sidecar.agents.runtime import Runtime
 from sidecar.config import RemoteTool
-from sidecar.mirror.serving import card_content
+from sidecar.mirror.remote_tools import card_content
 from streams.bus.command import Command
 from streams.event import StreamEvent
 from streams.identity import Identity

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from sidecar.mirror.calling import RemoteCalls, RemoteKind
     from sidecar.mirror.commands import CommandConsumers
     from sidecar.mirror.deltas import DeltaStream
+    from sidecar.mirror.follower import MirrorTask
     from sidecar.mirror.owning import Owning
+    from sidecar.mirror.remote_tools import ServedTools
     from sidecar.mirror.server.server import EmbeddedServer
-    from sidecar.mirror.serving import ServedTools
-    from sidecar.mirror.task import MirrorTask
 
 log = logging.getLogger("sidecar.mirror")
 
@@ -96,8 +96,8 @@ class NatsService:
         from bridge.nats.jetstream.sessions import Sessions
         from bridge.nats.jetstream.stream_plan import wanted
         from sidecar.mirror.deltas import DeltaStream
+        from sidecar.mirror.follower import MirrorTask
         from sidecar.mirror.server.server import EmbeddedServer
-        from sidecar.mirror.task import MirrorTask
 
         if self._config.mode == "embedded":
             try:
@@ -138,7 +138,7 @@ class NatsService:
         from bridge.nats.subjects import consumer_name
         from sidecar.mirror.actions import ACTIONS_PATTERN, INTERNAL, PMO, WORKER
         from sidecar.mirror.owning import Owning
-        from sidecar.mirror.serving import tool_consumer
+        from sidecar.mirror.remote_tools import tool_consumer
 
         more = {WORKER: (consumer_name(WORKER), ACTIONS_PATTERN)} if worker.ui_allowed else {}
         more |= {PMO: (tool_consumer(INTERNAL), tool_pattern(INTERNAL))} if worker.internal_allowed else {}
@@ -174,13 +174,13 @@ class NatsService:
         source = self._source
         runs: list[Coroutine[Any, Any, None]] = []
         if tools:
-            from sidecar.mirror.serving import ServedTools
+            from sidecar.mirror.remote_tools import ServedTools
 
             self._served = ServedTools(self._bus, tools, source.now_ms, source.clean)
             runs.append(self._served.run())
         if worker.internal_allowed or worker.ui_allowed:
             from sidecar.mirror.actions import INTERNAL, PMO, WORKER, Deeds, InternalTools, UiActions
-            from sidecar.mirror.serving import ServedTools
+            from sidecar.mirror.remote_tools import ServedTools
 
             deeds = Deeds(source.store, identity, answer, source.clean)
             if worker.internal_allowed:

@@ -11,7 +11,7 @@ from streams.stores.directory import (
     refuse_links,
 )
 from streams.stores.space import store_bytes
-from streams.stores.sqlite.search import SearchIndex
+from streams.stores.sqlite.search_index import SearchIndex
 
 __all__ = [
     "LOCK",

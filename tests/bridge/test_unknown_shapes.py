@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bridge.opencode.capture import shapes
-from bridge.opencode.capture.known import PROPERTIES
+from bridge.opencode.capture.hook_shapes import PROPERTIES
 from bridge.opencode.capture.table import BY_SOURCE, rule_for
 from bridge.opencode.capture.translate import Origin, Token
 from bridge.opencode.link.frames import HookItem

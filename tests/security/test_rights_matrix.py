@@ -30,7 +30,7 @@ from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_variables import Variables
 from sidecar.background.intents.intents import NAME as INTENTS
-from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.intents.registration import RegisterArgs
 from sidecar.background.service import DurableStream
 from sidecar.record.opencode2.http import ServiceError
 from streams.bus.command import Command

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidecar.agents.metrics import Counted
 from sidecar.care.metrics import AGENT_FACTS, FACTS, MIRROR_STATES, SidecarMetrics
 from sidecar.home import Home
-from sidecar.mirror.task import MirrorTask
+from sidecar.mirror.follower import MirrorTask
 from sidecar.record.playing.play import play
 from streams.identity import system_identity
 from tests.real.opencode import free_port

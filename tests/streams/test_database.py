@@ -12,7 +12,7 @@ from streams.log.log import Log
 from streams.query import Filter
 from streams.stores.sqlite.files import STEPS
 from streams.stores.sqlite.reader import SqliteReader
-from streams.stores.sqlite.search import SearchIndex, remove_search
+from streams.stores.sqlite.search_index import SearchIndex, remove_search
 from tests.streams.builders import event
 from tests.streams.databases import change, written
 from tests.streams.opened import collect, moved

@@ -23,7 +23,7 @@ from streams.store import Record
 from streams.stores.journal import files as journal_files
 from streams.stores.journal.segments import list_segments
 from streams.stores.sqlite import reader as sqlite_reader
-from streams.stores.sqlite.search import SearchIndex
+from streams.stores.sqlite.search_index import SearchIndex
 from tests.streams.builders import event
 from tests.streams.databases import change
 from tests.streams.opened import PLACES, Place, collect, held, left_by_a_kill, put

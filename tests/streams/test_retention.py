@@ -19,7 +19,7 @@ from streams.query import Filter
 from streams.store import Snapshot
 from streams.stores.disk import Disk
 from streams.stores.journal import mover
-from streams.stores.sqlite.search import SearchIndex
+from streams.stores.sqlite.search_index import SearchIndex
 from tests.streams.builders import event
 from tests.streams.calls import Call, watching
 from tests.streams.disks import FastDisk

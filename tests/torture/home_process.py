@@ -26,9 +26,9 @@ from sidecar.agents.stops import Point
 from sidecar.config import RemoteTool
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
+from sidecar.mirror.follower import MirrorTask
 from sidecar.mirror.owning import Owning
-from sidecar.mirror.serving import ServedTools
-from sidecar.mirror.task import MirrorTask
+from sidecar.mirror.remote_tools import ServedTools
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.system.retry import Retry

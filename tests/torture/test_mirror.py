@@ -19,7 +19,7 @@ import pytest
 
 from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
-from sidecar.mirror.task import MirrorTask
+from sidecar.mirror.follower import MirrorTask
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.mirrors import LOG_ID, NOW_MS, check_equal, drained, fill, mirroring, session_events, unsynced

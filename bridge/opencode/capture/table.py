@@ -245,7 +245,7 @@ def rule_for(source: str) -> Rule | None:
     """The table's row for a hook name or bus event type; ``None`` if such hooks are dropped, ``UNKNOWN`` for a new
     type.
 
-    An item without the shape in ``known.py`` is treated as ``UNKNOWN``.
+    An item without the shape in ``hook_shapes.py`` is treated as ``UNKNOWN``.
     """
     rule = BY_SOURCE.get(source)
     if rule is not None:

@@ -26,7 +26,7 @@ from bridge.opencode.capture.emitter import (
     Token,
     safe_stream,
 )
-from bridge.opencode.capture.known import is_known
+from bridge.opencode.capture.hook_shapes import is_known
 from bridge.opencode.capture.parts import Parts
 from bridge.opencode.capture.shapes import mapping, present, text
 from bridge.opencode.capture.state import CaptureState, SessionState

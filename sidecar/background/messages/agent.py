@@ -13,7 +13,7 @@ from typing import Final
 
 from sidecar.agents.agent import Output
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.messages import answers, deliver, facts, person
+from sidecar.background.messages import alerts, answers, deliver, person
 from sidecar.background.messages.answers import Questions
 from sidecar.background.messages.message import State
 from sidecar.background.messages.person import Person
@@ -86,7 +86,7 @@ class MessageAgent(OwnAgent[State]):
             case "message.raise":
                 return self._person.notify(data, given["message"], given["to"], given["title"], given["text"], event.ts)
             case "message.troubles":
-                return facts.troubled(self._person, data, given["troubles"], event.ts)
+                return alerts.troubled(self._person, data, given["troubles"], event.ts)
             case "message.ask":
                 return self._questions.ask(data, given, event.ts)
             case "message.answer":
@@ -109,7 +109,7 @@ class MessageAgent(OwnAgent[State]):
             case "workflow.checkpoint":
                 return self._questions.captured(data, event)
             case "human.input":
-                began = facts.turn_began(event) if self._rings else []
+                began = alerts.turn_began(event) if self._rings else []
                 wrote = person.wrote(data, str(given.get("session")), event.ts)
                 return [*self._questions.typed(data, event), *wrote, *began]
             case "execution.step":
@@ -119,7 +119,7 @@ class MessageAgent(OwnAgent[State]):
             case "lifecycle.session.ended":
                 return answers.over(data, event, whole=True)
             case "budget.warning":
-                return facts.budget_used(self._person, data, event)
+                return alerts.budget_used(self._person, data, event)
             case "intent.completed" | "intent.failed" | "intent.cancelled":
                 return self._work_ended(event)
         return []
@@ -130,8 +130,8 @@ class MessageAgent(OwnAgent[State]):
         if event.type == "intent.cancelled":
             return outputs
         lost = [self.data.messages[each.payload["message"]] for each in passed_on if each.type == "message.withdrawn"]
-        notified = [output for each in lost for output in facts.unread(self._person, self.data, event, each)]
-        return [*outputs, *facts.work_ended(self._person, self.data, event), *notified]
+        notified = [output for each in lost for output in alerts.unread(self._person, self.data, event, each)]
+        return [*outputs, *alerts.work_ended(self._person, self.data, event), *notified]
 
     def _acted(self, event: StreamEvent) -> list[Output]:
         if event.actor != NAME:
@@ -151,12 +151,12 @@ class MessageAgent(OwnAgent[State]):
         heard = deliver.over(self.data, event, lambda session: not self._asker(session).work)
         if event.payload.get("outcome") != "continued":
             heard += answers.over(self.data, event)
-        return heard + (facts.turn_ended(self._person, self.data, event) if self._rings else [])
+        return heard + (alerts.turn_ended(self._person, self.data, event) if self._rings else [])
 
     def _spent(self, event: StreamEvent) -> list[Output]:
         if not self._person.config.cost or event.metadata.get("history"):
             return []
-        return facts.spent(self._person, self.data, event)
+        return alerts.spent(self._person, self.data, event)
 
     # --- remembering ---
 

@@ -20,7 +20,7 @@ from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.messages import facts, person, signals
+from sidecar.background.messages import alerts, person, signals
 from sidecar.background.messages.agent import NAME, MessageAgent
 from sidecar.background.messages.answers import answer_text, as_row, is_own
 from sidecar.background.messages.deliver import notice_id, waiting_sessions
@@ -148,7 +148,7 @@ class People:
             return
         found, known = (
             [each for each in agent_troubles(self._worker()) if not each.is_asked],
-            facts.troubles(self.messages.data),
+            alerts.troubles(self.messages.data),
         )
         now = asyncio.get_running_loop().time()
         self._since = {each.about: self._since.get(each.about, now) for each in found}

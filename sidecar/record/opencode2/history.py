@@ -17,8 +17,8 @@ from urllib.parse import quote
 from bridge.opencode.capture.emitter import Origin
 from bridge.opencode.capture.shapes import mapping, number, text
 from bridge.opencode.capture.state import SessionState
+from bridge.opencode.capture.v2.event_fields import HostEvent, ask_of, read_event, session_info
 from bridge.opencode.capture.v2.messages import before, children_of, events_of
-from bridge.opencode.capture.v2.shapes import HostEvent, ask_of, read_event, session_info
 from bridge.opencode.capture.v2.translate import HostTranslator
 from sidecar.processes import still_runs
 from sidecar.record.opencode2.http import ServiceError

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from bridge.opencode.capture.v2.shapes import read_event
+from bridge.opencode.capture.v2.event_fields import read_event
 from bridge.opencode.capture.v2.translate import HOOK, is_of_service
 from bridge.opencode.link.frames import MAX_FRAME_BYTES, MAX_SEQ, HookItem, ShimIdentity, batches
 from bridge.opencode.link.lenient import FrameError, read_leniently

@@ -20,7 +20,7 @@ from streams.stores.head import BadLine, Head
 from streams.stores.journal.index import Index
 from streams.stores.journal.lines import LineKeys, parse_keys, split_lines
 from streams.stores.journal.segments import Segment, end_of, list_segments
-from streams.stores.keys import key_digest
+from streams.stores.key_digest import key_digest
 from streams.stores.missing import missing_at_end, missing_before
 from streams.system.files import read_file
 

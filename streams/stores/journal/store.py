@@ -33,7 +33,7 @@ from streams.stores.journal.mover import Mover
 from streams.stores.journal.reading import Journal, JournalLine, Moved, TwoPlaces
 from streams.stores.journal.segments import sizes_of
 from streams.stores.journal.writer import JournalWriter
-from streams.stores.keys import key_digest
+from streams.stores.key_digest import key_digest
 from streams.stores.plan import Known as KnownRecord
 from streams.stores.plan import Placed, Plan, as_record, plan
 from streams.stores.recent import Recent

@@ -22,7 +22,7 @@ from streams.hashing import encode
 from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record, Snapshot
-from streams.stores.keys import key_digest
+from streams.stores.key_digest import key_digest
 from streams.stores.sqlite.files import (
     LOG_FILE,
     SEARCH_FILE,

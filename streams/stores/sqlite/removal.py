@@ -27,7 +27,7 @@ from streams.stores.sqlite import removed as tables
 from streams.stores.sqlite.derived import drop_one, write_anew
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
 from streams.stores.sqlite.hints import Hints
-from streams.stores.sqlite.search import remove_search
+from streams.stores.sqlite.search_index import remove_search
 from streams.system.threads import InTurn
 
 FREE_PAGES: Final = 512

@@ -17,7 +17,7 @@ import orjson
 
 from streams.hashing import GENESIS, digest_form_of, is_digest, payload_digest
 from streams.retention import Base, Entry, Mark, Ranges, Removal, body_digest
-from streams.stores.keys import key_digest
+from streams.stores.key_digest import key_digest
 
 CHUNK: Final = 256
 """Maximum number of records removed or forgotten in one transaction, so that appends never wait long."""

@@ -15,7 +15,7 @@ from streams.errors import CorruptLog
 from streams.event import StreamEvent
 from streams.query import Filter, json_needle
 from streams.store import Record
-from streams.stores.keys import key_digest
+from streams.stores.key_digest import key_digest
 from streams.stores.stored import Stored
 
 Row = tuple[Any, ...]

@@ -27,7 +27,7 @@ from streams.retention import NOTHING_REMOVED, Removal, payload_fault
 from streams.stores.chains import Chains
 from streams.stores.directory import is_being_written
 from streams.stores.head import Head
-from streams.stores.keys import key_digest
+from streams.stores.key_digest import key_digest
 from streams.stores.missing import missing_at_end
 from streams.stores.sqlite.file_verify import (
     DAMAGE,

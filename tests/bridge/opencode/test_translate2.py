@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.opencode.capture.emitter import Asked, Token
-from bridge.opencode.capture.v2.shapes import origin_of, session_info
+from bridge.opencode.capture.v2.event_fields import origin_of, session_info
 from bridge.opencode.link.frames import HookItem
 from streams.lineage import CREATED
 from tests.bridge.opencode.playing2 import KEPT, Player2, Recording, names, play2

@@ -12,7 +12,7 @@ import pytest
 
 from sidecar.agents.effects.policy import Effect
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.messages import facts
+from sidecar.background.messages import alerts
 from sidecar.background.messages.agent import NAME, MessageAgent
 from sidecar.background.messages.answers import ANSWER
 from sidecar.background.messages.deliver import WAKE
@@ -415,7 +415,7 @@ async def told(made: People, run: Bench) -> list[str]:
     await made.keep_time()
     await run.settled()
     open_ = {a.about for a in made.messages.data.messages.values() if a.is_open}
-    assert open_ == facts.troubles(made.messages.data)
+    assert open_ == alerts.troubles(made.messages.data)
     return sorted(about.removeprefix("agents:") for about in open_)
 
 

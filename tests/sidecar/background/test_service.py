@@ -18,7 +18,7 @@ from sidecar.agents.inputs import InputRefused
 from sidecar.background.hosts.rights import Rule
 from sidecar.background.intents import state as intent_state
 from sidecar.background.intents.intent_effects import ISOLATE
-from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.intents.registration import RegisterArgs
 from sidecar.background.messages.deliver import GATHER_MS
 from sidecar.background.requests import WorkRequests
 from sidecar.background.service import DurableStream

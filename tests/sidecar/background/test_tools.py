@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from bridge.opencode.capture.state import SessionState
 from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar import components
-from sidecar.background.intents.registering import RegisterArgs
+from sidecar.background.intents.registration import RegisterArgs
 from sidecar.background.messages.signals import MOST_AWAITED
 from sidecar.background.people.people import AnswerArgs, SignalArgs
 from sidecar.background.service import DurableStream, write_tools

@@ -218,7 +218,7 @@ INTERNAL = {
     "bridge.nats.jetstream.client_errors": "becomes NatsError",
     "sidecar.mirror.calling": "a failed effect",
     "sidecar.mirror.server": "shown by `status`",
-    "sidecar.mirror.task": "control flow of the mirror",
+    "sidecar.mirror.follower": "control flow of the mirror",
     "sidecar.agents": "a dead letter, a line of `agents`, or becomes RequestError",
     "sidecar.background": "a failed effect, the model's tool result, or becomes RequestError",
     "sidecar.record.opencode2": "a service's state in `status` and `doctor`",

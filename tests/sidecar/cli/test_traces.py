@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidecar.cli.printing.output import json_line
 from sidecar.read.past.traces import SCHEMA_URL, _id, chrome, otlp
-from sidecar.read.story.ending import ended
+from sidecar.read.story.ended_spans import ended
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.timeline import Timeline
 from tests.sidecar.cli.helpers import make_home, run

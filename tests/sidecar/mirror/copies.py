@@ -16,7 +16,7 @@ from bridge.nats.jetstream.stream_plan import EVENTS, UNLIMITED
 from bridge.nats.jetstream.streams import StreamMessage, read_back
 from bridge.opencode.capture.translate import Translator
 from sidecar.home import Home
-from sidecar.mirror.task import MirrorTask
+from sidecar.mirror.follower import MirrorTask
 from streams.event import StreamEvent
 from streams.identity import seeded_identity, system_identity
 from streams.log.completeness import located

@@ -25,7 +25,7 @@ from sidecar.agents.loading import UserAgent
 from sidecar.agents.runtime import Runtime
 from sidecar.agents.stops import Point, Stop
 from sidecar.mirror.commands import CommandConsumers
-from sidecar.mirror.task import MirrorTask
+from sidecar.mirror.follower import MirrorTask
 from streams.identity import system_identity
 from streams.log.log import Log
 from streams.system.retry import Retry

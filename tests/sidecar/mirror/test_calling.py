@@ -29,8 +29,8 @@ from sidecar.config import RemoteTool
 from sidecar.mirror import calling, commands
 from sidecar.mirror.calling import RemoteCalls
 from sidecar.mirror.commands import CommandConsumers
-from sidecar.mirror.serving import ServedTools, card_content
-from sidecar.mirror.task import MirrorTask
+from sidecar.mirror.follower import MirrorTask
+from sidecar.mirror.remote_tools import ServedTools, card_content
 from streams.bus.command import Command
 from streams.errors import StoreUnavailable
 from streams.identity import seeded_identity

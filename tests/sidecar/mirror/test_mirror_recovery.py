@@ -16,7 +16,7 @@ from nats.js.client import JetStreamContext
 from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.publishing import publish_all
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS
-from bridge.nats.mirror.publish import Run
+from bridge.nats.mirror.batches import Run
 from tests.memory import MemoryStore
 from tests.mirrors import (
     LOG_ID,
@@ -77,10 +77,10 @@ async def test_a_mirror_that_ends_anywhere_goes_on_without_a_gap_or_a_double(
     own: RealServer, runs: int, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within the L0 messages of a run, or between them and its records."""
-    monkeypatch.setattr("bridge.nats.mirror.publish.MAX_BATCH", 40)
+    monkeypatch.setattr("bridge.nats.mirror.batches.MAX_BATCH", 40)
     store = MemoryStore()
     await fill(store, session_events(200))
-    from sidecar.mirror import task as module
+    from sidecar.mirror import follower as module
 
     publish, finished = module.publish_run, 0
 
@@ -391,9 +391,9 @@ async def test_forgetting_that_is_cut_off_half_way_is_finished(
 ) -> None:
     store = await mirrored_log(100, own)
     from bridge.nats.mirror import place
-    from sidecar.mirror import task
+    from sidecar.mirror import follower
 
-    module = place if step == "erase_l0" else task
+    module = place if step == "erase_l0" else follower
 
     async def broken(*_: Any, **__: Any) -> int:
         raise OSError("broken")
@@ -412,7 +412,7 @@ async def test_forgetting_that_is_cut_off_half_way_is_finished(
 async def test_a_rebuild_that_is_asked_for_while_the_stream_is_emptied_is_not_lost(
     own: RealServer, admin: JetStreamContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sidecar.mirror import task as module
+    from sidecar.mirror import follower as module
 
     store = await mirrored_log(60, own)
     await with_a_foreign_message(admin)

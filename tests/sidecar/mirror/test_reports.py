@@ -12,7 +12,7 @@ from bridge.nats.jetstream.publishing import publish
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.wire import Message
 from bridge.nats.l0.calls import card_id
-from sidecar.mirror.serving import card_content
+from sidecar.mirror.remote_tools import card_content
 from tests.sidecar.mirror.test_calling import owner, report, sent, settled
 
 

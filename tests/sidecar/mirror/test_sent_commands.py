@@ -13,7 +13,7 @@ from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, EVENTS, L0_COMMANDS, L0_EVENTS
 from bridge.nats.l0.payloads import Wakeup
 from bridge.nats.mirror.messages import UNSENT
-from sidecar.mirror.task import DAY_MS, MirrorTask
+from sidecar.mirror.follower import DAY_MS, MirrorTask
 from streams.event import StreamEvent
 from streams.hashing import canonical
 from streams.store import StreamStore

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bridge.opencode.capture.shapes import BRIEF, mapping, model_of, present, text
-from bridge.opencode.capture.v2.shapes import (
+from bridge.opencode.capture.v2.event_fields import (
     HostEvent,
     call_id,
     input_id,

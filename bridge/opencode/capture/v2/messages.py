@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bridge.opencode.capture.shapes import mapping, number, present, text
-from bridge.opencode.capture.v2.shapes import HostEvent, call_id, input_id, is_declined, message_id
+from bridge.opencode.capture.v2.event_fields import HostEvent, call_id, input_id, is_declined, message_id
 
 _INHERITED = re.compile(r"msg_\w+_\d+")
 """The id of a message that a fork inherited."""

@@ -11,9 +11,9 @@ from typing import Any
 from bridge.opencode.capture.emitter import Emitter, Entry, PartTurn, whole_type
 from bridge.opencode.capture.shapes import mapping, number, present, text, tool_started
 from bridge.opencode.capture.state import INTERRUPTED, SHELL, UNDONE, SessionState, Turn
-from bridge.opencode.capture.v2 import shapes
+from bridge.opencode.capture.v2 import event_fields
+from bridge.opencode.capture.v2.event_fields import HostEvent
 from bridge.opencode.capture.v2.memory import Memory
-from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.link.frames import HookItem
 from streams.lineage import CREATED, RESUMED, RETRIED, STEP_STARTED
 
@@ -64,7 +64,7 @@ class HostRules(Emitter):
     # --- inputs and turns ---
 
     def enqueued(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        message, given = shapes.input_id(event), shapes.read_input(event)
+        message, given = event_fields.input_id(event), event_fields.read_input(event)
         if given.kind in ("compaction", "move"):
             return  # the compaction itself is recorded when it begins, and the move when it is done
         if message is None or given.kind not in ("user", "synthetic"):
@@ -85,7 +85,7 @@ class HostRules(Emitter):
         cause = self._cause_of_input(session, given)
         self.put_input(entry, session, message, payload, human=human, cause=cause)
 
-    def _cause_of_input(self, session: SessionState, given: shapes.Input) -> str | None:
+    def _cause_of_input(self, session: SessionState, given: event_fields.Input) -> str | None:
         child = text(given.metadata.get("childID"))
         known = self.state.sessions.get(child or "")
         if known is not None and known.last_end is not None:
@@ -93,7 +93,7 @@ class HostRules(Emitter):
         return self.state.spawned(child) if child else self.cause_of_input(session, given.metadata)
 
     def cancelled(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        message = shapes.input_id(event) or ""
+        message = event_fields.input_id(event) or ""
         self.put(
             entry,
             session,
@@ -110,11 +110,11 @@ class HostRules(Emitter):
         if answered is not None and (is_between or _begins(session, memory, answered.message)):
             self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
         elif is_between:
-            message = shapes.message_id(event) or event.key
+            message = event_fields.message_id(event) or event.key
             self._start_turn(entry, session, event, memory, message, "continuation")
 
     def compaction_started(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        asked, answered, is_between = shapes.input_id(event), memory.answered, _is_between(session, memory)
+        asked, answered, is_between = event_fields.input_id(event), memory.answered, _is_between(session, memory)
         if asked is None and answered is not None and (is_between or _begins(session, memory, answered.message)):
             # An automatic compaction before the answer belongs to the turn of the prompt.
             self._start_turn(entry, session, event, memory, answered.message, "prompt", answered.t)
@@ -141,7 +141,11 @@ class HostRules(Emitter):
         # A compaction's event names no agent. In the turn of a prompt it is the session's agent, otherwise OpenCode.
         agent = text(event.data.get("agent")) or (session.agent if trigger == "prompt" else None) or "opencode"
         cause = session.inputs.get(message) or session.last_end or session.event_id
-        begun, first, model = replace_time(entry, at_ms or entry.item.t), shapes.message_id(event), _model(event.data)
+        begun, first, model = (
+            replace_time(entry, at_ms or entry.item.t),
+            event_fields.message_id(event),
+            _model(event.data),
+        )
         payload = present(message=message, assistant_message=first, trigger=trigger, agent=agent, model=model)
         self.put_turn_started(begun, session, payload, cause, replace_seq(begun, None))
 
@@ -151,7 +155,7 @@ class HostRules(Emitter):
     def execution_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         self._start_unanswered(entry, session, event, memory)
         if not memory.has_error and (session.turn is None or session.turn.error is None):
-            payload = shapes.error_of(mapping(event.data.get("error")))
+            payload = event_fields.error_of(mapping(event.data.get("error")))
             self._error(replace_seq(entry, None), session, event, memory, payload)
         self._end_execution(entry, session, memory, "failed")
 
@@ -192,16 +196,16 @@ class HostRules(Emitter):
 
     def step_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         error = mapping(event.data.get("error"))
-        aborted = shapes.is_abort(error)
+        aborted = event_fields.is_abort(error)
         if not aborted:
-            self._error(entry, session, event, memory, shapes.error_of(error))
+            self._error(entry, session, event, memory, event_fields.error_of(error))
         if mapping(event.data.get("tokens")):
             self._inference(entry, session, event, memory, "aborted" if aborted else "error")
 
     def _inference(
         self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory, finish: str | None
     ) -> None:
-        data, message, turn = event.data, shapes.message_id(event), self._turn(session, memory)
+        data, message, turn = event.data, event_fields.message_id(event), self._turn(session, memory)
         part = f"{message}:inference" if message is not None else event.key
         payload = present(
             message=message,
@@ -218,7 +222,7 @@ class HostRules(Emitter):
         self._put_in_turn(entry, session, memory, "execution.step", part, payload)
 
     def output_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        message, kind, said = shapes.message_id(event), event.name.partition(".")[0], event.data["text"]
+        message, kind, said = event_fields.message_id(event), event.name.partition(".")[0], event.data["text"]
         if not isinstance(said, str):
             raise TypeError("not a text")  # the event is kept whole
         part = f"{message}:{kind}:{event.data.get('ordinal')}" if message is not None else event.key
@@ -246,10 +250,10 @@ class HostRules(Emitter):
     def tool_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         call = memory.call_of(event)
         began, ended = call.started_ms, event.t or None
-        child = shapes.child_of(event)
+        child = event_fields.child_of(event)
         part = memory.part_of(call)
         cause = None
-        if child is not None and not shapes.is_launch(event):
+        if child is not None and not event_fields.is_launch(event):
             known = self.state.sessions.get(child)
             cause = known.last_end if known is not None and known.last_end else self.state.spawned(child)
         payload = present(
@@ -265,7 +269,7 @@ class HostRules(Emitter):
             ended_ms=ended,
             duration_ms=ended - began if began is not None and ended is not None else None,
             child=child,
-            **shapes.tool_result(event),
+            **event_fields.tool_result(event),
         )
         self._put_in_turn(entry, session, memory, "execution.step", part, payload, cause)
 
@@ -305,21 +309,23 @@ class HostRules(Emitter):
             self.end_turn(replace_seq(entry, None), session, None)
 
     def compaction_ended(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        message = memory.compaction or shapes.input_id(event)
+        message = memory.compaction or event_fields.input_id(event)
         payload = present(message=message, reason=text(event.data.get("reason")), text=event.data.get("text"))
         self._put_in_turn(entry, session, memory, "lifecycle.session.compacted", message or event.key, payload)
 
     def compaction_failed(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        self._error(entry, session, event, memory, shapes.error_of(mapping(event.data.get("error"))), memory.compaction)
+        self._error(
+            entry, session, event, memory, event_fields.error_of(mapping(event.data.get("error"))), memory.compaction
+        )
 
     def retried(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record a failed attempt that will be repeated, so it is not an error of the turn."""
         payload = present(
-            message=shapes.message_id(event),
+            message=event_fields.message_id(event),
             turn=self._message(session, memory),
             attempt=number(event.data.get("attempt")),
             at_ms=number(event.data.get("at")),
-            **shapes.error_of(mapping(event.data.get("error"))),
+            **event_fields.error_of(mapping(event.data.get("error"))),
         )
         self._put_in_turn(entry, session, memory, RETRIED, event.key, payload)
 
@@ -332,7 +338,7 @@ class HostRules(Emitter):
         error: dict[str, Any],
         message: str | None = None,
     ) -> None:
-        message = message or shapes.message_id(event)
+        message = message or event_fields.message_id(event)
         payload = present(message=message, turn=self._message(session, memory), **error)
         self._put_in_turn(entry, session, memory, "agent.error", message or event.key, payload)
 
@@ -356,7 +362,7 @@ class HostRules(Emitter):
             )
 
     def checkpoint(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        found = shapes.ask_of(event)
+        found = event_fields.ask_of(event)
         if found is None:
             self.unknown(entry, session, event, memory)
             return

@@ -21,10 +21,10 @@ from typing import Any
 from bridge.opencode.capture.emitter import Means, Origin, Token
 from bridge.opencode.capture.shapes import mapping, number, present, text
 from bridge.opencode.capture.state import RENAMED, CaptureState, SessionState, remember
-from bridge.opencode.capture.v2 import shapes
+from bridge.opencode.capture.v2 import event_fields
+from bridge.opencode.capture.v2.event_fields import HostEvent
 from bridge.opencode.capture.v2.memory import Memory
 from bridge.opencode.capture.v2.rules import CUT, HostEntry, replace_seq
-from bridge.opencode.capture.v2.shapes import HostEvent
 from bridge.opencode.capture.v2.table import BY_NAME
 from bridge.opencode.capture.v2.waiting_events import MET, Called, Gate, Gates
 from bridge.opencode.link.frames import HookItem
@@ -108,7 +108,7 @@ class HostTranslator(Gates):
         ``is_new``: the log has the session from its beginning, so that its creation is recorded. Returns false for a
         session that is excluded.
         """
-        info = shapes.session_info(info)
+        info = event_fields.session_info(info)
         session_id = text(info.get("id"))
         if session_id is None or self._is_excluded(session_id, info):
             return False
@@ -229,7 +229,7 @@ class HostTranslator(Gates):
         if not event.type:
             self.counts["unreadable"] += 1
             self.put(entry, None, "opencode.unreadable", self.own_key(entry), event.data)
-        elif event.seq is None and shapes.ask_of(event) is None:
+        elif event.seq is None and event_fields.ask_of(event) is None:
             self.counts[f"dropped:{event.type[:60]}"] += 1
         else:
             self.unknown(entry, None, event, Memory())
@@ -237,12 +237,12 @@ class HostTranslator(Gates):
     def _of_session(self, entry: HostEntry, event: HostEvent, session_id: str) -> None:
         origin = entry.token.origin
         key = session_id, origin.boot_id
-        child = shapes.child_of(event)
+        child = event_fields.child_of(event)
         if child is not None and child not in self.state.sessions:
             session = self.state.sessions.get(session_id)
             turn = session.turn if session is not None else None
             message = turn.user_message if turn is not None else None
-            self.note_call(child, shapes.message_id(event), shapes.call_id(event), message)
+            self.note_call(child, event_fields.message_id(event), event_fields.call_id(event), message)
         if session_id in self._excluded:
             self.counts["excluded"] += 1
             self.finish(entry.token)
@@ -295,7 +295,7 @@ class HostTranslator(Gates):
         if first.name == "deleted":
             return False
         is_first = first.name in ("created", "forked")
-        info = shapes.session_info(gate.info or (first.data if is_first else {"id": session_id}))
+        info = event_fields.session_info(gate.info or (first.data if is_first else {"id": session_id}))
         if self._is_excluded(session_id, info):
             return False
         is_known = is_first or gate.info is not None
@@ -323,7 +323,7 @@ class HostTranslator(Gates):
         lineage = "child" if parent is not None else "root" if is_known and parent_id is None else "unknown"
         if lineage == "unknown":
             self.counts["lineage_unknown"] += 1
-        info = {**info, "fork": shapes.origin_of(info)}
+        info = {**info, "fork": event_fields.origin_of(info)}
         self.put_appeared(entry, info, lineage, parent, asked, created=type_ == CREATED)
 
     def _meet(self, session: SessionState, entry: HostEntry, event: HostEvent) -> None:
@@ -377,13 +377,13 @@ class HostTranslator(Gates):
         self.put(entry, session, RENAMED, event.key, {"title": event.data["title"]}, cause=session.event_id)
 
     def moved(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
-        directory = shapes.session_info(event.data)["directory"]
+        directory = event_fields.session_info(event.data)["directory"]
         payload = present(directory=directory, project=text(event.data.get("projectID")))
         self.put(entry, session, MOVED, event.key, payload, cause=session.event_id)
 
     def text_cut(self, entry: HostEntry, session: SessionState, event: HostEvent, memory: Memory) -> None:
         """Record that the service has an answer of which it kept no word. Only the messages tell this."""
-        message = shapes.message_id(event)
+        message = event_fields.message_id(event)
         payload = {"reason": CUT, "lost": 1, "session": session.id, "message": message}
         self.put(entry, session, "capture.gap", f"{CUT}:{message}", payload, turn=self._turn(session, memory))
 
@@ -393,7 +393,7 @@ class HostTranslator(Gates):
 
 def read_event_of(item: HookItem) -> HostEvent:
     """The event in an item; one without a session and a number, of the type ``unreadable``, if there is none."""
-    event = shapes.read_event(item.input)
+    event = event_fields.read_event(item.input)
     if event is not None:
         return event
     return HostEvent("", "", None, item.t, None, None, {"item": item.input})

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from bridge.opencode.capture.emitter import Means, Origin
 from bridge.opencode.capture.shapes import text
 from bridge.opencode.capture.state import CaptureState, remember
-from bridge.opencode.capture.v2 import shapes
+from bridge.opencode.capture.v2 import event_fields
+from bridge.opencode.capture.v2.event_fields import HostEvent
 from bridge.opencode.capture.v2.rules import HostEntry, HostRules
-from bridge.opencode.capture.v2.shapes import HostEvent
 from streams.identity import Identity
 
 MET = 20_000
@@ -164,7 +164,7 @@ class Gates(HostRules):
         if gate is None:
             return
         _, first = gate.entries[0]
-        info = shapes.session_info(first.data)
+        info = event_fields.session_info(first.data)
         if first.name == "created" and session_id not in self.state.sessions:
             parent = text(info.get("parentID"))
             # OpenCode announces the call that created a child session after the session, but before its next event.

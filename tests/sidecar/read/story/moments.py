@@ -25,7 +25,7 @@ from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes, approvals
 from sidecar.read.story.conversation import Telling
 from sidecar.read.story.costs import WAYS, When, cells, costs
-from sidecar.read.story.ending import ended
+from sidecar.read.story.ended_spans import ended
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.past import Past
 from sidecar.read.story.reading import Snapshot, ask

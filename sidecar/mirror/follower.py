@@ -25,6 +25,7 @@ from bridge.nats.jetstream.sessions import RECONNECT, Sessions
 from bridge.nats.jetstream.stream_plan import EVENTS, L0_EVENTS, UNLIMITED, wanted
 from bridge.nats.jetstream.streams import ensure_streams, last_message
 from bridge.nats.l0.context import ContextProjection
+from bridge.nats.mirror.batches import Run, publish_run
 from bridge.nats.mirror.messages import UNSENT, Mirror, mirrored
 from bridge.nats.mirror.place import (
     Place,
@@ -38,7 +39,6 @@ from bridge.nats.mirror.place import (
     may_have_removed,
     settled,
 )
-from bridge.nats.mirror.publish import Run, publish_run
 from bridge.nats.subjects import log_pattern
 from streams.errors import StreamError
 from streams.retention import StreamRemoval
