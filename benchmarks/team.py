@@ -66,7 +66,7 @@ class _Copies:
 
     def _shipped(self) -> float:
         self._server.empty()
-        shipping = Shipping(self._config, self._reader, "bench", "bench", lambda change: None)
+        shipping = Shipping(self._config, self._reader, "bench", "bench", lambda making, change: None)
         begun = time.perf_counter()
         while shipping.step():
             pass

@@ -72,9 +72,9 @@ class Shipping:
     """One home's way to the team. Blocks; for one thread at a time."""
 
     def __init__(
-        self, config: TeamConfig, reader: LogReader, log_id: str, machine: str, copied: Callable[[int], None]
+        self, config: TeamConfig, reader: LogReader, log_id: str, machine: str, copied: Callable[[str, int], None]
     ) -> None:
-        """``copied`` gets the number of the last change of the story that the team has."""
+        """``copied`` gets the making of the story that the team has, and the number of its last change there."""
         self._config, self._reader, self._log_id, self._machine, self._copied = config, reader, log_id, machine, copied
         self._connection: psycopg.Connection[Any] | None = None
         self.place: Place | None = None
@@ -120,7 +120,7 @@ class Shipping:
             return False
         self._write(connection, place, step)
         self.place = step.place
-        self._copied(step.place.changes)
+        self._copied(step.place.story, step.place.changes)
         return True
 
     # --- where the team has this home ---
@@ -193,7 +193,8 @@ class Shipping:
                     gone = SQL("DELETE FROM {} WHERE home = %s AND {} = ANY(%s)")
                     cursor.execute(gone.format(Identifier(name), Identifier(copying.key_of(name))), [home, changed])
                 _copy(cursor, name, story_types(name), home, rows)
-            upto = [(home, name, n) for name, n in step.place.upto.items() if old.upto.get(name) != n]
+            known = {} if step.is_new_story else old.upto
+            upto = [(home, name, n) for name, n in step.place.upto.items() if known.get(name) != n]
             if upto:
                 cursor.executemany(
                     "INSERT INTO copied VALUES (%s, %s, %s)"
@@ -245,7 +246,7 @@ def _next(log: Copied, place: Place) -> Step:
     told, making = log.derived(STORY_VERSION), copying.making_of(log.db)
     if told is None or making is None:
         return Step(place, records, names)
-    is_new = making != place.story
+    is_new = making != place.story or not copying.has_changes(log.db, place.changes)
     if is_new:
         place = place._replace(story=making, changes=0, told=-1, upto={})
     story, place = _story(log, place, told)

@@ -46,8 +46,8 @@ class Team:
         self._reader = LogReader(home.store_path)
         self._machine = machine_of(config)
 
-        def copied(change: int) -> None:
-            story.copied = change
+        def copied(making: str, change: int) -> None:
+            story.copied = making, change
 
         self._shipping = Shipping(config, self._reader, log_id, self._machine, copied)
         self._position: int | None = None

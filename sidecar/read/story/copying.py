@@ -50,9 +50,10 @@ def unfollow(db: sqlite3.Connection) -> None:
             db.execute(f"DROP TRIGGER IF EXISTS changed_{name}")
 
 
-def trim(db: sqlite3.Connection, copied: int) -> None:
-    """Forget the changes before number ``copied``. That one stays, so that no later one gets its number."""
-    db.execute("DELETE FROM changed WHERE id > ? AND id < ?", [FIRST, copied])
+def trim(db: sqlite3.Connection, making: str, copied: int) -> None:
+    """Forget the changes of a making before number ``copied``. That one stays, so that no later one gets its number."""
+    if making_of(db) == making:
+        db.execute("DELETE FROM changed WHERE id > ? AND id < ?", [FIRST, copied])
 
 
 def _is_followed(db: sqlite3.Connection) -> bool:
@@ -64,6 +65,12 @@ def making_of(db: sqlite3.Connection) -> str | None:
     if not _is_followed(db):
         return None
     return str(db.execute("SELECT name FROM changed WHERE id = ?", [FIRST]).fetchone()[0])
+
+
+def has_changes(db: sqlite3.Connection, after: int) -> bool:
+    """Whether all changes after number ``after`` are still noted. Not if the place lost what it said it has."""
+    first = db.execute("SELECT min(id) FROM changed WHERE id > ?", [FIRST]).fetchone()[0]
+    return first is None or first <= max(after, FIRST) + 1
 
 
 def changes(db: sqlite3.Connection, after: int, most: int) -> list[tuple[int, str, int]]:

@@ -19,14 +19,14 @@ BROKEN: Final = (
 
 class StoryTables:
     """The story as a log's ``Derived``. If a second place copies it, ``making`` names it anew, and the place says in
-    ``copied`` up to which change it has it."""
+    ``copied`` which making it has, and up to which change."""
 
     version: Final = tables.STORY_VERSION
 
     def __init__(self, making: Callable[[], str] | None = None) -> None:
         self._rules: Rules | None = None
         self._making = making
-        self.copied = self._trimmed = 0
+        self.copied = self._trimmed = ("", 0)
         self._new: dict[int, Record] = {}
 
     def create(self, db: sqlite3.Connection) -> None:
@@ -48,8 +48,8 @@ class StoryTables:
         self._rules.write()
         self._rules.rest()
         self._new = {}
-        if (copied := self.copied) > self._trimmed:
-            copying.trim(db, copied)
+        if (copied := self.copied) != self._trimmed:
+            copying.trim(db, *copied)
             self._trimmed = copied
 
 

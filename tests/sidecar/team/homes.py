@@ -55,8 +55,8 @@ class CopiedHome:
         return self.log.manifest.log_id
 
     def shipping(self, config: TeamConfig) -> Shipping:
-        def copied(change: int) -> None:
-            self.story.copied = change
+        def copied(making: str, change: int) -> None:
+            self.story.copied = making, change
 
         return Shipping(config, LogReader(self.store), self.log_id, config.machine or "one", copied)
 

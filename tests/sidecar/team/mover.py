@@ -19,7 +19,7 @@ from streams.log.reader import LogReader
 def main(store: str, log_id: str, port: str) -> None:
     shipping.MOST, shipping.MOST_ROWS = 15, 60
     config = TeamConfig(database=f"postgresql://boss@127.0.0.1:{port}/postgres")
-    made = Shipping(config, LogReader(Path(store)), log_id, "one", lambda change: None)
+    made = Shipping(config, LogReader(Path(store)), log_id, "one", lambda making, change: None)
     goes_on = True
     while goes_on:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,12 @@ async def test_tables_that_are_made_again_are_copied_again(postgres: Postgres, h
     await home.log.close()
     home.story = StoryTables(seeded_identity(900).nonce)
     await home.open()
+    # Changes are noted from the start on, before anything is recorded.
+    async with asyncio.timeout(60):
+        while postgres.ask("SELECT told FROM homes") != [(899,)]:
+            await asyncio.sleep(0.01)
+            home.ship(config)
+    assert list(differences(postgres, home.store, home.log_id)) == []
     await home.append(EVENTS[900:1000])
     home.ship(config)
     assert list(differences(postgres, home.store, home.log_id)) == []
@@ -113,3 +120,30 @@ async def test_noted_changes_do_not_grow_without_end(postgres: Postgres, home: C
     with copied as log:
         (kept,) = log.db.execute("SELECT count(*) FROM changed").fetchone()
     assert kept < changes / 2
+
+
+async def test_changes_of_new_tables_are_not_taken_for_those_of_old_ones(postgres: Postgres, home: CopiedHome) -> None:
+    config = postgres.config()
+    await home.append(EVENTS[:400])
+    home.ship(config)
+    late = home.story.copied
+    await home.log.forget([EVENTS[0].stream_id], at_ms=1)
+    await home.level()
+    home.ship(config)
+    for begin in range(400, 700, 100):
+        home.story.copied = (late[0], 10**6)  # a step of the old tables that ended late
+        await home.append(EVENTS[begin : begin + 100])
+    home.ship(config)
+    assert list(differences(postgres, home.store, home.log_id)) == []
+
+
+async def test_a_postgres_that_was_put_back_gets_the_changes_that_it_lost(postgres: Postgres, home: CopiedHome) -> None:
+    config = postgres.config()
+    for begin in range(0, 400, 100):
+        await home.append(EVENTS[begin : begin + 100])
+        home.ship(config)
+    postgres.ask("UPDATE homes SET changes = 2 RETURNING 1")
+    postgres.ask("UPDATE turn SET agent = 'an older row' RETURNING 1")
+    home.ship(config)
+    assert list(differences(postgres, home.store, home.log_id)) == []
+    assert home.ship(config) == 0
