@@ -49,7 +49,7 @@ LOOKED_AT = {
             "S608",
         ): "the text has names of tables and conditions; values are bound"
         for name in (
-            *("catalog", "changes", "conversation", "copying", "ending", "moment", "past", "reading", "tables"),
+            *("catalog", "changes", "conversation", "copying", "ended_spans", "moment", "past", "reading", "tables"),
             "timeline",
         )
     },
