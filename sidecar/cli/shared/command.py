@@ -12,6 +12,7 @@ import gc
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,6 +45,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object pe
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+
+CLOSING_SECONDS = 1.0
+"""How long a command may take to close after Ctrl-C."""
 
 UNCOLLECTED_SECONDS = 1.0
 """How long a command may run before the garbage collector, which ``main`` turned off, is turned on again."""
@@ -229,7 +233,16 @@ def _result(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if inspect.iscoroutine(result):
         import asyncio
 
-        result = asyncio.run(_to_its_end(result))
+        with asyncio.Runner() as runner:
+            try:
+                result = runner.run(_to_its_end(result))
+            except KeyboardInterrupt:
+                # Python waits for all threads, and one may be in the middle of a long question about the log. What a
+                # thread writes survives a killed process.
+                end = threading.Timer(CLOSING_SECONDS, os._exit, [INTERRUPTED])
+                end.daemon = True
+                end.start()
+                raise
     return result
 
 

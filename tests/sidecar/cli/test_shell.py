@@ -8,6 +8,7 @@ import json
 import pkgutil
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from sidecar.failure import Failure
 from sidecar.read.select import SelectError
 from sidecar.version import VERSION
 from streams.errors import CodedError, CorruptLog, StoreUnavailable
-from tests.sidecar.cli.helpers import ROOT, environment, run, run_process
+from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, environment, run, run_process
 from tests.sources import nodes
 
 GROUP = get_command(app)
@@ -140,6 +141,29 @@ def test_version(empty: Path) -> None:
 def test_wrong_usage_is_2(empty: Path, arguments: list[str]) -> None:
     done = run(empty, *arguments)
     assert done.code == 2 and "Usage:" in done.err
+
+
+def test_ctrl_c_ends_a_command_whose_thread_answers_a_long_question() -> None:
+    """Python would wait for the thread."""
+    program = """
+import asyncio, threading
+from sidecar.cli.shared import command
+
+async def long(run):
+    print("asked", flush=True)
+    await asyncio.to_thread(threading.Event().wait)
+
+command._result(long, (None,), {})
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"asked\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(LIMIT_SECONDS) == 130
+        finally:
+            process.kill()
 
 
 def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
