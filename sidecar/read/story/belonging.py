@@ -28,7 +28,7 @@ class Belonging(Story):
             known = int(p.get("lineage", "root") in ("root", "child"))
             parent = as_text(p.get("parent")) or None
             self.change(s, n, p, announced=1, place=place.key, parent=parent, known=known)
-            self.places.change(place, n, held=1)
+            self.places.change(place, n, used=1)
         agent, own = as_text(p.get("agent")), s.row.directory or as_text(p.get("directory"))
         agents = {"agent": s.row.agent or agent, "role": s.row.role or agent}
         self.change(s, n, p, ended=None, rests=0, directory=own, **agents)

@@ -280,12 +280,12 @@ class Catalog(Sessions):
 
     def places(self) -> set[Place]:
         """The places of all streams with a session."""
-        query = f"SELECT DISTINCT directory, project FROM place WHERE held = 1 AND {self._alive}"  # noqa: S608
+        query = f"SELECT DISTINCT directory, project FROM place WHERE used = 1 AND {self._alive}"  # noqa: S608
         return {Place(*row) for row in self._sql(query)}
 
     def streams_at(self, place: Place) -> list[str]:
         """The streams with a session whose own directory and project these are."""
-        return self._stream_names("directory = :d AND project = :p AND held = 1", d=place.directory, p=place.project)
+        return self._stream_names("directory = :d AND project = :p AND used = 1", d=place.directory, p=place.project)
 
     def directory(self, stream_id: str, at: int | None = None) -> str:
         """As of ``Sessions``, but until the session was moved for the first time after the position ``at``."""

@@ -204,7 +204,7 @@ class Story:
             up = parent.key if parent is not None else None
             about = {"up": up, "trace": event.traceparent, "background": int(not waits), "place": place}
             self.sessions.change(live.row, n, named=1, first=n, **about)
-            self.places.change(self.place_of(live), n, held=1)
+            self.places.change(self.place_of(live), n, used=1)
             if parent is not None and parent.till is None and event.ts < parent.start:
                 # A call whose start was not recorded is known once its session is there, but it began before.
                 self.spans.change(parent, n, start=event.ts)

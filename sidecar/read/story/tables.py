@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 from msgspec.structs import astuple, fields, replace
 
-STORY_VERSION: Final = 4
+STORY_VERSION: Final = 5
 """Version of the tables and of the rules. Tables of another version are made again."""
 
 ALIVE: Final = "born <= :n AND (died IS NULL OR died > :n)"
@@ -65,7 +65,7 @@ class Moment(msgspec.Struct):
 class Place(Version):
     """A stream. ``directory`` is the one that its session works for, and ``ran_in`` the one in which background work
     ran instead; ``boot`` names the OpenCode process that recorded last. ``first`` is its first record, and ``moved``
-    says how often its session was moved. A place that a session belongs to is ``held``."""
+    says how often its session was moved. A place that a session belongs to is ``used``."""
 
     stream: str = ""
     first: int = 0
@@ -74,7 +74,7 @@ class Place(Version):
     boot: str = ""
     ran_in: str = ""
     moved: int = 0
-    held: int = 0
+    used: int = 0
 
 
 class Session(Version):
@@ -321,7 +321,7 @@ ROWS: Final[dict[str, type[Any]]] = {
 
 _INDEXES: Final = (
     *("moment(place)", "moment(session)", "moment(news) WHERE next IS NULL"),
-    *("place(stream)", "place(key)", "place(boot)", "place(directory, project, held) WHERE died IS NULL"),
+    *("place(stream)", "place(key)", "place(boot)", "place(directory, project, used) WHERE died IS NULL"),
     *("session(name, born)", "session(name) WHERE died IS NULL"),
     *("session(key, born)", "session(place, key)", "session(place) WHERE died IS NULL", "session(parent)"),
     *("session(fork) WHERE died IS NULL AND fork IS NOT NULL", "session(key) WHERE died IS NULL AND background = 1"),
