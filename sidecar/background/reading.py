@@ -60,10 +60,11 @@ async def read_messages(reader: StreamReader) -> Messages:
     return state
 
 
-def background_of(state: State, session: str, now: int) -> list[Intent]:
-    """The background work that a session had started by then, and that has a session of its own, oldest first."""
+def background_of(state: State, session: str, now: int) -> dict[str, Intent]:
+    """The sessions of the background work that a session had started by then, oldest first, each with its newest
+    intent."""
     own = (each for each in state.intents.values() if session in (each.root, each.parent))
-    return [each for each in own if each.session is not None and (each.started or now) < now]
+    return {each.session: each for each in own if each.session is not None and (each.started or now) < now}
 
 
 async def running_at(reader: StreamReader, root: str, position: int) -> list[dict[str, Any]]:

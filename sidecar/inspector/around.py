@@ -50,9 +50,9 @@ def relatives(catalog: Catalog, work: State, session: str, now: int) -> list[dic
     above = started or (own.parent if own is not None else None)
     found = row(catalog.sessions.get(above or ""), "above")
     found += row(catalog.sessions.get(own.fork or ""), "origin") if own is not None else []
-    for intent in background_of(work, session, now):
+    for name, intent in background_of(work, session, now).items():
         title = {"title": intent.title} if intent.title else {}
-        found += row(catalog.sessions.get(intent.session or ""), "background", status=intent.state, **title)
+        found += row(catalog.sessions.get(name), "background", status=intent.state, **title)
     for each in catalog.forks(session):
         found += row(each, "fork")
     return found

@@ -21,7 +21,7 @@ from sidecar.inspector.search import search
 from sidecar.inspector.spending import RANGES, Spending
 from sidecar.inspector.working import running_in, working
 from sidecar.read.kinds import is_agents
-from sidecar.read.past.lanes import as_background, until
+from sidecar.read.past.lanes import with_background
 from sidecar.read.past.moment import head
 from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
@@ -216,10 +216,9 @@ class Data:
             status = moment.catalog.status(past.stream) if past.stream in moment.catalog.streams else ""
             now = self._now(past, at) if status in ("active", "waiting") else past.last_ts(at)
             timeline = Timeline(moment)
-            spans = spans_of(timeline)
-            for intent in background_of(work, past.session, now):
-                if (own := past.of(intent.session or "")) is not None:  # else it was pruned
-                    spans += as_background(until(spans_of(Timeline(own.at())), now), past.session)
+            own = ((name, past.of(name)) for name in background_of(work, past.session, now))
+            background = ((name, spans_of(Timeline(each.at()))) for name, each in own if each is not None)  # not pruned
+            spans = with_background(past.session, spans_of(timeline), background, now)
             offered = {"turns": timeline.turns(past.session, now, OFFERED), "earlier": timeline.is_longer(MOST_SPANS)}
             return drawn(spans, now, width, begin, end) | offered
 

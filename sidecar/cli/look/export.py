@@ -115,8 +115,8 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     now, redaction = own_identity().now_ms(), redaction_of(wanted=redact)
     catalog, _ = await catalog_of(reader)
     work, own = await read_intents(reader), catalog.own_session(family.stream)
-    started = background_of(work, own.id, now) if own is not None and form == "html" else []
-    known = [catalog.sessions.get(intent.session or "") for intent in started]
+    started = background_of(work, own.id, now) if own is not None and form == "html" else {}
+    known = [catalog.sessions.get(name) for name in started]
     below = [Named(each.id, await family_of(reader, each.stream, session=each.id)) for each in known if each]
 
     def render(*pasts: Past) -> tuple[list[Session], str, str]:
@@ -135,7 +135,7 @@ def _timeline(past: Past, beside: list[Past], work: State, now: int) -> str:
     """The timeline that the page of a session shows, whose bars lead to the conversation."""
     from sidecar.background.reading import background_of
     from sidecar.read.past.drawing import figure
-    from sidecar.read.past.lanes import Lanes, as_background, until
+    from sidecar.read.past.lanes import Lanes, with_background
     from sidecar.read.story.timeline import Timeline
 
     found = Timeline(past.at()).spans()
@@ -143,10 +143,9 @@ def _timeline(past: Past, beside: list[Past], work: State, now: int) -> str:
     shown = {span.id for span in found if span.kind == "wait" or (span.kind == "tool" and span.state in ENDED)}
     is_open = any(span.state == "waiting" for span in found)
     last = now if is_open else max((span.end or span.start for span in found), default=0)
-    names = {each.session for each in background_of(work, past.session, last)}
-    for each in beside:
-        if each.session in names:
-            found += as_background(until(Timeline(each.at()).spans(), last), past.session)
+    names = background_of(work, past.session, last)
+    background = ((each.session, Timeline(each.at()).spans()) for each in beside if each.session in names)
+    found = with_background(past.session, found, background, last)
     begin = min((span.start for span in found if span.kind != "session"), default=0)
     return figure(Lanes(found, last, begin), WIDTH, lambda span: f"#{span.event}" * (span.id in shown))
 

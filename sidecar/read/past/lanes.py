@@ -29,18 +29,23 @@ STEPS: Final = 6
 PERSON: Final = "a person"
 
 
-def until(spans: Iterable[Span], now: int) -> list[Span]:
-    """The spans as they were at ``now``: of a session that was recorded beside the one that is shown."""
-    known = (span for span in spans if span.start <= now)
-    return [span if (span.end or now) <= now else replace(span, end=None, state="running") for span in known]
+def with_background(
+    root: str, spans: Iterable[Span], background: Iterable[tuple[str, Iterable[Span]]], now: int
+) -> list[Span]:
+    """The spans of the session ``root``, then those of its background work as they were at ``now``, each session once.
 
-
-def as_background(spans: Iterable[Span], root: str) -> list[Span]:
-    """The spans of background work, with its first session below the session ``root`` that started it."""
+    ``background`` has each session of such work with its spans. A session that is told with the first spans stays where
+    it is; any other is below ``root``.
+    """
     found = list(spans)
-    first = next((number for number, span in enumerate(found) if span.kind == "session"), None)
-    if first is not None:
-        found[first] = replace(found[first], parent=f"session:{root}", facts={"background": True})
+    for session, work in background:
+        known = {span.session for span in found if span.kind == "session"}
+        new = (span for span in work if span.start <= now and span.session not in known)
+        found += [span if (span.end or now) <= now else replace(span, end=None, state="running") for span in new]
+        for number, span in enumerate(found):
+            if span.kind == "session" and span.session == session:
+                parent = span.parent if session in known else f"session:{root}"
+                found[number] = replace(span, parent=parent, facts={"background": True})
     return found
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from sidecar.inspector.drawn import drawn
 from sidecar.read.past.drawing import svg
-from sidecar.read.past.lanes import Lanes, Scale, as_background, chain_of, facts_of, until
+from sidecar.read.past.lanes import Lanes, Scale, chain_of, facts_of, with_background
 from sidecar.read.past.spans import Span, SpanKind
 
 ROOT, CHILD = "ses_a", "ses_b"
@@ -116,9 +116,20 @@ def test_lanes_are_nested_and_sessions_that_descend_from_each_other_end() -> Non
 def test_background_work_is_below_the_session_that_started_it_and_ends_where_the_moment_does() -> None:
     work = [span("session", "Work", 50_000, 90_000, "ses_w"), span("turn", "w", 50_000, 90_000, "ses_w")]
     later = span("turn", "later", 80_000, 90_000, "ses_w")
-    lanes = Lanes([*told(), *as_background(until([*work, later], 60_000), ROOT)], 60_000)
+    lanes = Lanes(with_background(ROOT, told(), [("ses_w", [*work, later])], 60_000), 60_000)
     assert [(lane.session.session, lane.depth) for lane in lanes.lanes][-1] == ("ses_w", 1)
     assert [each.end for each in lanes.lanes[-1].spans] == [None]
+
+
+def test_background_work_that_belongs_to_the_session_or_to_other_work_is_told_once() -> None:
+    child = [each for each in told() if each.session == CHILD]
+    below = [span("session", "Below", 50_000, 90_000, "ses_x"), span("turn", "b", 50_000, 90_000, "ses_x")]
+    work = [span("session", "Work", 40_000, 90_000, "ses_w"), span("turn", "w", 40_000, 90_000, "ses_w"), *below]
+    found = with_background(ROOT, told(), [(CHILD, child), ("ses_w", work), ("ses_x", below), ("ses_w", work)], MINUTE)
+    assert [each.id for each in found] == [each.id for each in [*told(), *work]]
+    sessions = {each.session: each for each in found if each.kind == "session"}
+    assert [name for name, each in sessions.items() if each.facts.get("background")] == [CHILD, "ses_w", "ses_x"]
+    assert sessions[CHILD].parent == "task" and sessions["ses_w"].parent == f"session:{ROOT}"
 
 
 def widest(picture: str) -> float:
