@@ -239,7 +239,10 @@ export async function session(name, tab = "conversation") {
     pick(chosen);
   });
 
-  if (shown !== TABS[0]) head = await headAt(at); // the other views need it
+  if (shown !== TABS[0]) {
+    head = await headAt(at); // the other views need it
+    drawHead(); // the timeline asks for its width, which the sessions beside it change
+  }
   await drawBody();
   if (selected) select(selected);
   return {

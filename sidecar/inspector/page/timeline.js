@@ -1,12 +1,11 @@
 // Where the time went: the drawing that the server makes, what it amounts to, and the ways into it.
 
-import { h, span as lasted } from "/page/lib.js";
+import { h, span as lasted, visible } from "/page/lib.js";
 
 /** The view, made once for a page; `kept` remembers it. */
 export async function timeline({ ask, select, kept, known, map, at }) {
-  kept.timeline ??= view(ask, select);
+  kept.timeline ??= view(ask, select, map);
   await kept.timeline.draw();
-  kept.timeline.map(await map());
   kept.timeline.until(at === null ? Infinity : known().ts);
   return kept.timeline.element;
 }
@@ -15,16 +14,16 @@ const STEP = 1.6; // how much more or less time one step of the wheel or a key s
 const LEAST = 20; // ms
 const SOON = 60; // ms
 
-function view(ask, select) {
+function view(ask, select, columns) {
   const facts = h("p", { class: "facts" });
   const chain = h("p", { class: "quiet chain-of" });
   const readout = h("p", { class: "told faint", "aria-live": "polite" });
   const picture = h("div", { class: "picture" });
   const pick = h("select", { "aria-label": "Turn", onchange: () => zoom(JSON.parse(pick.value)) });
   const out = h("button", { class: "button", onclick: () => zoom(null) }, "Show all");
-  const empty = h("p", { class: "empty" }, "Nothing ran until then.");
+  const empty = h("p", { class: "empty" }, "Loading …");
   const map = h("div", { class: "map", role: "group", "aria-label": "All turns", hidden: true });
-  const whole = h("div", {}, map, h("div", { class: "filters" }, pick, out), facts, chain, readout, picture);
+  const whole = h("div", { hidden: true }, map, h("div", { class: "filters" }, pick, out), facts, chain, readout, picture);
   const element = h("div", { class: "timeline" }, empty, whole);
   const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to; + and − zoom, as the wheel does over the map.";
   let found = null;
@@ -33,15 +32,18 @@ function view(ask, select) {
   let offered = "";
   let bounds = null; // of the whole session
   let mapped = null;
+  let upto = Infinity; // ms: what began later is pale
   let later;
 
   async function draw() {
     const width = element.clientWidth;
     if (!width) return;
     const mine = ++asked;
-    const answer = await ask("timeline", { width, from: range?.[0], to: range?.[1] });
+    const [answer, all] = await Promise.all([ask("timeline", { width, from: range?.[0], to: range?.[1] }), columns()]);
     if (mine !== asked) return;
     found = answer;
+    drawMap(all);
+    empty.textContent = "Nothing ran until then.";
     empty.hidden = Boolean(found.svg);
     whole.hidden = !found.svg;
     if (!found.svg) return;
@@ -108,7 +110,10 @@ function view(ask, select) {
     map.replaceChildren(...made);
     map.hidden = columns.length < 2;
     mark();
+    fade();
   }
+
+  const fade = () => [...map.children].forEach((each) => (each.disabled = Number(each.dataset.from) > upto));
 
   /** Mark the columns that the stretch touches. */
   function mark() {
@@ -212,7 +217,7 @@ function view(ask, select) {
   new ResizeObserver(() => {
     if (element.clientWidth === wide) return;
     wide = element.clientWidth;
-    draw();
+    draw().catch((error) => (empty.textContent = visible(error.message)));
   }).observe(element);
   return {
     element,
@@ -228,9 +233,7 @@ function view(ask, select) {
       return true;
     },
     draw,
-    map: drawMap,
-    /** What began later is pale. */
-    until: (ts) => [...map.children].forEach((each) => (each.disabled = Number(each.dataset.from) > ts)),
+    until: (ts) => ((upto = ts), fade()),
   };
 }
 
