@@ -92,19 +92,19 @@ def _answering(data: Data, read: Read) -> Callable[[Request], Awaitable[Response
 def build(data: Data) -> Starlette:
     """The application, without ``Access``."""
 
-    files = {file.name for file in PAGE.iterdir()}
+    # Read once, so that an update of the package does not mix two versions of the page.
+    files = {file.name: file.read_bytes() for file in PAGE.iterdir() if file.is_file()}
 
     async def page(request: Request) -> Response:
         name = request.path_params.get("file", "index.html")
         if name not in files:
             return _failed("not-found", "the page has no such file", 404)
-        # Small files, read at once: a thread for each would take longer than all of them.
-        return Response((PAGE / name).read_bytes(), media_type=_MEDIA[Path(name).suffix])
+        return Response(files[name], media_type=_MEDIA[Path(name).suffix])
 
     async def missing(request: Request, error: Exception) -> Response:
         if request.url.path.startswith(("/api/", "/page/")):
             return _failed("not-found", "there is nothing at this address", 404)
-        return Response((PAGE / "index.html").read_bytes(), 404, media_type="text/html")
+        return Response(files["index.html"], 404, media_type="text/html")
 
     async def style(request: Request) -> Response:
         return Response(STYLE + ANSWERS, media_type="text/css")

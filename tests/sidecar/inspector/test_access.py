@@ -6,13 +6,20 @@ import socket
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Any
+from shutil import copytree, rmtree
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import pytest
+from httpx import ASGITransport, AsyncClient
 
+from sidecar.inspector import server
+from sidecar.inspector.server import PAGE
 from sidecar.web.serving import MOST_CONNECTIONS
 from tests.sidecar.inspector.conftest import Served, inspecting
+
+if TYPE_CHECKING:
+    from sidecar.inspector.data import Data
 
 API = "/api/sessions"
 
@@ -88,6 +95,19 @@ def test_every_answer_forbids_what_the_page_does_not_need(opened: tuple[Served, 
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
         assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["cache-control"] == "no-store"
         assert answer.status == (200 if path in ("/", API, "/page/app.js") else 404)
+
+
+async def test_an_update_of_the_package_leaves_the_page_as_it_was_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server, "PAGE", page := tmp_path / "page")
+    copytree(PAGE, page)
+    transport = ASGITransport(server.build(cast("Data", None)))
+    rmtree(page)
+    async with AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for path in ("/", "/work", "/page/app.js", "/nothing"):
+            name = "app.js" if "." in path else "index.html"
+            assert (await client.get(path)).content == (PAGE / name).read_bytes()
 
 
 def test_silent_connections_shut_nobody_out(opened: tuple[Served, dict[str, str]]) -> None:
