@@ -14,6 +14,9 @@ const main = document.getElementById("main");
 const live = document.getElementById("live");
 const keys = document.getElementById("keys");
 
+/** The codes of errors with which the server says nothing at all. */
+const AWAY = ["offline", "no-login"];
+
 /** The view that is shown: `element`, and what it does with `key`, `news` and `leave`. */
 let view = { element: h("div") };
 let turn = 0;
@@ -38,19 +41,21 @@ async function show() {
   const address = new URL(location.href);
   const [rule, page, make] = ROUTES.find(([each]) => each.test(address.pathname)) ?? [/^/, "", nothing];
   find(address.searchParams.get("q"));
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.dataset.page === page) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
   const args = (rule.exec(address.pathname) ?? []).slice(1).map((each) => each && decodeURIComponent(each));
   let made;
   try {
     if (view.stays?.(args, make)) return;
     made = await make(...args);
   } catch (error) {
-    made = { element: h("p", { class: "empty" }, error.message) };
+    // What can still be read stays; the line at the top says what to do.
+    if (AWAY.includes(error.code) && view.element.isConnected && !view.isFault) return;
+    made = { element: h("p", { class: "empty" }, coded(error.message)), isFault: true, news: show };
   }
   if (mine !== turn) return;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.page === page) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
   view.leave?.();
   view = made;
   main.replaceChildren(made.element);
@@ -174,7 +179,7 @@ function hear(state) {
 }
 
 addEventListener("unhandledrejection", (failed) => {
-  if (["offline", "no-login"].includes(failed.reason?.code)) failed.preventDefault(); // the line at the top says it
+  if (AWAY.includes(failed.reason?.code)) failed.preventDefault(); // the line at the top says it
 });
 
 // A browser opens only six connections to a server. So one tab listens, and tells all others what it hears; when it is

@@ -95,6 +95,9 @@ def test_a_page_whose_server_is_gone_says_so_until_it_is_back(browser: Browser, 
             expect(gone).to_be_hidden()
         expect(gone).to_contain_text("has ended")
         page.keyboard.press("[")
+        page.get_by_role("link", name="Work").click()
+        expect(page.locator(".talk")).to_be_visible()  # what can still be read stays
+        page.go_back()
         with inspecting(filled, "--port", first.base.rpartition(":")[2]) as again:
             expect(gone).to_contain_text("runs anew")
             other = context.new_page()

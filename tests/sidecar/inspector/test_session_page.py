@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from bridge.opencode.link.frames import HookItem, ShimIdentity
 from sidecar.home import Home
@@ -349,6 +349,30 @@ def test_the_address_names_the_moment_once_the_reader_rests_and_only_while_it_is
     own.clock.run_for(1000)
     expect(page).to_have_url(f"{served.base}/work")
     own.close()
+
+
+def test_a_timeline_has_its_head_before_it_is_drawn_and_is_asked_for_once(
+    page: Page, served: Served, filled: Path
+) -> None:
+    alone = next(each for each in run(filled, "streams", "--json").objects() if each["sessions"] == 1)
+    held: list[Route] = []
+    page.route("**/timeline?*", lambda route: held.append(route))
+    page.goto(f"{served.base}/s/{alone['stream_id']}/timeline")
+    expect(page.locator(".session .tabs a")).to_have_count(4)
+    expect(page.locator(".timeline .empty")).to_have_text("Loading …")
+    expect(page.locator(".timeline select")).to_be_hidden()
+    held[0].continue_()
+    expect(page.locator(".lanes")).to_be_visible()
+    assert len(held) == 1
+
+
+def test_the_panel_of_an_event_ends_below_the_bar(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}/events")
+    page.locator(".events tr").nth(-3).click()
+    expect(page.locator(".detail h3")).to_be_visible()
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    top = page.locator(".detail").evaluate("panel => panel.getBoundingClientRect().top")
+    assert top >= page.locator(".bar").evaluate("bar => bar.getBoundingClientRect().bottom")
 
 
 def test_the_timeline_shows_what_runs_after_a_moment_at_which_nothing_had(page: Page, served: Served) -> None:
