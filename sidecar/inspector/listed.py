@@ -45,7 +45,7 @@ def listed(catalog: Catalog, state: State, kept: Kept) -> tuple[dict[str, Any], 
         for stream, row in rows.items()
         if stream not in phantoms
     ]
-    shown.sort(key=lambda row: row["position"], reverse=True)
+    shown.sort(key=lambda row: (row["last_ts"], row["position"]), reverse=True)  # what was imported may be older
     return {"sessions": shown, "records": catalog.sums.records}, same
 
 

@@ -33,7 +33,7 @@ def test_what_is_kept_is_what_would_be_read(tmp_path: Path, few: int, monkeypatc
     parts = [
         [begun("ses_one"), step("ses_one", 1, 0.5, 10), begun("ses_child", parent="ses_late")],
         [*ended("ses_child", 1, "m1", 0.25), begun("ses_two", title="")],
-        [begun("ses_late"), *ended("ses_two", 2, "m2", 1.0)],
+        [begun("ses_late"), step("ses_late", 3, 0.2, 1), *ended("ses_two", 2, "m2", 1.0)],
         [happened("turn.ended", "ses_two", 2 * DAY, message="m2", outcome="failed"), named("ses_one", "Mine")],
         [begun("ses_work"), *work("int_1", "ses_work", parent="ses_one", root="ses_one")],
         [step("ses_work", 3, 0.1, 1), begun("ses_grandchild", parent="ses_two", stream="ses_two")],
@@ -52,6 +52,8 @@ def test_what_is_kept_is_what_would_be_read(tmp_path: Path, few: int, monkeypatc
     found = asyncio.run(told())
     rows = {each["stream_id"]: each for each in found["sessions"]}
     assert rows.keys() == {"ses_one", "ses_two", "ses_late"}
+    times = [each["last_ts"] for each in found["sessions"]]
+    assert times == sorted(times, reverse=True), "newest first, in whichever order they were recorded"
     assert rows["ses_two"]["title"] == "About m2" and rows["ses_two"]["status"] == "failed"
     assert rows["ses_two"]["sessions"] == 2
     assert rows["ses_one"]["title"] == "Mine" and rows["ses_one"]["background"] == 1
