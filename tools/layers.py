@@ -100,6 +100,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sidecar/inspector": (
         *_STREAMS,
         _LINK,
+        _CAPTURE,
         "sidecar/background",
         "sidecar/link",
         "sidecar/read",

@@ -37,7 +37,7 @@ class Row:
 
 
 TEAM = frozenset({"streams", "log", "read", "query", "tree", "changes", "costs", "state", "diff", "show", "verify"})
-"""The commands that also read the homes of a team."""
+"""The commands that run for each home of a team."""
 
 COMMANDS = (
     Row("streams", LOOK, ("streams", "streams --limit 20", "streams --json")),

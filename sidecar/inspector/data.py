@@ -31,6 +31,7 @@ from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, 
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.conversation import Telling
 from sidecar.read.story.past import Past, asked
+from sidecar.read.story.reading import behind_text
 from sidecar.read.story.timeline import Timeline
 from sidecar.read.transcript.html import turn_html
 from sidecar.read.transcript.model import Reading, Turn
@@ -41,6 +42,7 @@ from streams.query import Filter
 from streams.store import Record
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+Question = Callable[["Data"], Awaitable[Any]]
 
 MOST_TURNS: Final = 40
 """How many turns one answer has; the page asks for more as the reader scrolls."""
@@ -81,6 +83,10 @@ ACTIONS: Final = {
 class Data:
     """Reads one home's log. ``ask`` sends a request to the sidecar, and ``health`` gathers what ``status`` shows."""
 
+    is_team = False
+    look_seconds = 0.25
+    """How often an open page looks for new records."""
+
     def __init__(
         self,
         home: Path,
@@ -90,11 +96,25 @@ class Data:
         health: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         self._home = home
-        self.reader, self._now_ms, self._ask, self.health = reader, now_ms, ask, health
+        self.reader, self._now_ms, self._send, self.health = reader, now_ms, ask, health
         self._work: tuple[int, Any, State] | None = None
         self._spending = Spending(reader)
         self._kept: Kept = {}
         self._beside: dict[Any, dict[str, Any]] = {}
+
+    async def ask(self, question: Question, *_: Any) -> Any:
+        """What a question answers of the home."""
+        return await question(self)
+
+    def head(self) -> Any:
+        """Another value whenever something new can be shown. Blocks."""
+        return self.reader.head
+
+    @property
+    def warnings(self) -> dict[str, str | None]:
+        """Why an answer may lack something: ``log-damage`` and ``log-behind``."""
+        damage = self.reader.damage
+        return {"log-damage": str(damage) if damage else None, "log-behind": behind_text(self.reader)}
 
     async def warm(self) -> None:
         """Read what every page needs, before one asks."""
@@ -156,8 +176,8 @@ class Data:
         # A person who is asked is waited for until now, although nothing is recorded meanwhile.
         found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
         found["beside"] = relatives(past.catalog, work, past.session, now)
-        is_now = past.upto(at) == past.count
-        found["running"] = running_in(each for each in known.values() if not is_now or is_there(each))
+        is_told = past.upto(at) < past.count or not past.story.is_here
+        found["running"] = running_in(each for each in known.values() if is_told or is_there(each))
         place = short_directory(found["directory"], str(Path.home()))
         return found | {"place": place, "marks": past.marks(marks), "behind": past.story.behind}
 
@@ -316,7 +336,7 @@ class Data:
         method = ACTIONS.get(action)
         if method is None:
             raise SelectError("not-found", f"the page has no button {one_line(action)[:40]!r}")
-        return await self._ask(method, {**args, "channel": "page"} if action == "answer" else args)
+        return await self._send(method, {**args, "channel": "page"} if action == "answer" else args)
 
 
 def _html(turn: Turn, directory: str, now_ms: int) -> str:

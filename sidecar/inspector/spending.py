@@ -36,7 +36,7 @@ _TURNS: Final = """
     SELECT turn, cost, ts FROM (
         SELECT *, row_number() OVER (PARTITION BY ts / 900000 ORDER BY cost DESC) AS place FROM (
         SELECT turn, max(t_cost) AS cost, max(ts) AS ts FROM step
-        WHERE kind = 'inference' AND n > :after AND n <= :head GROUP BY turn HAVING max(t_cost) > 0))
+        WHERE kind = 'inference' AND n > :after AND n <= :head GROUP BY turn HAVING max(t_cost) > 0) AS spent) AS ranked
     WHERE place <= :most"""
 """The dearest turns of each quarter of an hour: in every zone, a day begins with one. What a turn cost is a sum so far,
 so one that was left out comes back with all of it."""

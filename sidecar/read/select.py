@@ -39,6 +39,9 @@ class SelectError(Exception):
         self.code, self.stream = code, stream
 
 
+MISSED = frozenset({"not-found", "no-log"})
+"""The codes of errors that say that a log does not have what was named; that of another machine may."""
+
 _SHOWN = 5
 """How many near matches an error names."""
 
@@ -57,7 +60,7 @@ async def catalog_of(reader: LogReader) -> tuple[Catalog, CorruptLog | None]:
     if known is not None and known.position >= reader.head:
         return known, None
     story, fault = await hold(reader)
-    catalog = Catalog(story, still_runs=still_runs if story.is_here else None)
+    catalog = Catalog(story, still_runs=still_runs)
     try:
         catalog.read_open()
     except CorruptLog as error:

@@ -15,19 +15,24 @@ from streams.log.elsewhere import ReaderElsewhere
 
 _TRANSACTIONS: Final = frozenset({"BEGIN", "ROLLBACK"})
 
-_BEGIN: Final = (
+_SESSION: Final = (
     f"SET search_path = {HOME}, {SCHEMA}; SET idle_in_transaction_session_timeout = '1h';"
-    " SET statement_timeout = '5min'; BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    " SET statement_timeout = '5min'"
 )
+_HOMES: Final = """SELECT home, log_id, machine, head, head - least(told, head), ARRAY[head, told, removals, changes]
+    FROM homes WHERE coalesce(%s, machine) = machine ORDER BY machine, log_id"""
 
 
 class TeamHome(NamedTuple):
-    """A home that is copied to the team. ``behind``: how many of its records are not in its story yet."""
+    """A home that is copied to the team. ``behind``: how many of its records are not in its story yet. ``state``: other
+    numbers after every change of the copy."""
 
     home: int
     log_id: str
     machine: str
+    head: int
     behind: int
+    state: list[int]
 
 
 class _Number(Loader):
@@ -38,38 +43,54 @@ class _Number(Loader):
         return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
-class _OneHome:
-    """One home's tables as of one moment: see ``Asked``."""
+class Reading:
+    """A connection that reads one home at a time, as ``Asked``: the one that it was turned to last, as of then. A lost
+    connection is made again for the next home. Blocks.
 
-    def __init__(self, config: TeamConfig, home: int) -> None:
+    Raises:
+        TeamUnavailable, TeamRefused: the team cannot be read.
+    """
+
+    def __init__(self, config: TeamConfig) -> None:
         self._config = config
-        self._connection = connect(config)
-        with translated(config):
-            self._connection.adapters.register_loader("numeric", _Number)
-            self._connection.execute("SELECT set_config(%s, %s, false)", [ONE, str(home)])
-            self._connection.execute(_BEGIN.encode())
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def homes(self, machine: str | None = None) -> list[TeamHome]:
+        """The homes of a machine, or of all, by the names of the machines."""
+        with translated(self._config):
+            return [TeamHome(*row) for row in self._between().execute(_HOMES.encode(), [machine])]
+
+    def turn_to(self, home: TeamHome) -> None:
+        with translated(self._config):
+            connection = self._between()
+            connection.execute("SELECT set_config(%s, %s, false)", [ONE, str(home.home)])
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def reader(self, home: TeamHome) -> ReaderElsewhere:
+        """A reader of a home, for whenever this is turned to it."""
+        return ReaderElsewhere(self, f"the team's copy of {home.machine}")
+
+    def let_go(self) -> None:
+        """End the moment that is read, for which Postgres keeps what was deleted since."""
+        with translated(self._config):
+            self._between()
 
     def execute(self, text: str, given: Any = (), /) -> psycopg.Cursor[Any]:
         with translated(self._config):
+            assert self._connection is not None
             # A transaction is open until the end, so that all answers are about one moment.
             known = text not in _TRANSACTIONS
             return self._connection.execute(for_postgres(text).encode() if known else b"SELECT", given if known else ())
 
     def close(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
-
-def homes(config: TeamConfig, machine: str | None = None) -> list[TeamHome]:
-    """The homes of a machine, or of all, by the names of the machines. Blocks.
-
-    Raises:
-        TeamUnavailable, TeamRefused: they cannot be read.
-    """
-    query = "SELECT home, log_id, machine, head - least(told, head) FROM homes WHERE coalesce(%s, machine) = machine"
-    with translated(config), connect(config) as connection:
-        return [TeamHome(*row) for row in connection.execute(f"{query} ORDER BY machine, log_id".encode(), [machine])]
-
-
-def open_home(config: TeamConfig, home: TeamHome) -> ReaderElsewhere:
-    """A reader of a home, as of now. Blocks. Raises the errors of ``homes``."""
-    return ReaderElsewhere(_OneHome(config, home.home), f"the team's copy of {home.machine}")
+    def _between(self) -> psycopg.Connection[Any]:
+        """A connection without a transaction."""
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._config)
+            self._connection.adapters.register_loader("numeric", _Number)
+            self._connection.execute(_SESSION.encode())
+        self._connection.execute("ROLLBACK")
+        return self._connection

@@ -30,8 +30,6 @@ class Asked(Protocol):
     def execute(self, text: str, given: Any = (), /) -> Any:
         """The rows of a query, as a cursor. The statements that begin and end a transaction do nothing."""
 
-    def close(self) -> None: ...
-
 
 class _Database(SqliteReader):
     _types = "SELECT DISTINCT type FROM records"  # there is no index of types
@@ -115,11 +113,7 @@ class ReaderElsewhere(LogReader):
         return VerificationElsewhere(self, self._asked, self._name)
 
     async def close(self) -> None:
-        self.close_at_once()
-
-    def close_at_once(self) -> None:
-        """``close``, outside of any event loop."""
-        self._asked.close()
+        """Who opened the database closes it."""
 
 
 class VerificationElsewhere:

@@ -18,6 +18,7 @@ if RUNS:
     from sidecar.inspector.access import Access
     from sidecar.inspector.data import Data
     from sidecar.inspector.server import serve
+    from sidecar.inspector.team import TeamData
     from sidecar.private_files import write_new
     from sidecar.read.select import SelectError, find_event, find_session
     from streams.log.reader import LogReader
@@ -35,6 +36,9 @@ async def inspect(
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in your browser.")] = True,
+    of_team: Annotated[
+        bool, typer.Option("--team", help="Show the homes of all machines, from the team's Postgres.")
+    ] = False,
 ) -> None:
     """Look at what agents did and why, in your browser: live, and at any moment of the past.
 
@@ -42,8 +46,6 @@ async def inspect(
     through the sidecar. Who has the printed link can use the page as you, until the command ends.
     """
     home = run.home
-    reader = run.reader
-    path = await _path(reader, name) if name is not None else "/"
 
     async def send(method: str, args: Mapping[str, Any]) -> dict[str, Any]:
         return await ask(home, method, dict(args), "it is safe to try again")
@@ -62,13 +64,27 @@ async def inspect(
             except OSError as error:
                 note(f"The browser is not opened, because {leading} cannot be written ({error.strerror}).")
 
-    data = Data(home.path, reader, own_identity().now_ms, send, lambda: gather_status(home))
+    data: Data | TeamData
+    if of_team:
+        data = _team(run)
+    else:
+        data = Data(home.path, run.reader, own_identity().now_ms, send, lambda: gather_status(home))
+    path = await data.ask(lambda each: _path(each.reader, name), None, "path", {}) if name is not None else "/"
     leading = home.path / "inspect.html"
     try:
         await serve(data, own_identity().nonce, port, ready)
     finally:
         if browser:
             leading.unlink(missing_ok=True)
+
+
+def _team(run: Run) -> TeamData:
+    from sidecar.cli.shared.team import team_config
+
+    config = team_config(run)
+    from sidecar.team.reading import Reading  # it loads psycopg
+
+    return TeamData(lambda: Reading(config), own_identity().now_ms)
 
 
 async def _path(reader: LogReader, name: str) -> str:

@@ -4,6 +4,7 @@ prints."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -16,15 +17,13 @@ from sidecar.config import load_config
 from sidecar.failure import Failure
 from sidecar.install.extras import extra_command
 from sidecar.notify_config import TeamConfig
-from sidecar.read.select import SelectError
+from sidecar.read.select import MISSED, SelectError
 from sidecar.read.wording import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MISSED = frozenset({"not-found", "no-log"})
-"""The codes of errors that say that a home does not have what was named; another one may."""
-
+    from sidecar.team.reading import Reading, TeamHome
 
 TABLES = frozenset({"streams", "costs"})
 """The commands whose output on a terminal is a table, which has a column of machines; others have a heading."""
@@ -89,15 +88,21 @@ def for_each_home(run: Run, machine: str | None, work: Callable[[], Any]) -> int
     if run.params.get("follow"):
         raise typer.BadParameter("`--follow` follows this home only: leave out `--team` and `--machine`")
     config = team_config(run)
-    from sidecar.team.reading import homes, open_home
+    from sidecar.team.reading import Reading
 
-    found = homes(config, machine)
-    if not found:
-        raise Failure("not-found", "the team has no home" + (f" of a machine {machine!r}" if machine else ""))
+    with closing(Reading(config)) as reading:
+        found = reading.homes(machine)
+        if not found:
+            raise Failure("not-found", "the team has no home" + (f" of a machine {machine!r}" if machine else ""))
+        return _for_each(run, reading, found, work)
+
+
+def _for_each(run: Run, reading: Reading, found: list[TeamHome], work: Callable[[], Any]) -> int:
     missed: list[SelectError] = []
     codes: list[int] = []
     for home in found:
-        reader = open_home(config, home)
+        reading.turn_to(home)
+        reader = reading.reader(home)
         is_table = run.info_name in TABLES
         out = MachineOutput(home.machine, json=bool(run.params.get("json")), is_first=not codes, is_table=is_table)
         vars(run).update(reader=reader, elsewhere=reader, out=out)
@@ -110,8 +115,6 @@ def for_each_home(run: Run, machine: str | None, work: Callable[[], Any]) -> int
             if error.code not in MISSED:
                 raise
             missed.append(error)
-        finally:
-            reader.close_at_once()
     if not codes:
         raise missed[0]
     return max(codes)

@@ -5,7 +5,7 @@ import { costs } from "/page/costs.js";
 import { event } from "/page/event.js";
 import { find, isFinding } from "/page/find.js";
 import { health } from "/page/health.js";
-import { ask, coded, entitle, get, h, secret, step } from "/page/lib.js";
+import { ask, coded, entitle, get, h, machine, secret, step } from "/page/lib.js";
 import { session } from "/page/session.js";
 import { sessions } from "/page/sessions.js";
 import { work } from "/page/work.js";
@@ -64,7 +64,10 @@ async function show() {
 }
 
 export function go(path, { replace = false } = {}) {
-  history[replace ? "replaceState" : "pushState"](null, "", path);
+  const to = new URL(path, location.href);
+  // What belongs to a session of a machine is on that machine.
+  if (machine() !== null && /^\/(s|e|compare)\//.test(to.pathname) && !to.searchParams.has("machine")) to.searchParams.set("machine", machine());
+  history[replace ? "replaceState" : "pushState"](null, "", to);
   show();
 }
 

@@ -1,9 +1,9 @@
 // What sessions cost: a picture of the days by model, sums by day, project, model, agent or session, and the dearest
 // turns. The work that a session started counts in it. The range and the way stand in the address.
 
-import { ago, amount, cut, day, get, h, money, plural, svg, tokensOf, visible } from "/page/lib.js";
+import { ago, amount, cut, day, get, h, isTeam, money, place as session, plural, svg, tokensOf, visible } from "/page/lib.js";
 
-const WAYS = ["day", "project", "model", "agent", "session"];
+const WAYS = ["day", "project", "model", "agent", "session", ...(isTeam ? ["machine"] : [])];
 const RANGES = [[7, "7 days"], [30, "30 days"], [90, "90 days"], [0, "all"]];
 const DEFAULT = { by: "day", days: 30 };
 const HEIGHT = 160;
@@ -95,7 +95,7 @@ function table({ by, sums, total }) {
   const size = (each) => each.cost || tokensOf(each.tokens) / 1e9;
   const most = Math.max(...rows.map(size), 1e-12);
   const figures = (each) => [h("td", { class: "num" }, money(each.cost)), ...[tokensOf(each.tokens) || null, each.steps, each.sessions].map((count) => h("td", { class: "num quiet" }, amount(count)))];
-  const key = (each) => (by === "session" ? h("a", { class: "link", href: `/s/${encodeURIComponent(each.key)}`, "data-row": true, dir: "auto" }, cut(each.title || each.key, 120)) : each.key || "(unknown)");
+  const key = (each) => (by === "session" ? h("a", { class: "link", href: session(each.key, each), "data-row": true, dir: "auto" }, cut(each.title || each.key, 120)) : each.key || "(unknown)");
   const line = (each) => h("tr", {}, h("td", { dir: "auto" }, key(each)), h("td", { class: "share" }, h("div", { class: "meter", style: { width: `${(size(each) / most) * 100}%` } })), figures(each));
   const heads = [by, "share", "cost", "tokens", "model calls", "sessions"].map((each, at) => h("th", { class: at > 1 ? "num" : at ? "share" : "" }, at === 1 ? h("span", { class: "unseen" }, each) : each));
   const together = h("tr", { class: "total" }, h("td", {}, "together"), h("td", { class: "share" }), figures(total));
@@ -105,8 +105,8 @@ function table({ by, sums, total }) {
 function dearest(turns) {
   if (!turns.length) return [];
   const rows = turns.map((turn) => {
-    const asked = h("a", { class: "link", "data-row": true, dir: "auto", href: `/s/${encodeURIComponent(turn.stream_id)}?event=${encodeURIComponent(turn.event)}` }, cut(turn.asked || "(no prompt)", 140));
-    return h("tr", {}, h("td", {}, asked, h("br"), h("small", { class: "faint", dir: "auto" }, turn.title || turn.stream_id)), h("td", { class: "num quiet", title: visible(day(turn.ts)) }, ago(turn.ts, Date.now())), h("td", { class: "num" }, money(turn.cost)));
+    const asked = h("a", { class: "link", "data-row": true, dir: "auto", href: session(turn.stream_id, turn, turn.event) }, cut(turn.asked || "(no prompt)", 140));
+    return h("tr", {}, h("td", {}, asked, h("br"), h("small", { class: "faint", dir: "auto" }, [turn.machine, turn.title || turn.stream_id].filter(Boolean).join(" · "))), h("td", { class: "num quiet", title: visible(day(turn.ts)) }, ago(turn.ts, Date.now())), h("td", { class: "num" }, money(turn.cost)));
   });
   return [h("h2", {}, "The dearest turns"), h("table", { class: "sums" }, h("tbody", {}, rows))];
 }

@@ -1,7 +1,7 @@
 // The palette: what a search finds, over the page that one is on. What was typed stands in the address, so the way back
 // shows the same again.
 
-import { ago, get, h, plural, status } from "/page/lib.js";
+import { ago, get, h, place, plural, status } from "/page/lib.js";
 
 const WAIT = 120; // ms
 const OPERATORS = [
@@ -72,9 +72,8 @@ async function ask() {
 }
 
 const drawn = (group, words) => {
-  const place = `/s/${encodeURIComponent(group.stream_id)}`;
-  const head = h("a", { class: "in", role: "option", tabindex: -1, href: place }, status(group.status), h("b", { dir: "auto" }, marked(group.title || group.stream_id, words)), h("span", { class: "faint" }, [group.place, ago(group.last_ts, Date.now())].filter(Boolean).join(" · ")));
-  const hits = group.hits.map((hit) => h("a", { class: "hit", role: "option", tabindex: -1, href: `${place}?event=${hit.event}` }, h("span", { class: hit.failed ? "bad" : "faint" }, hit.label), h("span", { class: "snippet", dir: "auto" }, marked(hit.snippet, words)), h("span", { class: "faint" }, ago(hit.ts, Date.now()))));
+  const head = h("a", { class: "in", role: "option", tabindex: -1, href: place(group.stream_id, group) }, status(group.status), h("b", { dir: "auto" }, marked(group.title || group.stream_id, words)), h("span", { class: "faint" }, [group.machine, group.place, ago(group.last_ts, Date.now())].filter(Boolean).join(" · ")));
+  const hits = group.hits.map((hit) => h("a", { class: "hit", role: "option", tabindex: -1, href: place(group.stream_id, group, hit.event) }, h("span", { class: hit.failed ? "bad" : "faint" }, hit.label), h("span", { class: "snippet", dir: "auto" }, marked(hit.snippet, words)), h("span", { class: "faint" }, ago(hit.ts, Date.now()))));
   const more = group.count - hits.length;
   return h("div", { role: "group", "aria-label": group.title || group.stream_id }, head, hits, more > 0 ? h("p", { class: "faint", role: "presentation" }, `and ${plural(more, "more event")}`) : null);
 };

@@ -1,9 +1,9 @@
 // "Fork here": says what a new session from an event will be, and makes it only if a person agrees.
 
-import { act, h, visible } from "/page/lib.js";
+import { act, h, isTeam, visible } from "/page/lib.js";
 
 /** The button beside an event of a session. */
-export const forkButton = (stream, event) => h("button", { class: "button", onclick: () => open(stream, event) }, "Fork here …");
+export const forkButton = (stream, event) => isTeam ? null : h("button", { class: "button", onclick: () => open(stream, event) }, "Fork here …");
 
 function open(stream, event) {
   const said = h("p", { role: "status" }, "Looking what OpenCode has …");

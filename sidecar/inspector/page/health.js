@@ -1,12 +1,13 @@
 // Is it recording, and is the log intact: what `durable-stream status` says.
 
-import { coded, get, h, plural } from "/page/lib.js";
+import { coded, get, h, isTeam, plural } from "/page/lib.js";
 
 export async function health() {
   const element = h("div", { class: "page" });
 
   async function draw() {
     const found = await get("health");
+    if (isTeam) return element.replaceChildren(h("h1", {}, plural(found.machines.length, "machine")), h("dl", { class: "grid" }, found.machines.map((each) => [h("dt", { dir: "auto" }, each.machine), h("dd", {}, plural(each.records, "record"))])), h("p", { class: "faint" }, coded("`durable-stream verify --team` reads every record.")));
     const good = !found.problems.length;
     const rows = [
       ["home", found.home],

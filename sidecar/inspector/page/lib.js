@@ -64,8 +64,20 @@ async function answered(response) {
   return found;
 }
 
+/** Whether the page shows the homes of all machines; then it only reads. */
+export const isTeam = document.documentElement.hasAttribute("data-team");
+
+/** The machine that the address names: the page is about its sessions. */
+export const machine = () => new URL(location.href).searchParams.get("machine");
+
+/** The page of a session of a row; the same session may be on several machines. */
+export function place(session, row = {}, event = null) {
+  const query = new URLSearchParams(Object.entries({ machine: row.machine, event }).filter(([, value]) => value));
+  return `/s/${encodeURIComponent(session)}${query.size ? `?${query}` : ""}`;
+}
+
 export async function get(path, values = {}) {
-  const query = new URLSearchParams();
+  const query = new URLSearchParams(machine() === null ? {} : { machine: machine() });
   for (const [name, value] of Object.entries(values)) if (value !== null && value !== undefined) query.set(name, value);
   let response;
   try {

@@ -1,6 +1,6 @@
 // The list of sessions. What is chosen stands in the address.
 
-import { ago, amount, day, get, h, money, plural, status, tokensOf } from "/page/lib.js";
+import { ago, amount, day, get, h, isTeam, money, place, plural, status, tokensOf } from "/page/lib.js";
 
 const FILTERS = [
   ["all", "All", () => true],
@@ -8,12 +8,12 @@ const FILTERS = [
   ["active", "Running", (row) => row.status === "active"],
   ["failed", "Failed", (row) => row.status === "failed"],
 ];
-const FACETS = [["place", "project"], ["agent", "agent"], ["model", "model"]];
+const FACETS = [["machine", "machine"], ["place", "project"], ["agent", "agent"], ["model", "model"]];
 const DAYS = 30;
 const FEW = 8; // how many sessions of a project are shown at first
 const MANY = 200;
 
-const NONE = { status: "all", place: "", agent: "", model: "", day: "" };
+const NONE = { status: "all", machine: "", place: "", agent: "", model: "", day: "" };
 
 export async function sessions() {
   const said = new URL(location.href).searchParams;
@@ -143,7 +143,7 @@ export async function sessions() {
   return { element, title: "Sessions", news: () => load(true) };
 }
 
-const heads = () => h("div", { class: "row heads", "aria-hidden": "true" }, ["status", "session", "last", "turns", "tokens", "cost"].map((each, at) => h("span", { class: at > 1 && "num" }, each)));
+const heads = () => h("div", { class: "row heads", "aria-hidden": "true" }, ["status", "session", "last", "turns", "tokens", "cost", ...(isTeam ? ["machine"] : [])].map((each, at) => h("span", { class: at > 1 && at < 6 && "num" }, each)));
 
 function line(row, now, isNew, kind) {
   const tokens = tokensOf(row.tokens);
@@ -159,16 +159,17 @@ function line(row, now, isNew, kind) {
   const asks = row.asks[0]?.text;
   const made = h(
     "a",
-    { class: `row${isNew ? " new" : ""}`, href: `/s/${encodeURIComponent(row.stream_id)}`, "data-row": true },
+    { class: `row${isNew ? " new" : ""}`, href: place(row.stream_id, row), "data-row": true },
     status(row.status),
     h("span", { class: "title", title, dir: "auto" }, title, asks && h("small", { class: "wait" }, asks), h("small", {}, more.filter(Boolean).join(" · "))),
     h("span", { class: "num quiet" }, ago(row.last_ts, now)),
     h("span", { class: "num quiet" }, row.turns || "–"),
     h("span", { class: "num quiet" }, tokens ? amount(tokens) : "–"),
     h("span", { class: "num" }, money(row.cost)),
+    isTeam && h("span", { class: "machine quiet", title: row.machine, dir: "auto" }, row.machine),
   );
   if (!row.fork) return made;
-  const beside = `/compare/${encodeURIComponent(row.fork)}/${encodeURIComponent(row.stream_id)}`;
+  const beside = `/compare/${encodeURIComponent(row.fork)}/${encodeURIComponent(row.stream_id)}${isTeam ? `?machine=${encodeURIComponent(row.machine)}` : ""}`;
   return h("div", { class: "forked" }, made, h("a", { class: "link", href: beside, title: "Compare with the session that it was forked from" }, "Compare"));
 }
 

@@ -1,6 +1,6 @@
 // Background work: what waits for a person, what runs, what ended; answers and cancellations.
 
-import { act, ago, amount, clock, cut, day, decide, diffOf, get, h, money, plural, runs, span, status, visible } from "/page/lib.js";
+import { act, ago, amount, clock, cut, day, decide, diffOf, get, h, isTeam, money, place, plural, runs, span, status, visible } from "/page/lib.js";
 
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 
@@ -94,11 +94,11 @@ function ask(each, now, press) {
   return h(
     "article",
     { class: "card waits", "data-row": true },
-    h("header", {}, h("span", { class: "title", dir: "auto" }, each.heading), each.session ? h("a", { class: "link", dir: "auto", href: `/s/${encodeURIComponent(each.session)}` }, cut(each.title || each.session, 80)) : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
+    h("header", {}, h("span", { class: "title", dir: "auto" }, each.heading), each.session ? h("a", { class: "link", dir: "auto", href: place(each.session, each) }, cut(each.title || each.session, 80)) : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
     linesOf(each.lines),
     h("p", {}, h("b", {}, each.text)),
     each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
-    h(
+    isTeam ? h("p", { class: "faint", dir: "auto" }, `on ${each.machine}`) : h(
       "div",
       { class: "buttons" },
       isPermission
@@ -136,7 +136,7 @@ function job(each, now, press, depth) {
       "header",
       {},
       status(each.state),
-      h("a", { class: "title", dir: "auto", href: each.session ? `/s/${encodeURIComponent(each.session)}` : undefined, "data-row": true }, each.title || cut(each.prompt ?? "", 120) || each.id),
+      h("a", { class: "title", dir: "auto", href: each.session ? place(each.session, each) : undefined, "data-row": true }, each.title || cut(each.prompt ?? "", 120) || each.id),
       h("span", { class: "quiet" }, facts.join(" · ")),
       h("span", { class: "faint" }, ago(each.ended || each.started || each.created, now)),
     ),
@@ -144,7 +144,7 @@ function job(each, now, press, depth) {
     linesOf(each.lines),
     runs(each.running ?? [], each.session),
     each.result ? h("p", { class: "quiet" }, cut(each.result, 400)) : null,
-    h(
+    isTeam ? h("p", { class: "faint", dir: "auto" }, `on ${each.machine}`) : h(
       "div",
       { class: "buttons" },
       isOpen(each) && !each.host ? h("button", { class: "button", onclick: () => press.cancel(each) }, "Cancel …") : null,

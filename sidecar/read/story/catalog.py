@@ -93,7 +93,8 @@ class Catalog(Sessions):
     def __init__(
         self, story: Snapshot, n: int | None = None, still_runs: Callable[[int, int], bool] | None = None
     ) -> None:
-        self._story, self.position, self._still_runs = story, story.head if n is None else n, still_runs
+        self._story, self.position = story, story.head if n is None else n
+        self._still_runs = still_runs if story.is_here else None
         self._is_now = self.position >= story.top
         self._alive = "died IS NULL" if self._is_now else ALIVE
         # The last record of each place.

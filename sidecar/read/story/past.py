@@ -93,7 +93,7 @@ class Past:
     @cached_property
     def catalog(self) -> Catalog:
         """The whole log as it is now."""
-        return Catalog(self.story, still_runs=still_runs if self.story.is_here else None)
+        return Catalog(self.story, still_runs=still_runs)
 
     def of(self, session: str) -> Past | None:
         """The past of another session of the log; ``None`` if nothing of it is left."""

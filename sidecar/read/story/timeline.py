@@ -19,17 +19,18 @@ from streams.event import StreamEvent
 _KINDS = {"model": "step", "agent.spawned": "call", "execution.step.started": "call", "execution.step": "step"}
 _INSIDE: Final = "start <= :end AND (till IS NULL OR till > :n OR end >= :begin)"
 _AROUND: Final = """
-    SELECT min(ifnull(min(at) FILTER (WHERE till IS NULL OR till > :n OR end >= :begin), :n),
-        max(at) FILTER (WHERE start <= :begin)), max(at) FILTER (WHERE start <= :end)
+    SELECT min(at) FILTER (WHERE till IS NULL OR till > :n OR end >= :begin), max(at) FILTER (WHERE start <= :begin),
+        max(at) FILTER (WHERE start <= :end)
     FROM span WHERE session = :s AND kind = 'turn' AND at <= :n"""
-"""The records that began the first and the last turn which has something of a stretch of time, also after its end."""
+"""The records with which turns began: the first one that ended in a stretch of time or later, the last one that began
+before it, and the last one that began before its end."""
 
 _SOME: Final = f"session = :s AND at <= :n AND {ALIVE}"
 _TURNS: Final = f"""
     SELECT key, at, start, CASE WHEN till <= :n THEN end END, CASE WHEN till <= :n THEN state END, number
     FROM span WHERE kind = 'turn' AND {_SOME} ORDER BY at"""  # noqa: S608
 _TOOK: Final = f"""
-    SELECT up, kind, sum(max(end - start, 0)) FROM span
+    SELECT up, kind, sum(CASE WHEN end > start THEN end - start ELSE 0 END) FROM span
     WHERE kind IN ('model', 'tool', 'wait') AND till <= :n AND {_SOME} GROUP BY up, kind"""  # noqa: S608
 
 _READ: Final = 200
@@ -96,9 +97,10 @@ class Timeline:
         following = "SELECT min(at) FROM span WHERE session = :s AND kind = 'turn' AND at > :at AND at <= :n"
         for key in at.sessions:
             given = {"n": at.n, "s": key, "begin": begin, "end": end}
-            [(first, latest)] = at.story.sql(_AROUND, **given)
+            [(ended, begun, latest)] = at.story.sql(_AROUND, **given)
+            first = min(at.n if ended is None else ended, begun or 0)
             [(after,)] = at.story.sql(following, n=at.n, s=key, at=latest or 0)
-            rows += at.story.rows("span", inside, first=first or 0, after=after, last=last, **given)
+            rows += at.story.rows("span", inside, first=first, after=after, last=last, **given)
         rows = sorted(rows, key=lambda row: (row.at, row.key))[-last:]
         known = {row.key for row in rows}
         calls = orjson.dumps([row.up for row in at.sessions.values() if row.up not in known]).decode()
