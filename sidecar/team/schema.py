@@ -8,6 +8,7 @@ One schema, ``durable_stream``, has them. The first home whose role may create i
 from __future__ import annotations
 
 import sys
+from functools import reduce
 from typing import Any, Final
 
 import psycopg
@@ -97,6 +98,26 @@ _FUNCTIONS: Final = (
 )
 """Take the place of SQLite's ``json_each``, by the type of the values."""
 
+_WRITTEN_OUT: Final = "ßẞŉǰẖẗẘẙẚİﬀﬁﬂﬃﬄﬅﬆſ\u212a"
+"""All letters outside of ASCII whose folded form has some of ASCII."""
+
+_FOLDED: Final = reduce(
+    lambda sql, letter: f"replace({sql}, chr({ord(letter)}), '{''.join(filter(str.isascii, letter.casefold()))}')",
+    _WRITTEN_OUT,
+    """lower(convert_from(event, 'UTF8') COLLATE "C")""",
+)
+_SEARCH: Final = (
+    f"""CREATE FUNCTION folded(event bytea) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE COST 1000
+        AS $$ SELECT {_FOLDED} $$""",
+    """DO $$ DECLARE place text; BEGIN
+        SELECT extnamespace::regnamespace INTO place FROM pg_extension WHERE extname = 'pg_trgm';
+        IF FOUND THEN
+            EXECUTE format('CREATE INDEX records_text ON records USING gin (folded(event) %s.gin_trgm_ops)', place);
+        END IF;
+    END $$""",
+)
+"""How a text is looked for: quickly, if the database has the extension ``pg_trgm``, or else in each record."""
+
 _TYPES: Final = {"INTEGER": ("BIGINT", "int8"), "TEXT": ("TEXT", "text"), "REAL": ("DOUBLE PRECISION", "float8")}
 
 
@@ -121,7 +142,7 @@ def _view(name: str, selected: str) -> str:
 def statements() -> list[str]:
     """All that creates the tables, in order; the first schema is on the path already."""
     texts = [text for text in LOG.split(";") if text.strip()]
-    texts += [*map(_story_table, COPIED), *(f"CREATE INDEX ON {index}" for index in INDEXES), *_FUNCTIONS]
+    texts += [*map(_story_table, COPIED), *(f"CREATE INDEX ON {index}" for index in INDEXES), *_FUNCTIONS, *_SEARCH]
     own = {name: ", ".join(f'"{column.split()[0]}"' for column in tables.columns(name)) for name in COPIED}
     texts += [f"CREATE SCHEMA {HOME}"]
     texts += [_view(name, f"{columns} FROM {SCHEMA}.{name} WHERE true") for name, columns in (_VIEWS | own).items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ import orjson
 from streams.findings import Finding, Kind, Summary
 from streams.hashing import GENESIS, is_digest
 from streams.log.reader import LogReader
+from streams.query import Filter
 from streams.retention import payload_fault
 from streams.store import NOTHING, Record, Snapshot
 from streams.stores.chains import Chains
@@ -21,7 +23,9 @@ from streams.stores.sqlite.derived import DerivedTables
 from streams.stores.sqlite.hints import Kind as HintKind
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removed import head_of
-from streams.stores.sqlite.rows import SELECT_EACH, record_of
+from streams.stores.sqlite.rows import SELECT_EACH, conditions, record_of
+
+HOLDS: Final = "folded(records.event) LIKE ?"
 
 
 class Asked(Protocol):
@@ -31,8 +35,22 @@ class Asked(Protocol):
         """The rows of a query, as a cursor. The statements that begin and end a transaction do nothing."""
 
 
+_PLAIN: Final = re.compile(r'[^\0-\x1f"\\\x7f-\U0010ffff]+')
+
+
+def _with_text(wanted: Filter) -> tuple[str, list[Any]]:
+    """As ``conditions``, with one for the longest part of the text that JSON writes as it is. Some more records may fit
+    it."""
+    where, values = conditions(wanted)
+    if plain := max(_PLAIN.findall((wanted.text or "").casefold()), key=len, default=""):
+        where = f"{where} AND {HOLDS}" if where else HOLDS
+        values.append(f"%{plain}%")
+    return where, values
+
+
 class _Database(SqliteReader):
     _types = "SELECT DISTINCT type FROM records"  # there is no index of types
+    _conditions = staticmethod(_with_text)
 
     def __init__(self, asked: Asked, name: str) -> None:
         super().__init__(Path(name), exists=True)
@@ -89,7 +107,8 @@ _READ_AT_ONCE: Final = 1000
 class ReaderElsewhere(LogReader):
     """``LogReader`` over another database. ``name`` is shown in messages.
 
-    Nothing is followed, no hint is known, and a text is looked for in each record.
+    Nothing is followed, and no hint is known. The database has a function ``folded`` of an event's JSON, which returns
+    what ``casefold`` makes of all in it that may become ASCII.
     """
 
     def __init__(self, asked: Asked, name: str) -> None:

@@ -67,6 +67,7 @@ class SqliteReader:
     """
 
     _types: str = _TYPES
+    _conditions = staticmethod(conditions)
 
     def __init__(self, store: Path, *, exists: bool = False, to_damage: bool = False) -> None:
         """``to_damage``: read a damaged file, too, as far as that works. ``damage`` then says what is wrong with it,
@@ -224,7 +225,7 @@ class SqliteReader:
                 elif back:
                     return
             return
-        where, values = conditions(await self._with_whole_types(wanted))
+        where, values = self._conditions(await self._with_whole_types(wanted))
         if not all(bindable(value) for value in values if isinstance(value, str)):
             return
         indexed, begin = NOTHING, max(after, await self._before(wanted))

@@ -16,7 +16,7 @@ from tests.postgres import Postgres
 from tests.sidecar.team.homes import EVENTS, CopiedHome, differences
 
 PAGE = Path(__file__).parents[3] / "docs" / "team.md"
-ANEW, ROLES, LOGINS = re.findall(r"^```sql\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+SEARCH, ANEW, ROLES, LOGINS = re.findall(r"^```sql\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
