@@ -89,13 +89,18 @@ class Postgres:
 
     def kill(self) -> None:
         """As a machine that stops: the server and all its processes."""
+        self.signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server and all its processes."""
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         pids = [int(pid) for pid in children.read_text().split()] if children.exists() else []
         for pid in (self._process.pid, *pids):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+                os.kill(pid, number)
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:

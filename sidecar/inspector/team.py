@@ -20,6 +20,10 @@ KEPT: Final = frozenset({"sessions", "work"})
 """The requests after every news. Of a home of which nothing is new, the last answer counts."""
 
 
+PATIENCE_SECONDS: Final = 30.0
+"""How long an answer is waited for. Until it comes, other requests wait for it as long."""
+
+
 class HomeRow(Protocol):
     """A home of the team; ``behind`` of its records cannot be shown yet, and ``state`` differs after every change."""
 
@@ -55,8 +59,10 @@ class TeamData:
     look_seconds = 1.0
     act = staticmethod(_refused)
 
-    def __init__(self, open_team: Callable[[], Team], now_ms: Callable[[], int]) -> None:
-        self._team, self._news, self._now_ms = open_team(), open_team(), now_ms
+    def __init__(
+        self, open_team: Callable[[], Team], now_ms: Callable[[], int], patience: float = PATIENCE_SECONDS
+    ) -> None:
+        self._team, self._news, self._now_ms, self._patience = open_team(), open_team(), now_ms, patience
         self._turn = asyncio.Lock()
         self._data: dict[int, Data] = {}
         self._kept: dict[tuple[str, int], tuple[list[int], Any]] = {}
@@ -81,7 +87,17 @@ class TeamData:
         Raises:
             SelectError: none has it.
             StreamError: the team cannot be read.
+            RequestError: it takes too long, or only the home itself has the answer.
         """
+        asking = asyncio.ensure_future(self._asked(question, machine, name, given))
+        done, _ = await asyncio.wait({asking}, timeout=self._patience)
+        if not done:
+            asking.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody asks for it any more
+            text = f"the team's Postgres has not answered for {self._patience:.0f} seconds"
+            raise RequestError("team-unavailable", text)
+        return asking.result()
+
+    async def _asked(self, question: Question, machine: str | None, name: str, given: Mapping[str, str]) -> Any:
         if name == "diff/{name}":
             await _refused()  # only the home has it
         async with self._turn:

@@ -52,14 +52,20 @@ export async function ask(path, more = {}) {
   return response;
 }
 
+const SLOW = 3000; // ms
+
+function warn(text) {
+  const note = document.getElementById("damage");
+  note.replaceChildren(...coded(text));
+  note.hidden = !text;
+}
+
 async function answered(response) {
   if (response.status === 401) throw new Refused("no-login", await response.text());
   const [damage, behind] = ["log-damage", "log-behind"].map((name) => decodeURIComponent(response.headers.get(name) ?? ""));
-  const note = document.getElementById("damage");
-  const warning = damage ? `The log is damaged, so later records may be missing here: ${damage}` : `Note: ${behind}.`;
-  note.replaceChildren(...coded(warning));
-  note.hidden = !damage && !behind;
   const found = await response.json().catch(() => ({ code: "unreadable", error: "The answer could not be read." }));
+  if (found.code === "team-unavailable") warn(`Nothing new is shown until the team can be read again: ${found.error}`);
+  else warn(damage ? `The log is damaged, so later records may be missing here: ${damage}` : behind && `Note: ${behind}.`);
   if (!response.ok) throw new Refused(found.code, found.error);
   return found;
 }
@@ -80,10 +86,13 @@ export async function get(path, values = {}) {
   const query = new URLSearchParams(machine() === null ? {} : { machine: machine() });
   for (const [name, value] of Object.entries(values)) if (value !== null && value !== undefined) query.set(name, value);
   let response;
+  const slow = isTeam && setTimeout(() => warn("The team's Postgres has not answered for some seconds. The page waits for it."), SLOW);
   try {
     response = await ask(`${path}${query.size ? `?${query}` : ""}`);
   } catch {
     throw new Refused("offline", "`durable-stream inspect` has ended. Run it again, and open its link.");
+  } finally {
+    clearTimeout(slow);
   }
   return answered(response);
 }

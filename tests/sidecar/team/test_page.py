@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from sidecar.inspector.together import TOGETHER
 from sidecar.read.select import open_reader
 from sidecar.team.reading import Reading
 from streams.identity import seeded_identity
+from streams.log.reader import LogReader
 from tests.postgres import Postgres
 from tests.sidecar.inspector.conftest import WAIT_MS, aside, chromium, inspecting
 from tests.sidecar.team.homes import CopiedHome
@@ -193,6 +196,60 @@ def test_the_page_in_a_browser(team: tuple[Postgres, TwoHomes]) -> None:
         aside(asyncio.run, one_more(homes, server))
         expect(page.locator(".title", has_text="Just begun")).to_be_visible()
         page.close()
+
+
+def test_a_postgres_that_is_slow_or_away_is_said(team: tuple[Postgres, TwoHomes]) -> None:
+    server, homes = team
+    with chromium() as browser, inspecting(homes.reader, "--team") as served:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(served.link)
+        rows, said = page.locator(".row:not(.heads)"), page.locator("#damage")
+        expect(rows.first).to_be_visible()
+        expect(said).to_be_hidden()
+        server.signal(signal.SIGSTOP)
+        page.get_by_role("link", name="Costs").click()
+        expect(said).to_contain_text("not answered")
+        server.signal(signal.SIGCONT)
+        expect(page.locator(".sums").first).to_be_visible()
+        expect(said).to_be_hidden()
+        server.kill()
+        expect(said).to_be_visible()  # without a click
+        expect(page.locator(".sums").first).to_be_visible()
+        page.get_by_role("link", name="Sessions").click()
+        expect(page.locator("main .empty")).to_be_visible()
+        server.start()
+        expect(rows.first).to_be_visible()
+        expect(said).to_be_hidden()
+        page.close()
+
+
+class Stuck:
+    """A team whose Postgres does not answer until it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def homes(self) -> list[Any]:
+        assert self.go.wait(WAIT_MS / 1000)
+        return []
+
+    def turn_to(self, home: Any, /) -> None: ...
+
+    def let_go(self) -> None: ...
+
+    def reader(self, home: Any, /) -> LogReader:
+        raise NotImplementedError
+
+
+async def test_an_answer_is_not_waited_for_without_end() -> None:
+    stuck = Stuck()
+    page = build(TeamData(lambda: stuck, lambda: NOW, patience=0.01))
+    for _ in range(3):
+        status, answer = await asked(page, "sessions")
+        assert (status, answer["code"]) == (409, "team-unavailable")
+    stuck.go.set()
+    assert (await asked(build(TeamData(lambda: stuck, lambda: NOW)), "sessions"))[1]["code"] == "no-log"
 
 
 async def one_more(homes: TwoHomes, server: Postgres) -> None:
