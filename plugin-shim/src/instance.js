@@ -60,7 +60,7 @@ export function newInstance(options, env, client, describe, more = () => ({}), m
     counters,
     timings: { ackTimeoutMs, backoffMinMs, backoffMaxMs, refusedMs },
   });
-  const tools = new Tools(link);
+  const tools = new Tools(link, options.restartMs);
   const spool = new Spool({
     dir: path.join(home, "spool"),
     name: `${bootId()}-${instance}.jsonl`,

@@ -31,6 +31,7 @@ const ASK_VERSION_MS = 3000;
  * @property {number} [backoffMaxMs] default 2000
  * @property {number} [refusedMs] default 60,000
  * @property {number} [callTimeoutMs] default 30000
+ * @property {number} [restartMs] how long a tool's call waits for the next sidecar, default 30,000
  * @property {NodeJS.ProcessEnv} [env] default process.env
  * @property {any} [WebSocket] default the global one
  * @property {any} [spawn] default child_process.spawn

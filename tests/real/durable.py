@@ -71,13 +71,13 @@ class DurableStream:
         # A client's end may be followed by another headless OpenCode, which the sidecar started to deliver a message.
         end_marked("DURABLE_STREAM_HOME", str(self.home))
 
-    def plugin(self, before: str = "", around: str = "", command: Path = EXECUTABLE) -> str:
+    def plugin(self, before: str = "", around: str = "", command: Path = EXECUTABLE, **more: Any) -> str:
         """The text of the plugin file, as ``durable-stream install`` writes it.
 
         ``before`` runs first; ``around`` is a JavaScript function that turns the plugin into the one that
-        OpenCode gets; ``command`` starts a sidecar.
+        OpenCode gets; ``command`` starts a sidecar; ``more`` are options of the plugin.
         """
-        options = json.dumps({"command": [str(command)], "home": str(self.home)})
+        options = json.dumps({"command": [str(command)], "home": str(self.home), **more})
         made = f"({around})(create({options}))" if around else f"plugin({options}, import.meta.url)"
         return f"import {{ create, plugin }} from {json.dumps(str(SHIM))};\n{before}\nexport default {made};\n"
 

@@ -27,7 +27,8 @@ async def test_a_home_killed_in_a_call_of_the_model_costs_no_prompt_and_its_agen
     starter.chmod(0o755)
     async with world(tmp_path / "world") as made:
         first, _ = made.homes
-        plugins = {PLUGIN: DurableStream(first.one.home.path).plugin(command=starter)}
+        # A tool's call waits long for the next sidecar, and none comes.
+        plugins = {PLUGIN: DurableStream(first.one.home.path).plugin(command=starter, restartMs=0)}
         with RealOpenCode(opencode_binary, model.port, plugins=plugins) as client:
             session = await asyncio.to_thread(client.create_session)
             await until(lambda: counted(first, made.sent))  # no earlier call is under way
