@@ -44,11 +44,14 @@ _OFFLINE = {
     "npm_config_offline": "true",
 }
 LEAN_ENGINE = {
+    "BUN_JSC_thresholdForJITAfterWarmUp": "3000",
+    "BUN_JSC_thresholdForJITSoon": "1000",
     "BUN_JSC_thresholdForOptimizeAfterWarmUp": "5000",
     "BUN_JSC_thresholdForOptimizeAfterLongWarmUp": "5000",
     "BUN_JSC_thresholdForOptimizeSoon": "5000",
     "BUN_JSC_thresholdForFTLOptimizeAfterWarmUp": "1000000",
     "BUN_JSC_thresholdForFTLOptimizeSoon": "1000000",
+    "BUN_JSC_useConcurrentGC": "0",
     "BUN_JSC_useGC": "0",
 }
 """The JavaScript engine compiles later than by itself and frees no memory, because most processes of a test live for
