@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import cache
 from io import StringIO
 from typing import Any
 
@@ -32,11 +33,11 @@ def recorded(name: str) -> list[StreamEvent]:
     return events_of(name, Translator(seeded_identity(2)))
 
 
-def every_recording() -> Iterator[tuple[str, list[StreamEvent]]]:
-    for name in NAMES:
-        yield name, recorded(name)
-    for name in names2():
-        yield name, list(play2(name).log.events.values())
+@cache
+def every_recording() -> tuple[tuple[str, list[StreamEvent]], ...]:
+    """Each recording of OpenCode 1 and 2 with its events, played once for all tests: nobody changes them."""
+    first = [(name, recorded(name)) for name in NAMES]
+    return (*first, *((name, list(play2(name).log.events.values())) for name in names2()))
 
 
 def announced_late(events: list[StreamEvent]) -> list[StreamEvent]:

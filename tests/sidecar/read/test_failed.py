@@ -26,7 +26,6 @@ from tests.sidecar.read.conversations import every_recording, happened, recorded
 from tests.sidecar.read.story.playing import catalog_of, past_of, records_of, snapshot, spans_of
 
 LATE = 4_000_000_000_000
-RECORDED = dict(every_recording())
 
 
 def steps(events: list[StreamEvent]) -> Iterator[StreamEvent]:
@@ -35,7 +34,7 @@ def steps(events: list[StreamEvent]) -> Iterator[StreamEvent]:
 
 @pytest.mark.parametrize("name", ["bash_exit_1", "tools", "tool_throws_read"])
 def test_a_failed_step_is_failed_everywhere(name: str) -> None:
-    events = RECORDED[name]
+    events = dict(every_recording())[name]
     failed = {event.id for event in steps(events) if has_failed(event.payload)}
     assert failed and failed == {event.id for event in steps(events) if describe(event).tone == "bad"}
     spans = spans_of(events)
@@ -58,7 +57,11 @@ def test_a_failed_step_is_failed_everywhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bash_exit_1", "tools"])
 def test_a_command_with_another_code_than_0_has_failed(name: str) -> None:
-    codes = [(e.payload["metadata"]["exit"], has_failed(e.payload)) for e in steps(RECORDED[name]) if _ended(e)]
+    codes = [
+        (e.payload["metadata"]["exit"], has_failed(e.payload))
+        for e in steps(dict(every_recording())[name])
+        if _ended(e)
+    ]
     assert (3, True) in codes and all(failed == bool(code) for code, failed in codes)
 
 
@@ -67,7 +70,7 @@ def _ended(step: StreamEvent) -> bool:
 
 
 def test_the_head_and_the_timeline_count_the_same_failures() -> None:
-    for name, events in RECORDED.items():
+    for name, events in every_recording():
         marks = [event for mark, event in marked(events) if mark == "error" and event.type != "capture.gap"]
         inside = [event for event in marks if event.type != "agent.error" or in_turn(event, events)]
         assert Lanes(spans_of(events), LATE).sums()["errors"] == len(inside), name
@@ -101,12 +104,16 @@ def test_a_pause_ends_with_its_turn_or_the_next_attempt() -> None:
 
 
 def test_each_attempt_of_a_model_call_and_the_pause_after_it_has_a_bar() -> None:
-    found = [(span.kind, span.state) for span in spans_of(RECORDED["retry"]) if span.kind in ("model", "pause")]
+    found = [
+        (span.kind, span.state)
+        for span in spans_of(dict(every_recording())["retry"])
+        if span.kind in ("model", "pause")
+    ]
     assert found == [("model", "error"), ("pause", "completed")] * 2 + [("model", "completed")]
-    sums = Lanes(spans_of(RECORDED["retry"]), 0, 0, LATE).sums()
+    sums = Lanes(spans_of(dict(every_recording())["retry"]), 0, 0, LATE).sums()
     chain = dict(sums["chain"])
     assert chain["waiting to try again"] > 6000 > 500 > chain["mock-1"], "the pauses took nearly all of the time"
-    spans = spans_of(RECORDED["retry_exhausted"])
+    spans = spans_of(dict(every_recording())["retry_exhausted"])
     assert [span.kind for span in spans if span.state == "error" and span.kind == "model"] == ["model"] * 4
     assert len([span for span in spans if span.kind == "pause"]) == 3, "the first, the second and the fourth"
 
