@@ -175,7 +175,8 @@ class Data:
             each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
         # A person who is asked is waited for until now, although nothing is recorded meanwhile.
         found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
-        found["beside"] = relatives(past.catalog, work, past.session, now)
+        own = {each["id"] for each in found["sessions"]}
+        found["beside"] = [each for each in relatives(past.catalog, work, past.session, now) if each["id"] not in own]
         is_told = past.upto(at) < past.count or not past.story.is_here
         found["running"] = running_in(each for each in known.values() if is_told or is_there(each))
         place = short_directory(found["directory"], str(Path.home()))
