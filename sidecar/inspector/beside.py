@@ -27,6 +27,7 @@ MOST_CHANGED: Final = 40
 """How many turns with changed files count on each side."""
 
 LONGEST_DIFF: Final = 20_000
+"""How many characters the diffs of a file have together."""
 
 _TURNS: Final = f"""SELECT key, first, asked, started_ms, ended_ms, outcome FROM turn
     WHERE session = :s AND {ALIVE} AND started_ms IS NOT NULL ORDER BY key LIMIT :most"""  # noqa: S608
@@ -37,7 +38,8 @@ Pair = tuple[int | None, int | None]
 
 
 def beside(left: Past, right: Past, one: int | None, other: int | None) -> dict[str, Any]:
-    """As ``compared``, with rows of ``turns``, from the turn ``first`` on, and the changed ``files`` of both.
+    """As ``compared``, with rows of ``turns``, from the turn ``first`` on, the changed ``files`` of both, and when each
+    ``began``, in ms UTC.
 
     A row has the left and the right turn, or ``None``, and whether they are the ``same``; a file has its ``left`` and
     its ``right`` changes, or ``None``.
@@ -56,7 +58,8 @@ def beside(left: Past, right: Past, one: int | None, other: int | None) -> dict[
             for moment, side, number in zip(moments, turns, pair, strict=True)
         ]
         rows.append({"left": sides[0], "right": sides[1], "same": _essence(sides[0]) == _essence(sides[1])})
-    about = {"turns": rows, "earlier": begin, "later": max(len(pairs) - begin - SHOWN, 0)}
+    about: dict[str, Any] = {"turns": rows, "earlier": begin, "later": max(len(pairs) - begin - SHOWN, 0)}
+    about["began"] = [next(iter(past.records(0, 1))).event.ts for past in (left, right)]
     return found | about | {"files": _files(*moments), "ats": [left.upto(one) - 1, right.upto(other) - 1]}
 
 
@@ -108,9 +111,12 @@ def _files(*moments: Moment) -> list[dict[str, Any]]:
 
 
 def _changed(moment: Moment) -> dict[str, dict[str, Any]]:
-    """What each file's changes are together, and all of them as one diff."""
+    """What each file's changes are together, and the diff of each."""
     found = {}
     for file, edits in files_of(Changes(moment).turns(MOST_CHANGED, with_diffs=True)).items():
-        diff = "\n".join(edit.change.patch for edit in edits if edit.change.patch)
-        found[file] = {**sums(edits), "diff": diff[:LONGEST_DIFF]}
+        left, diffs = LONGEST_DIFF, []
+        for edit in edits:
+            diffs.append(edit.change.patch[: max(left, 0)])
+            left -= len(edit.change.patch)
+        found[file] = {**sums(edits), "diffs": [diff for diff in diffs if diff]}
     return found

@@ -193,7 +193,13 @@ def _groups(
                 "status": shown_status(catalog.status(root), own),
             }
             points = 4 * (own.id in titled)
-            groups[root] = about | {"place": place, "last_ts": stream.last_ts, "hits": [], "points": points}
+            groups[root] = about | {
+                "place": place,
+                "first_ts": stream.first_ts,
+                "last_ts": stream.last_ts,
+                "hits": [],
+                "points": points,
+            }
         groups[root]["hits"] += by_stream.get(name, [])
     shown = [_ranked(group, wanted) for group in groups.values()]
     return sorted(shown, key=lambda each: (each["points"], each["last_ts"]), reverse=True)[:MOST_SESSIONS]

@@ -1,6 +1,6 @@
 // Two sessions beside each other, or one at two moments: figures, timelines, turns side by side, files, events.
 
-import { ago, amount, clock, cut, diffOf, get, h, money, plural, span } from "/page/lib.js";
+import { ago, amount, began, clock, cut, diffOf, get, h, money, plural, span, twins } from "/page/lib.js";
 
 const MOST = 100; // sessions to choose from
 const SIDES = ["left", "right"];
@@ -13,9 +13,10 @@ export async function compare(a, b) {
   const moments = [at, to];
   const [left, right] = found.sides;
   const isOne = left.stream_id === right.stream_id; // its newest title tells which session it is, at every moment
+  const isTwin = !isOne && left.title === right.title;
   const place = (side) => `/s/${encodeURIComponent(found.sides[side].stream_id)}`;
   const name = (side) =>
-    h("a", { class: "link", dir: "auto", href: `${place(side)}${moments[side] === null ? "" : `?at=${moments[side]}`}` }, cut((isOne ? right : found.sides[side]).title || found.sides[side].stream_id, 120), moments[side] === null ? "" : h("small", { class: "quiet" }, ` as of event ${found.ats[side]}`));
+    h("a", { class: "link", dir: "auto", href: `${place(side)}${moments[side] === null ? "" : `?at=${moments[side]}`}` }, cut((isOne ? right : found.sides[side]).title || found.sides[side].stream_id, 120), moments[side] === null ? "" : h("small", { class: "quiet" }, ` as of event ${found.ats[side]}`), isTwin ? h("small", { class: "quiet" }, ` ${began(found.began[side])}`) : "");
   const figures = [
     ["turns", ...[left, right].map((side) => amount(side.turns))],
     ["tools", tools(left), tools(right)],
@@ -62,7 +63,7 @@ function turns(found, heads, place) {
           h("p", { dir: "auto" }, h("b", {}, cut(turn.asked || "(no prompt)", 200))),
           turn.answer ? h("p", { class: "quiet", dir: "auto" }, cut(turn.answer, 320)) : null,
         );
-  const rows = found.turns.map((row) => h("tr", { class: row.same ? "" : "differs" }, h("td", { class: "faint" }, row.same ? "same" : row.left && row.right ? "differs" : "only here"), cell(row.left, 0), cell(row.right, 1)));
+  const rows = found.turns.map((row) => h("tr", { class: row.same ? "" : "differs" }, h("td", { class: "faint" }, row.same ? "same" : row.left && row.right ? "differs" : row.left ? "only left" : "only right"), cell(row.left, 0), cell(row.right, 1)));
   const parts = [found.earlier ? `${plural(found.earlier, "earlier turn")} with the same prompts` : "", found.later ? plural(found.later, "later turn") : ""].filter(Boolean);
   if (!rows.length) return [];
   return [h("h2", {}, "Turns"), h("table", { class: "sums beside" }, heads(""), h("tbody", {}, rows)), parts.length ? h("p", { class: "faint" }, `Left out: ${parts.join(", ")}.`) : null].filter(Boolean);
@@ -71,7 +72,7 @@ function turns(found, heads, place) {
 function files(found, name) {
   if (!found.files.length) return [];
   const counts = (side) => (side === null ? h("span", { class: "faint" }, "not changed") : side.added === null ? h("span", { class: "faint" }, "rewritten") : [h("span", { class: "good" }, `+${side.added}`), " ", h("span", { class: "bad" }, `−${side.removed}`)]);
-  const half = (file, side) => h("div", {}, h("p", {}, name(side), " ", counts(file[SIDES[side]])), file[SIDES[side]]?.diff ? diffOf(file[SIDES[side]].diff) : null);
+  const half = (file, side) => h("div", {}, h("p", {}, name(side), " ", counts(file[SIDES[side]])), (file[SIDES[side]]?.diffs ?? []).map(diffOf));
   const made = (file) =>
     h("details", { class: "of", open: !file.same }, h("summary", { "data-row": true }, h("code", {}, file.file), " ", file.same ? h("span", { class: "faint" }, "the same in both") : [counts(file.left), " · ", counts(file.right)]), file.same ? half(file, 0) : h("div", { class: "halves" }, half(file, 0), half(file, 1)));
   return [h("h2", {}, "Files that agents changed"), ...found.files.map(made)];
@@ -102,9 +103,10 @@ async function choose(a) {
   const [{ sessions, now }, own] = await Promise.all([get("sessions"), get(`s/${encodeURIComponent(a)}/head`)]);
   const near = (row) => (row.fork === a || row.stream_id === own.fork ? 0 : row.place === own.place ? 1 : 2);
   const others = sessions.filter((row) => row.stream_id !== own.stream_id).sort((one, other) => near(one) - near(other)).slice(0, MOST);
+  const same = twins(others.map((row) => row.title));
   const rows = others.map((row) => {
     const link = h("a", { class: "link", "data-row": true, href: `/compare/${encodeURIComponent(a)}/${encodeURIComponent(row.stream_id)}` }, row.title || row.stream_id);
-    return h("tr", {}, h("td", {}, link, h("small", { class: "faint" }, row.fork === a ? " its fork" : row.stream_id === own.fork ? " its origin" : "")), h("td", { class: "quiet" }, row.place), h("td", { class: "num quiet" }, ago(row.last_ts, now)));
+    return h("tr", {}, h("td", {}, link, h("small", { class: "faint" }, row.fork === a ? " its fork" : row.stream_id === own.fork ? " its origin" : "")), h("td", { class: "quiet" }, row.place, same.has(row.title) ? h("small", {}, ` · ${began(row.first_ts)}`) : null), h("td", { class: "num quiet" }, ago(row.last_ts, now)));
   });
   const list = rows.length ? h("table", { class: "sums" }, h("tbody", {}, rows)) : h("p", { class: "empty" }, "No other session is known yet.");
   const isOne = own.stream_id === a;

@@ -1,7 +1,7 @@
 // The palette: what a search finds, over the page that one is on. What was typed stands in the address, so the way back
 // shows the same again.
 
-import { ago, get, h, place, plural, status } from "/page/lib.js";
+import { ago, began, get, h, place, plural, status, twins } from "/page/lib.js";
 
 const WAIT = 120; // ms
 const OPERATORS = [
@@ -29,6 +29,7 @@ document.body.append(dialog);
 
 let asked = 0;
 let waiting;
+let opened = {}; // the hit that was opened last, which the way back marks again
 
 export const isFinding = () => dialog.open;
 
@@ -67,12 +68,13 @@ async function ask() {
   const isAll = found.is_all ? "" : ", among the newest with these words";
   const sums = found.groups.length ? `${plural(found.groups.length, "session")}${count ? `, ${plural(count, "event")}` : ""}${isAll}` : text ? "No session and no event fits." : "Nothing was recorded yet.";
   outcome.replaceChildren(...(text ? [sums] : ["The newest sessions"]), ...found.faults.map((each) => h("span", { class: "bad" }, ` ${each}`)));
-  list.replaceChildren(...found.groups.map((group) => drawn(group, found.words)));
-  mark(0);
+  const same = twins(found.groups.map((group) => group.title));
+  list.replaceChildren(...found.groups.map((group) => drawn(group, found.words, same.has(group.title))));
+  mark(Math.max(options().findIndex((each) => text === opened.text && each.href === opened.href), 0));
 }
 
-const drawn = (group, words) => {
-  const head = h("a", { class: "in", role: "option", tabindex: -1, href: place(group.stream_id, group) }, status(group.status), h("b", { dir: "auto" }, marked(group.title || group.stream_id, words)), h("span", { class: "faint" }, [group.machine, group.place, ago(group.last_ts, Date.now())].filter(Boolean).join(" · ")));
+const drawn = (group, words, isTwin) => {
+  const head = h("a", { class: "in", role: "option", tabindex: -1, href: place(group.stream_id, group) }, status(group.status), h("b", { dir: "auto" }, marked(group.title || group.stream_id, words)), h("span", { class: "faint" }, [isTwin && began(group.first_ts), group.machine, group.place, ago(group.last_ts, Date.now())].filter(Boolean).join(" · ")));
   const hits = group.hits.map((hit) => h("a", { class: "hit", role: "option", tabindex: -1, href: place(group.stream_id, group, hit.event) }, h("span", { class: hit.failed ? "bad" : "faint" }, hit.label), h("span", { class: "snippet", dir: "auto" }, marked(hit.snippet, words)), h("span", { class: "faint" }, ago(hit.ts, Date.now()))));
   const more = group.count - hits.length;
   return h("div", { role: "group", "aria-label": group.title || group.stream_id }, head, hits, more > 0 ? h("p", { class: "faint", role: "presentation" }, `and ${plural(more, "more event")}`) : null);
@@ -119,6 +121,7 @@ field.addEventListener("keydown", (press) => {
   press.preventDefault();
 });
 dialog.addEventListener("click", (click) => click.target === dialog && dialog.close());
+list.addEventListener("click", (click) => (opened = { text: field.value.trim(), href: click.target.closest("a")?.href }));
 dialog.addEventListener("keydown", (press) => press.stopPropagation()); // its keys are not those of the page below
 dialog.addEventListener("close", () => {
   asked++;

@@ -161,6 +161,15 @@ export function ago(ts, now) {
   return seconds < 30 * 86_400 ? `${Math.floor(seconds / 86_400)}d ago` : day(ts);
 }
 
+/** The titles that stand on several rows. */
+export function twins(titles) {
+  const seen = new Set();
+  return new Set(titles.filter((each) => seen.has(each) || !seen.add(each)));
+}
+
+/** What tells sessions with the same title apart. */
+export const began = (ts) => `began ${day(ts)} ${clock(ts)}`;
+
 export const plural = (count, word) => `${count < 10_000 ? count : amount(count)} ${word}${count === 1 ? "" : "s"}`;
 
 export function status(state) {
@@ -202,9 +211,16 @@ export function step(rows, by) {
 
 export function diffOf(patch) {
   const kinds = { "+": "add", "-": "del", "@": "hunk" };
-  let isHead = true; // a removed `-- x` looks like a line of a head
+  let left = [0, 0]; // lines of the hunk before and after: in it, a removed `-- x` looks like a line of a head
   const lines = patch.replace(/\n$/, "").split("\n").filter((line) => {
-    isHead = /^(diff --git |Index: )/.test(line) || (isHead && !line.startsWith("@"));
+    if (line.startsWith("@")) {
+      const sizes = /^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@/.exec(line);
+      left = sizes ? [Number(sizes[1] ?? 1), Number(sizes[2] ?? 1)] : [Infinity, Infinity];
+      return true;
+    }
+    if (/^(diff --git |Index: )/.test(line)) left = [0, 0];
+    const isHead = left[0] <= 0 && left[1] <= 0;
+    left = [left[0] - !/^[+\\]/.test(line), left[1] - !/^[-\\]/.test(line)];
     return !isHead || !/^(Index: |index |=+$|--- |\+\+\+ )/.test(line);
   });
   return h("pre", { class: "diff" }, lines.map((line) => h("span", { class: line.startsWith("diff --git ") ? "of" : kinds[line[0]] ?? "same" }, line || " ")));

@@ -1,6 +1,6 @@
 // The list of sessions. What is chosen stands in the address.
 
-import { ago, amount, day, get, h, isTeam, money, place, plural, status, tokensOf } from "/page/lib.js";
+import { ago, amount, began, day, get, h, isTeam, money, place, plural, status, tokensOf, twins } from "/page/lib.js";
 
 const FILTERS = [
   ["all", "All", () => true],
@@ -137,6 +137,8 @@ export async function sessions() {
 
   const load = async (isNew) => {
     found = await get("sessions");
+    const same = twins(found.sessions.map((row) => row.title).filter(Boolean));
+    for (const row of found.sessions) row.twin = same.has(row.title);
     draw(isNew);
   };
   await load(false);
@@ -149,6 +151,7 @@ function line(row, now, isNew, kind) {
   const tokens = tokensOf(row.tokens);
   const more = [
     kind ? row.place : "",
+    row.twin ? began(row.first_ts) : "",
     row.pinned ? "pinned" : "",
     row.background ? `${row.background} in the background` : "",
     row.sessions > 1 ? `${row.sessions - 1} ${row.sessions > 2 ? "children" : "child"}` : "",

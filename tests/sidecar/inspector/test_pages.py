@@ -145,7 +145,7 @@ def test_the_palette_finds_events_by_session_and_opens_one_at_its_turn(page: Pag
     expect(page.locator(".detail")).to_contain_text("identity, not equality")
     page.go_back()
     expect(page.locator("#find")).to_have_value('"identity, not equality"')
-    expect(hit).to_be_visible()
+    expect(hit).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Escape")
     expect(page).to_have_url(f"{served.base}/s/{ROOT}/timeline")
     expect(page.locator(".lanes")).to_be_visible()
@@ -328,7 +328,7 @@ def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None
     page.goto(f"{served.base}/compare/{ROOT}/{other}")
     expect(page.locator(".sums").first).to_contain_text("bash")
     expect(page.locator(".picture .lanes")).to_have_count(2)
-    expect(page.locator(".beside .differs", has_text="only here").first).to_be_visible()
+    expect(page.locator(".beside .differs", has_text="only left").first).to_be_visible()
     page.locator("summary", has_text="then they part").click()
     expect(page.get_by_text("ends here")).to_have_count(1)
     page.goto(f"{served.base}/s/{ROOT}")
@@ -339,6 +339,15 @@ def test_two_runs_are_compared(page: Page, served: Served, filled: Path) -> None
     expect(page.locator("summary", has_text="then they part")).to_be_visible()
     page.goto(f"{served.base}/compare/{ROOT}/{ROOT}")
     expect(page.locator("#main .empty")).to_contain_text(ROOT)
+
+
+def test_only_changed_lines_of_a_diff_look_added_or_removed(page: Page, served: Served) -> None:
+    page.goto(served.base)
+    new = "--- /dev/null\n+++ made.txt\n@@ -0,0 +1 @@\n+x\n"
+    gone = "diff --git a/q b/q\n--- a/q\n+++ /dev/null\n@@ -1,2 +0,0 @@\n--- a\n-b\n\\ No newline at end of file\n"
+    lines = "patch => import('/page/lib.js').then(lib => [...lib.diffOf(patch).children].map(each => each.className))"
+    assert page.evaluate(lines, new + gone + new) == ["hunk", "add", "of", "hunk", "del", "del", "same", "hunk", "add"]
+    assert page.evaluate(lines, "@@\n--- a\n+b\n") == ["hunk", "del", "add"]
 
 
 def test_one_session_is_compared_at_two_moments(page: Page, served: Served) -> None:
@@ -412,8 +421,10 @@ def test_costs_work_and_health_answer_their_questions(page: Page, served: Served
     page.goto(f"{served.base}/work")
     expect(page.locator(".page")).to_contain_text("No background work yet")
     page.goto(f"{served.base}/health")
-    expect(page.locator("h1")).to_have_text(run(filled, "status", "--json").objects()[0]["verdict"])
-    expect(page.locator("#main dl")).to_contain_text("records")
+    found = run(filled, "status", "--json").objects()[0]
+    expect(page.locator("h1")).to_have_text(found["verdict"].replace(", but", "").rstrip(":.") + ".")
+    expect(page.locator("#main dl")).to_contain_text(f"records in {found['log']['streams']} streams")
+    expect(page.locator("#main dl dt")).to_contain_text(["last record", "intact"])
 
 
 def test_an_effect_in_doubt_is_decided_with_a_click(browser: Browser, home: Home) -> None:
