@@ -7,7 +7,8 @@ from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from shutil import copytree, rmtree
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,9 +18,6 @@ from sidecar.inspector import server
 from sidecar.inspector.server import PAGE
 from sidecar.web.serving import MOST_CONNECTIONS
 from tests.sidecar.inspector.conftest import Served, inspecting
-
-if TYPE_CHECKING:
-    from sidecar.inspector.data import Data
 
 API = "/api/sessions"
 
@@ -102,7 +100,7 @@ async def test_an_update_of_the_package_leaves_the_page_as_it_was_at_the_start(
 ) -> None:
     monkeypatch.setattr(server, "PAGE", page := tmp_path / "page")
     copytree(PAGE, page)
-    transport = ASGITransport(server.build(cast("Data", None)))
+    transport = ASGITransport(server.build(cast("server.Shown", SimpleNamespace(is_team=False))))
     rmtree(page)
     async with AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         for path in ("/", "/work", "/page/app.js", "/nothing"):
