@@ -6,8 +6,10 @@ addresses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -15,6 +17,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from sidecar.read.changes.changes import Edit, TurnChanges, files_of, sums
+from sidecar.read.changes.edits import hunks_of
 from sidecar.read.transcript import wording as words
 from sidecar.read.transcript.attached import is_image
 from sidecar.read.transcript.coloured import coloured
@@ -222,7 +225,8 @@ def _rendered(piece: Piece, reading: Reading) -> Iterator[str]:
             yield f'<p class="agent">{_text(text)} <span>{_text(facts)}</span></p>'
         case "prompt":
             head = f"<header>{_text(piece.of.actor)} <time>{_text(facts)}</time></header>"
-            said = f'<p dir="auto">{_lines(text)}</p>{_images(piece.of.images)}'
+            told = "".join(_told(text)) if piece.of.actor == "opencode" else f'<p dir="auto">{_lines(text)}</p>'
+            said = f"{told}{_images(piece.of.images)}"
             yield f'<section class="prompt{" undone" * piece.of.undone}"{_id(piece)}>{head}{said}</section>'
         case "answer":
             yield f'<section class="said"{_id(piece)}>{markdown_html(text)}</section>'
@@ -253,6 +257,23 @@ def _rendered(piece: Piece, reading: Reading) -> Iterator[str]:
             for part in piece.parts:
                 yield from _rendered(part, reading)
             yield "</details>"
+
+
+def _told(text: str) -> Iterator[str]:
+    """A message of the sidecar: an answer that it quotes as Markdown, a diff as one, and other quotes as they are."""
+    before = ""
+    for is_quote, group in groupby(text.split("\n"), key=lambda line: line.startswith(">")):
+        lines = list(group)
+        inner = "\n".join(line[1:].removeprefix(" ") for line in lines)
+        if is_quote and inner.startswith("diff --git "):
+            for part in re.split(r"^(?=diff --git )", inner, flags=re.MULTILINE)[1:]:
+                yield f"<p><code>{_text(part.split(chr(10), 1)[0].rpartition(' b/')[2])}</code></p>"
+                yield _diff_html(hunks_of(part).split("\n"))
+        elif is_quote and not before.endswith(":"):
+            yield f'<section class="said result">{markdown_html(inner)}</section>'
+        else:
+            yield f'<p dir="auto">{_lines(chr(10).join(lines))}</p>'
+        before = lines[-1]
 
 
 def _id(piece: Piece) -> str:

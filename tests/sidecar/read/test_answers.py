@@ -121,6 +121,21 @@ def test_an_output_cannot_overwrite_the_command_that_ran() -> None:
     assert re.search(r'<pre class="output">\$ rm -r /home ls +\nok</pre>', shown)
 
 
+@pytest.mark.parametrize("actor", ["opencode", "user"])
+def test_a_result_of_background_work_has_its_answer_and_its_diff(actor: str) -> None:
+    diff = "diff --git a/q.py b/q.py\nindex 1..2\n--- a/q.py\n+++ b/q.py\n@@ -1 +1 @@\n-<a>\n+> b"
+    said = f"It is **done**\nFiles:\n__init__.py +1 -1\nChanges:\n{diff}"
+    quoted = re.sub("^(?!Files:|Changes:)", "> ", said, flags=re.MULTILINE)
+    text = f'<background-agent id="int_1" state="completed" title="t">\n{quoted}\nNote: <i>\n</background-agent>'
+    shown = written(
+        sessions_of([happened("agent.input", actor=actor, message="m", parts=[{"type": "text", "text": text}])]), "html"
+    )
+    spans = [("hunk", "@@ -1 +1 @@"), ("del", "-<a>"), ("add", "+> b")]
+    is_result = actor == "opencode"
+    assert ("<strong>done</strong>" in shown, spans == kinds_of(shown.partition("<pre")[2])) == (is_result, is_result)
+    assert "&gt; __init__.py +1 -1" in shown and "Note: &lt;i&gt;" in shown
+
+
 def test_markdown_is_shaped_by_classes() -> None:
     html = markdown_html(
         "### Top\n\n##### Below\n\n- [ ] open\n- [X] done\n- [x](http://a.example)\n\n|a|b|\n|-:|:-:|\n|1|2|\n\n"
