@@ -188,7 +188,7 @@ def plain_money(cost: float) -> str:
 
 
 def money(cost: float) -> str:
-    """US dollars: ``-`` for nothing, two decimals for a cent or more, four for less; ``?`` if it cannot be true."""
+    """US dollars: ``-`` for nothing, two decimals for a dollar or more, four for less; ``?`` if it cannot be true."""
     if not cost:
         return "-"
     if not can_be(cost, 1000 * MOST_COST):

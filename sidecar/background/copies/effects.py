@@ -105,7 +105,7 @@ class CopyActs:
         try:
             found = await self._copies.collect(args["intent"], args["name"])
         except CopyError as error:
-            return {"error": str(error), "code": error.code, **about}
+            found = {"error": str(error), "code": error.code}
         try:
             await self._hosts.forget(args["work"])
         except HostError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -67,6 +68,10 @@ class V2Host(Host):
         self.given = Variables(self._link)
         self._leaving = dict[str, tuple[ServiceClient, dict[str, Any]]]()
         """The directories that a service has forgotten but for its list, with their projects."""
+        self._closing = set[str]()
+        """The directories of which a service must hear nothing until ``forget``. A question about one would load it
+        again, and one about a directory that goes meanwhile makes it one of no project, which the service keeps."""
+        self._asking = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     @property
     def is_there(self) -> bool:
@@ -220,13 +225,21 @@ class V2Host(Host):
 
     async def _unload(self, client: ServiceClient, directory: str) -> None:
         """Let the service forget a directory. This also ends all commands there, and reports nothing."""
-        if await asyncio.to_thread(Path(directory).is_dir):
-            found = mapping(await requests.get(client, f"/api/location?{_at(directory)}"))
-            self._leaving[directory] = client, mapping(found.get("project"))
-        await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
+        self._closing.add(directory)
+        try:
+            async with self._asking[directory]:
+                if await asyncio.to_thread(Path(directory).is_dir):
+                    found = mapping(await requests.get(client, f"/api/location?{_at(directory)}"))
+                    self._leaving[directory] = client, mapping(found.get("project"))
+                await requests.change(client, "DELETE", f"/api/debug/location?{_at(directory)}")
+        except BaseException:
+            self._closing.discard(directory)
+            raise
 
     async def forget(self, directory: str) -> None:
         """See ``Host``. The service keeps a directory in its list of the project's, until it looks which are gone."""
+        self._closing.discard(directory)
+        self._asking.pop(directory, None)
         if directory not in self._leaving or await asyncio.to_thread(Path(directory).exists):
             return
         client, project = self._leaving.pop(directory)
@@ -236,9 +249,10 @@ class V2Host(Host):
 
     async def _shells(self, client: ServiceClient, session: str, directory: str) -> dict[str, str]:
         """The shell commands that a session, and those below it, have running in a directory, by id."""
-        if not await asyncio.to_thread(Path(directory).is_dir):
-            return {}  # the service cannot say
-        listed = mapping(await requests.find(client, f"/api/shell?{_at(directory)}"))
+        async with self._asking[directory]:
+            if directory in self._closing or not await asyncio.to_thread(Path(directory).is_dir):
+                return {}  # the service cannot say
+            listed = mapping(await requests.find(client, f"/api/shell?{_at(directory)}"))
         found = [mapping(each) for each in as_list(listed.get("data"))]
         mine = [each for each in found if self._is_of(mapping(each.get("metadata")).get("sessionID"), session)]
         return {str(each.get("id")): str(each.get("command")) for each in mine}

@@ -82,7 +82,7 @@ _SYSTEM_ERRORS = {
     ),
     errno.EADDRINUSE: (
         "port-taken",
-        "another program is using that port: set another `port` in [link] in config.toml, or 0 for any free port",
+        "another program is using that port: set another (`--port`, or `port` in config.toml), or 0 for any free port",
     ),
 }
 """The codes of errors of the operating system, and what to do about them."""

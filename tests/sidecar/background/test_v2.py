@@ -213,6 +213,29 @@ async def test_what_a_session_left_running_is_ended(
     assert fake.active == (set() if is_last else {session}), "what is forgotten reports nothing"
 
 
+async def test_the_service_hears_nothing_of_a_directory_that_is_about_to_go(
+    host: V2Host, fake: FakeReleased, tmp_path: Path
+) -> None:
+    """It would load the directory again, and take one that goes meanwhile for one of no project."""
+    session = await phantom(host, fake, SENT, RUNS, answer("started"), idle())
+    place = str(tmp_path)
+
+    async def shells_asked() -> int:
+        before = fake.requests.count("GET /api/shell")
+        await asyncio.gather(*(host.look(session, directory=place) for _ in range(2)))
+        return fake.requests.count("GET /api/shell") - before
+
+    assert await shells_asked()
+    looks = [asyncio.create_task(host.look(session, directory=place)) for _ in range(4)]
+    await host.leave(session, directory=place, is_last=True)
+    await asyncio.gather(*looks)
+    at = fake.requests.index("DELETE /api/debug/location")
+    assert "GET /api/shell" not in fake.requests[at:]
+    assert not await shells_asked()
+    await host.forget(place)  # its copy stayed
+    assert await shells_asked()
+
+
 async def test_a_session_is_stopped_with_its_subagents(host: V2Host, fake: FakeReleased) -> None:
     session = await phantom(host, fake, SENT, launch("ses_child"), answer("started"), idle())
     host._state.sessions["ses_child"] = SessionState("ses_child", "s", "s", session, True, "e")
