@@ -33,7 +33,7 @@ demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a
 test: test-shim test-python ## All tests, the real OpenCode included
 
 test-python: $(VENV)/installed $(SHIM)/node_modules/installed opencode nats-server chromium newest-git bwrap compiled
-	@echo "Running all tests with $(WORKERS) workers: 8 to 12 minutes on two cores"
+	@echo "Running all tests with $(WORKERS) workers: about 15 minutes on two cores"
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SHARED) --durations=10
 
 # In a fresh clone, each worker would compile all tests for itself, which takes longer than many of them. Errors are

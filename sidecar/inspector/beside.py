@@ -59,7 +59,8 @@ def beside(left: Past, right: Past, one: int | None, other: int | None) -> dict[
         ]
         rows.append({"left": sides[0], "right": sides[1], "same": _essence(sides[0]) == _essence(sides[1])})
     about: dict[str, Any] = {"turns": rows, "earlier": begin, "later": max(len(pairs) - begin - SHOWN, 0)}
-    about["began"] = [next(iter(past.records(0, 1))).event.ts for past in (left, right)]
+    firsts = (next(past.records(0, 1), None) for past in (left, right))
+    about["began"] = [first.event.ts if first is not None else 0 for first in firsts]  # 0: it is damaged, or was pruned
     return found | about | {"files": _files(*moments), "ats": [left.upto(one) - 1, right.upto(other) - 1]}
 
 

@@ -165,7 +165,7 @@ async def card_content(session: JetStream, card: str) -> Any:
     sequence = card_sequence(card)
     found = await next_message(session, EVENTS, since=sequence) if sequence is not None else None
     if found is None or found.sequence != sequence:
-        raise LookupError("there is no such card")
+        raise LookupError("the card does not exist")
     try:
         return orjson.loads(found.body)
     except orjson.JSONDecodeError:

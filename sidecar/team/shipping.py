@@ -254,8 +254,8 @@ def _next(log: Copied, place: Place) -> Step:
 
 
 def _story(log: Copied, place: Place, told: int) -> tuple[tuple[tuple[str, list[Row], list[int]], ...], Place]:
-    """The next rows of the story, and the place after them. The tables say what held at any record, so rows that know
-    later ones do no harm; but only all rows up to a record tell of it."""
+    """The next rows of the story, and the place after them. A row that was changed by a later
+    record does no harm, but the story of a record is complete only with all rows up to it."""
     left, upto = MOST_ROWS, dict(place.upto)
     found: dict[str, tuple[list[Row], list[int]]] = {}
     some = copying.changes(log.db, place.changes, left)

@@ -91,7 +91,7 @@ class Team:
                     pass
                 self._failures, self._problem, self._next_ms = 0, "", None
             except Exception as error:  # noqa: BLE001 - say it instead of ending silently; recording goes on
-                # An unexpected error may quote what it could not handle, so only its type is told.
+                # An unexpected error may quote data, so the log gets only its type.
                 known = isinstance(error, StreamError | OSError)
                 self._failures += 1
                 pause = RETRY.pause(self._failures, self._machine)

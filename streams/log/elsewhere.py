@@ -49,7 +49,7 @@ def _with_text(wanted: Filter) -> tuple[str, list[Any]]:
 
 
 class _Database(SqliteReader):
-    _types = "SELECT DISTINCT type FROM records"  # there is no index of types
+    _types = "SELECT DISTINCT type FROM records"  # types have no index
     _conditions = staticmethod(_with_text)
 
     def __init__(self, asked: Asked, name: str) -> None:

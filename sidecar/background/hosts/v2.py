@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.state import CaptureState
@@ -71,7 +71,8 @@ class V2Host(Host):
         self._closing = set[str]()
         """The directories of which a service must hear nothing until ``forget``. A question about one would load it
         again, and one about a directory that goes meanwhile makes it one of no project, which the service keeps."""
-        self._asking = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._asking = WeakValueDictionary[str, asyncio.Lock]()
+        """A lock for each directory about which a service is asked."""
 
     @property
     def is_there(self) -> bool:
@@ -227,7 +228,7 @@ class V2Host(Host):
         """Let the service forget a directory. This also ends all commands there, and reports nothing."""
         self._closing.add(directory)
         try:
-            async with self._asking[directory]:
+            async with self._turn(directory):
                 if await asyncio.to_thread(Path(directory).is_dir):
                     found = mapping(await requests.get(client, f"/api/location?{_at(directory)}"))
                     self._leaving[directory] = client, mapping(found.get("project"))
@@ -236,10 +237,12 @@ class V2Host(Host):
             self._closing.discard(directory)
             raise
 
+    def _turn(self, directory: str) -> asyncio.Lock:
+        return self._asking.setdefault(directory, asyncio.Lock())
+
     async def forget(self, directory: str) -> None:
         """See ``Host``. The service keeps a directory in its list of the project's, until it looks which are gone."""
         self._closing.discard(directory)
-        self._asking.pop(directory, None)
         if directory not in self._leaving or await asyncio.to_thread(Path(directory).exists):
             return
         client, project = self._leaving.pop(directory)
@@ -249,7 +252,7 @@ class V2Host(Host):
 
     async def _shells(self, client: ServiceClient, session: str, directory: str) -> dict[str, str]:
         """The shell commands that a session, and those below it, have running in a directory, by id."""
-        async with self._asking[directory]:
+        async with self._turn(directory):
             if directory in self._closing or not await asyncio.to_thread(Path(directory).is_dir):
                 return {}  # the service cannot say
             listed = mapping(await requests.find(client, f"/api/shell?{_at(directory)}"))

@@ -16,7 +16,7 @@ export async function compare(a, b) {
   const isTwin = !isOne && left.title === right.title;
   const place = (side) => `/s/${encodeURIComponent(found.sides[side].stream_id)}`;
   const name = (side) =>
-    h("a", { class: "link", dir: "auto", href: `${place(side)}${moments[side] === null ? "" : `?at=${moments[side]}`}` }, cut((isOne ? right : found.sides[side]).title || found.sides[side].stream_id, 120), moments[side] === null ? "" : h("small", { class: "quiet" }, ` as of event ${found.ats[side]}`), isTwin ? h("small", { class: "quiet" }, ` ${began(found.began[side])}`) : "");
+    h("a", { class: "link", dir: "auto", href: `${place(side)}${moments[side] === null ? "" : `?at=${moments[side]}`}` }, cut((isOne ? right : found.sides[side]).title || found.sides[side].stream_id, 120), moments[side] === null ? "" : h("small", { class: "quiet" }, ` as of event ${found.ats[side]}`), isTwin && found.began[side] ? h("small", { class: "quiet" }, ` ${began(found.began[side])}`) : "");
   const figures = [
     ["turns", ...[left, right].map((side) => amount(side.turns))],
     ["tools", tools(left), tools(right)],

@@ -34,8 +34,8 @@ def with_background(
 ) -> list[Span]:
     """The spans of the session ``root``, then those of its background work as they were at ``now``, each session once.
 
-    ``background`` has each session of such work with its spans. A session that is told with the first spans stays where
-    it is; any other is below ``root``.
+    ``background`` has each session of such work with its spans. A session that is
+    among the first spans keeps its place; any other goes below ``root``.
     """
     found = list(spans)
     for session, work in background:

@@ -38,4 +38,4 @@ def test_a_snippet_is_cut_around_the_text() -> None:
     assert snippet({"a": 1, "b": [{"c": "x" * 100 + "Needle" + "y" * 100}]}, "needle") == (
         "…" + "x" * 60 + "Needle" + "y" * 60 + "…"
     )
-    assert snippet({"needle": "a key is no value"}, "needle") == ""
+    assert snippet({"needle": "a key, not a value"}, "needle") == ""

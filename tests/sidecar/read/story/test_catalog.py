@@ -1,4 +1,4 @@
-"""Who holds the catalog of a log, and who asks again."""
+"""A reader opens the catalog of a log once, and asks again when the log has grown."""
 
 from __future__ import annotations
 
