@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 
 from sidecar.notify_config import TeamConfig
-from sidecar.team.schema import SCHEMA
+from sidecar.team.functions import SCHEMA
 
 PATIENCE_SECONDS = 60.0
 
@@ -145,15 +145,16 @@ def _free_port() -> int:
 
 
 class Wire:
-    """A way to a port that is cut once it has carried ``left`` bytes, of both directions; ``None``: never."""
+    """A way to a port that is cut once it has carried ``left`` bytes, of both directions; ``None``: never. ``own`` is
+    the port that it listens on; 0 takes any."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, own: int = 0) -> None:
         self._to, self.left, self.cuts = port, None, 0
         self.left: int | None
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._all: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._door = socket.create_server(("127.0.0.1", 0))
+        self._door = socket.create_server(("127.0.0.1", own))
         self.port: int = self._door.getsockname()[1]
         threading.Thread(target=self._run, daemon=True).start()
 

@@ -82,7 +82,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         "sidecar/record",
         "sidecar/web",
     ),
-    "sidecar/team": (*_STREAMS, "sidecar", "sidecar/read"),
+    "sidecar/team": (*_STREAMS, "sidecar", "sidecar/agents", "sidecar/read"),
     "sidecar/care": (
         *_STREAMS,
         _JETSTREAM,

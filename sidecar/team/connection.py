@@ -16,7 +16,7 @@ import psycopg
 from sidecar.notify_config import TeamConfig
 from sidecar.team.address import place_of, settings
 from sidecar.team.errors import TeamRefused, TeamUnavailable
-from sidecar.team.schema import SCHEMA
+from sidecar.team.functions import SCHEMA
 
 logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # it writes to stderr
 

@@ -10,7 +10,8 @@ from psycopg.adapt import Buffer, Loader
 from sidecar.notify_config import TeamConfig
 from sidecar.team.connection import connect, translated
 from sidecar.team.dialect import for_postgres
-from sidecar.team.schema import HOME, ONE, SCHEMA
+from sidecar.team.functions import SCHEMA
+from sidecar.team.schema import HOME, ONE
 from streams.log.elsewhere import ReaderElsewhere
 
 _TRANSACTIONS: Final = frozenset({"BEGIN", "ROLLBACK"})
@@ -35,7 +36,7 @@ class TeamHome(NamedTuple):
     state: list[int]
 
 
-class _Number(Loader):
+class Number(Loader):
     """Sums of whole numbers are whole numbers, as in SQLite."""
 
     def load(self, data: Buffer) -> int | float:
@@ -90,7 +91,7 @@ class Reading:
         """A connection without a transaction."""
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._config)
-            self._connection.adapters.register_loader("numeric", _Number)
+            self._connection.adapters.register_loader("numeric", Number)
             self._connection.execute(_SESSION.encode())
         self._connection.execute("ROLLBACK")
         return self._connection

@@ -15,16 +15,16 @@ import psycopg
 
 from sidecar.read.story import tables
 from sidecar.read.story.copying import COPIED, key_of
+from sidecar.team import functions
 from sidecar.team.errors import TeamRefused
-
-SCHEMA: Final = "durable_stream"
+from sidecar.team.functions import SCHEMA
 
 HOME: Final = f"{SCHEMA}_home"
 """The schema with one home's tables as views, in the form of its database. The setting ``ONE`` says which home."""
 
 ONE: Final = f"{SCHEMA}.home"
 
-VERSION: Final = f"1.{tables.STORY_VERSION}"
+VERSION: Final = f"2.{tables.STORY_VERSION}"
 """Of the tables. A home of another version copies nothing."""
 
 LOG: Final = """
@@ -141,8 +141,9 @@ def _view(name: str, selected: str) -> str:
 
 def statements() -> list[str]:
     """All that creates the tables, in order; the first schema is on the path already."""
-    texts = [text for text in LOG.split(";") if text.strip()]
+    texts = [text for text in (LOG + functions.TABLES).split(";") if text.strip()]
     texts += [*map(_story_table, COPIED), *(f"CREATE INDEX ON {index}" for index in INDEXES), *_FUNCTIONS, *_SEARCH]
+    texts += functions.FUNCTIONS
     own = {name: ", ".join(f'"{column.split()[0]}"' for column in tables.columns(name)) for name in COPIED}
     texts += [f"CREATE SCHEMA {HOME}"]
     texts += [_view(name, f"{columns} FROM {SCHEMA}.{name} WHERE true") for name, columns in (_VIEWS | own).items()]

@@ -48,11 +48,13 @@ def _with_text(wanted: Filter) -> tuple[str, list[Any]]:
     return where, values
 
 
-class _Database(SqliteReader):
+class DatabaseElsewhere(SqliteReader):
+    """SQLite's reader over another database; ``name`` is shown in messages."""
+
     _types = "SELECT DISTINCT type FROM records"  # types have no index
     _conditions = staticmethod(_with_text)
 
-    def __init__(self, asked: Asked, name: str) -> None:
+    def __init__(self, asked: Asked | None, name: str) -> None:
         super().__init__(Path(name), exists=True)
         self._asked: Any = asked
 
@@ -115,7 +117,7 @@ class ReaderElsewhere(LogReader):
         super().__init__(Path(name))
         self._asked: Any = asked
         self._name = name
-        self._database = _Database(asked, name)
+        self._database = DatabaseElsewhere(asked, name)
 
     @property
     def head(self) -> int:

@@ -61,7 +61,7 @@ Known: TypeAlias = Placed | Record | Entry
 """What is stored or planned under a known key: a new or a stored record, or what is left of a pruned one."""
 
 
-def _equals(known: Known, encoded: Encoded) -> bool:
+def equals(known: Known, encoded: Encoded) -> bool:
     """True if an event with the same key has the stored event's type, stream, actor and payload."""
     if isinstance(known, Entry):
         return known.body == body_digest(encoded.body())
@@ -118,7 +118,7 @@ def plan(request: Request, tails: Tails) -> Plan:
         return Plan([placed], [placed])
     result = Plan()
     if request.on_known == "conflict" and (len(known) > 1 or known[0] is not None):
-        _refuse_conflicts(request.batch, known)
+        refuse_conflicts(request.batch, known)
     if request.expected:
         _check_expected(request, known, tails)
 
@@ -128,7 +128,7 @@ def plan(request: Request, tails: Tails) -> Plan:
     for encoded, earlier in zip(request.batch, known, strict=True):
         event = encoded.event
         if earlier is not None:
-            result.differences += not _equals(earlier, encoded)
+            result.differences += not equals(earlier, encoded)
             result.answers.append(as_duplicate(_first(earlier, encoded)))
             continue
         if event.idempotency_key in in_batch:
@@ -146,7 +146,12 @@ def plan(request: Request, tails: Tails) -> Plan:
     return result
 
 
-def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -> None:
+def refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -> None:
+    """Refuse an append of ``on_known="conflict"`` that does not simply write, or repeat, all of its events.
+
+    Raises:
+        IdempotencyConflict: see ``StreamStore.append``.
+    """
     found = [k for k in known if k is not None]
     keys = [encoded.event.idempotency_key for encoded in batch]
     if len(set(keys)) != len(keys):
@@ -159,7 +164,7 @@ def _refuse_conflicts(batch: Sequence[Encoded], known: Sequence[Known | None]) -
             f"{len(found)} of the batch's {len(batch)} keys are already stored, but the others are not",
         )
     for encoded, earlier in zip(batch, known, strict=True):
-        if earlier is not None and not _equals(earlier, encoded):
+        if earlier is not None and not equals(earlier, encoded):
             raise IdempotencyConflict(encoded.event.idempotency_key, "it is already stored with another body")
 
 

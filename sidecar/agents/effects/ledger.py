@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.agents.chains import depth_of, hop
+from sidecar.agents.effects.claims import Claim
 from sidecar.agents.effects.policy import Effect, EffectClass
 from sidecar.agents.inputs import ADAPTER, digest, effects_stream
 from sidecar.agents.owner import ALONE
@@ -73,9 +74,12 @@ class StepRecord(NamedTuple):
 
 
 class Request(NamedTuple):
+    """``claim`` is what the request holds while it is carried out; ``None`` before."""
+
     record: Record
     effect: Effect
     key: str
+    claim: Claim | None = None
 
     @property
     def id(self) -> str:
@@ -96,7 +100,8 @@ def request_of(record: Record) -> Request:
 
 class Ledger:
     """Reads and writes the steps of effects. Writing a step waits while the log cannot be written, and until this home
-    owns the agent (``until_owned``), because only the owner knows what else became of the effect."""
+    owns the agent (``until_owned``), because only the owner knows what else became of the effect. What is written under
+    a claim that was lost is refused (``ClaimLost``)."""
 
     def __init__(
         self,
@@ -126,7 +131,7 @@ class Ledger:
         """Record the beginning of an attempt; returns its event."""
         about = {"kind": request.effect.kind, "class": effect_class, "of": of}
         stamped = self._stamp(request, attempt, STARTED, about, _key(_base_of(request), attempt, STARTED))
-        return (await self._append(stamped)).event
+        return (await self._append(stamped, request.claim)).event
 
     async def completed(self, request: Request, attempt: int, result: Any, **about: Any) -> Record:
         """Record a result.
@@ -158,7 +163,7 @@ class Ledger:
 
     async def _settle(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
         stamped = self._stamp(request, attempt, type_, about, _key(_base_of(request), attempt, type_))
-        record = await self._append(stamped)
+        record = await self._append(stamped, request.claim)
         kept = record.event.payload
         is_answer = kept.get("request") == request.id and kept.get("final") == about.get("final")
         if is_answer or not (about.get("final") or type_ == IN_DOUBT):
@@ -167,13 +172,14 @@ class Ledger:
 
     async def _answer(self, request: Request, attempt: int, type_: str, about: dict[str, Any]) -> Record:
         key = f"{type_}:{request.id}" + (f":{attempt}" if type_ == IN_DOUBT else "")
-        return await self._append(self._stamp(request, attempt, type_, about, key))
+        return await self._append(self._stamp(request, attempt, type_, about, key), request.claim)
 
-    async def _append(self, event: StreamEvent) -> Record:
+    async def _append(self, event: StreamEvent, claim: Claim | None) -> Record:
+        append = self._store.append if claim is None else claim.append
         while True:
             await self._until_owned(event.actor)
             try:
-                return (await self._store.append([event], on_known="keep_first"))[0]
+                return (await append([event], on_known="keep_first"))[0]
             except StoreClosed:
                 raise
             except StoreUnavailable as error:

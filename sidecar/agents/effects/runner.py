@@ -14,8 +14,9 @@ Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect
 attempt. An *unsafe* effect stays in doubt until a person resolves it. Each request gets one final ``effect.completed``
 or ``effect.failed``, whatever happens.
 
-The log has only one writer process, and all runners of this process that work on the log share one lock for each key.
-So whoever holds the lock knows that an attempt without an end has died.
+Whoever carries out an effect has claimed its run and key (``claims.py``), and so knows that an attempt without an end
+has died. If another home takes the effect over, because this one slept for too long, what this one still records is
+refused, and it waits for the claim again.
 
 So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once if the receiver honours the
 key.
@@ -28,9 +29,9 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from sidecar.agents.chains import trace_headers
+from sidecar.agents.effects.claims import ClaimLost, Claims, OwnClaims
 from sidecar.agents.effects.ledger import Ledger, Request, Sleep, StepRecord, request_of
 from sidecar.agents.effects.outbound import outbound
 from sidecar.agents.effects.policy import DEFAULT_POLICY, Effect, EffectClass, EffectPolicy
@@ -56,9 +57,6 @@ GAVE_UP: Final = "a person gave it up"
 
 Resolution = Literal["done", "retry", "fail"]
 """What a person may decide about an effect in doubt."""
-
-_LOCKS: Final[WeakKeyDictionary[StreamStore, WeakValueDictionary[tuple[str, str], asyncio.Lock]]] = WeakKeyDictionary()
-"""For each log, the lock of each run and key that somebody works on."""
 
 
 class Reconciled(NamedTuple):
@@ -119,6 +117,7 @@ class EffectRunner:
         owner: Owner = ALONE,
         stop: Stop = never,
         sleep: Sleep = asyncio.sleep,
+        claims: Claims | None = None,
     ) -> None:
         self.kinds = dict(kinds)
         self.ledger = Ledger(store, identity, sleep, self._until_owned)
@@ -131,7 +130,9 @@ class EffectRunner:
         """Whether the turn of an agent that made a request has ended. No attempt of its effect begins any more."""
         self._doubtful: dict[tuple[str, str], dict[str, Record]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._locks = _LOCKS.setdefault(store, WeakValueDictionary())
+        self._claims = claims or OwnClaims(store)
+        self._waiting: set[str] = set()
+        """The requests that wait for their claim."""
         self._room = asyncio.Semaphore(MAX_RUNNING)
 
     @property
@@ -140,8 +141,11 @@ class EffectRunner:
         return len(self._tasks) > self._paused
 
     def offer(self, record: Record) -> None:
-        """Execute a requested effect in the background. Does nothing if the effect is already in progress."""
+        """Execute a requested effect in the background. Does nothing if the effect is already in progress, or if only
+        other homes have its kind."""
         request = request_of(record)
+        if self._claims.is_shared and request.effect.kind not in self.kinds:
+            return
         last = self._tasks.get(request.id)
         if last is None or last.done():
             task = asyncio.create_task(self._execute(request))
@@ -157,6 +161,11 @@ class EffectRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def ended(self, request: str) -> None:
+        """Wait no more for the claim of a request that has its final record."""
+        if request in self._waiting and (task := self._tasks.get(request)) is not None:
+            task.cancel()
+
     async def end_turn(self, agent: str, turn: str) -> None:
         """End what a turn that was stopped or cut still does, if that is possible. Raises ``StreamError``."""
         for kind in self.kinds.values():
@@ -171,8 +180,7 @@ class EffectRunner:
         before is made again without effect. Returns false if the effect is not in doubt, and another decision, or none,
         ended that.
         """
-        request = request_of(record)
-        async with self._lock(request):
+        async with self._claimed(request_of(record)) as request:
             step = await self.ledger.get_last_by_key(request.effect.run, request.key)
             if step is None or step.status != "in_doubt" or attempt != step.attempt:
                 run, key = request.effect.run, request.key
@@ -188,26 +196,41 @@ class EffectRunner:
             else:
                 # The effect stays in doubt until the last of these records, so a crash between them loses nothing.
                 for each in others.values():
-                    await self.ledger.refused(request_of(each), GAVE_UP, "given-up", step.attempt)
+                    await self.ledger.refused(
+                        request_of(each)._replace(claim=request.claim), GAVE_UP, "given-up", step.attempt
+                    )
                 await self.ledger.failed(request, step.attempt, GAVE_UP, retry_at=None, error_code="given-up", **about)
                 return True
         for each in (record, *others.values()):
             self.offer(each)
         return True
 
-    def _lock(self, request: Request) -> asyncio.Lock:
-        """What a request, or a person's decision, holds: another request with the same key waits for its result."""
-        key = (request.effect.run, request.key)
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        return lock
+    @asynccontextmanager
+    async def _claimed(self, request: Request) -> AsyncIterator[Request]:
+        """The request with its claim, which a person's decision holds, too: another request with the same key waits for
+        its result. While another home has the effect, this one need not stay for it."""
+        self._waiting.add(request.id)
+        self._paused += self._claims.is_shared
+        try:
+            claim = await self._claims.take(request.effect.run, request.key)
+        finally:
+            self._waiting.discard(request.id)
+            self._paused -= self._claims.is_shared
+        try:
+            yield request._replace(claim=claim)
+        finally:
+            await claim.release()
 
     async def _execute(self, request: Request) -> None:
         try:
             await self._until_owned(request.agent)
-            async with self._lock(request):
-                await self._to_its_end(request)
+            while True:
+                try:
+                    async with self._claimed(request) as claimed:
+                        await self._to_its_end(claimed)
+                    return
+                except ClaimLost:
+                    log.warning("effect %s was taken over by another home", request.id)
         except StreamError as error:
             log.error("the ledger cannot be written, so effect %s is waiting: %s", request.id, error)
         except Exception as error:
@@ -230,12 +253,12 @@ class EffectRunner:
         if kind is None:
             await self._without_kind(request, step)
             return
-        attempts = max(self._policy.max_attempts(effect), 1)
-        if step is None and kind.is_repeatable and request.record.position <= self.began:
+        attempts, is_silent = max(self._policy.max_attempts(effect), 1), self._is_silent(kind)
+        if step is None and is_silent and request.record.position <= self.began:
             # Perhaps it never began, so a policy with one attempt allows another one.
             attempt, attempts = 1, max(attempts, 2)
             step = StepRecord(effect.run, request.key, attempt, "started", request.id)
-        if step is not None and not step.final and kind.is_repeatable and request.record.position <= self.began:
+        if step is not None and not step.final and is_silent and request.record.position <= self.began:
             # The end of this process is no fault of the effect, unless it happens again and again.
             attempts = max(attempts, min(attempt + attempts, MOST_ATTEMPTS))
         if step is not None and step.resolved:
@@ -261,6 +284,10 @@ class EffectRunner:
         # used them up.
         await self.ledger.refused(request, f"gave up after {attempt} attempts", "attempts-exhausted", attempt)
 
+    def _is_silent(self, kind: EffectKind) -> bool:
+        """Whether the first attempt gets no record when it begins. Another home could not know that it did."""
+        return kind.is_repeatable and not self._claims.is_shared
+
     async def _without_kind(self, request: Request, step: StepRecord | None) -> None:
         error = f"no effect of kind {request.effect.kind} is configured"
         if step is not None and step.status in ("started", "in_doubt"):
@@ -277,7 +304,7 @@ class EffectRunner:
         effect = request.effect
         async with self._turn(request.agent):
             begun = request.record.event
-            if attempt > 1 or not kind.is_repeatable:
+            if attempt > 1 or not self._is_silent(kind):
                 begun = await self.ledger.started(request, attempt, kind.effect_class, attempts)
             self._stop("effect-started")
             if self.is_cut(request.agent, request.id):  # since the last look, so nobody has ended this attempt

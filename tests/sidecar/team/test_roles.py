@@ -11,12 +11,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from sidecar.team.claims import TeamClaims
 from sidecar.team.errors import TeamRefused
+from sidecar.team.log import open_log
 from tests.postgres import Postgres
 from tests.sidecar.team.homes import EVENTS, CopiedHome, differences
+from tests.streams.builders import event
 
 PAGE = Path(__file__).parents[3] / "docs" / "team.md"
-SEARCH, ANEW, ROLES, LOGINS = re.findall(r"^```sql\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+SEARCH, ANEW, ROLES, LOGINS, AGENTS = re.findall(r"^```sql\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def guarded() -> Iterator[Postgres]:
     found = Postgres(fsync="off").start()
     made = subprocess.run([sys.executable, "-m", "sidecar.team.schema"], capture_output=True, text=True, check=True)
     with found.connect() as connection:
-        for text in (made.stdout, ROLES, LOGINS, LOGINS.replace("ada", "bob").replace("grace", "heidi")):
+        for text in (made.stdout, ROLES, LOGINS, LOGINS.replace("ada", "bob").replace("grace", "heidi"), AGENTS):
             connection.execute(text.encode())
     yield found
     found.close()
@@ -85,3 +88,41 @@ async def test_each_machine_copies_its_own_home(guarded: Postgres, home: CopiedH
     assert guarded.ask("SELECT 1 FROM records WHERE home = %s", ada) == []
     home.ship(guarded.config("ada", user="ada"))
     assert list(differences(guarded, home.store, home.log_id)) == []
+
+
+async def test_the_teams_log_is_written_by_its_functions_alone(guarded: Postgres) -> None:
+    log = await open_log(guarded.config(user="ada"))
+    await log.append([event("a"), event("b", stream="agent/b")])
+    await log.advance("x", 1)
+    claims = TeamClaims(log, "one")
+    claim = await claims.take("run", "key")
+    assert (await log.cursor("x"), [record.position async for record in log.read_all()]) == (1, [0, 1])
+    writes = [
+        "DELETE FROM records WHERE home = 0",
+        "UPDATE records SET event = '' WHERE home = 0",
+        "UPDATE streams SET next_offset = 0 WHERE home = 0",
+        "INSERT INTO streams VALUES (0, 99, 'agent/c', 0, '')",
+        "UPDATE homes SET head = 0 WHERE home = 0",
+        "INSERT INTO hints VALUES (0, 'cursor', 'y', 1, 1, '')",
+        "DELETE FROM claims WHERE home = 0",
+        "INSERT INTO claims VALUES (0, '', 'me', now())",
+    ]
+    for user in ("ada", "bob", "heidi"):
+        assert [text for text in writes if not refused(guarded, user, text)] == []
+    calls = [
+        "SELECT append(" + "'{}', " * 13 + "false, NULL, NULL)",
+        "SELECT keep_hint('cursor', 'x', 1, 0, '')",
+        "SELECT claim('{}', '{}', 1)",
+        "SELECT renew('{}', '{}', 1)",
+        "SELECT release('', '')",
+    ]
+    for user in ("bob", "heidi"):
+        assert [text for text in calls if not refused(guarded, user, text)] == []
+    assert [text for text in calls[1:] if refused(guarded, "ada", text)] == []
+    await claim.release()
+    await claims.close()
+    await log.close()
+    log = await open_log(guarded.config(user="bob"))
+    with pytest.raises(TeamRefused):
+        await log.append([event("c")])
+    await log.close()

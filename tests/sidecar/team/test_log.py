@@ -1,0 +1,155 @@
+"""The team's log keeps the contract of every store, and several processes' appends are one history."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sidecar.home import Home
+from sidecar.team import line
+from sidecar.team.errors import TeamUnavailable
+from sidecar.team.log import TeamLog, open_log
+from sidecar.team.reading import Reading
+from streams.errors import OffsetConflict
+from streams.store import StreamStore
+from tests.postgres import Postgres, Wire
+from tests.sidecar.cli.helpers import run
+from tests.streams.builders import event, events
+from tests.streams.store_contract import StoreContract
+
+
+class TestTeamLog(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres: Postgres) -> None:
+        self.config = postgres.config()
+
+    async def open_store(self) -> StreamStore:
+        return await open_log(self.config, 0.02)
+
+
+@pytest.fixture
+async def log(postgres: Postgres) -> AsyncIterator[TeamLog]:
+    found = await open_log(postgres.config(), 0.02)
+    yield found
+    await found.close()
+
+
+async def findings(postgres: Postgres) -> list[str]:
+    """What is wrong with the log, read as a home of the team."""
+    with closing(Reading(postgres.config())) as reading:
+        (home,) = reading.homes("team")
+        assert (home.home, home.behind) == (0, 0)
+        reading.turn_to(home)
+        return [str(each) async for each in reading.reader(home).verification().run()]
+
+
+async def test_several_writers_make_one_history_and_a_follower_misses_nothing(postgres: Postgres, log: TeamLog) -> None:
+    others = [await open_log(postgres.config(), 0.02) for _ in range(4)]
+    live = log.subscribe()
+
+    async def write(number: int, store: TeamLog) -> int:
+        lost = 0
+        for n in range(40):
+            batch = [event(f"{number}:{n}:{each}", stream=f"agent/{each % 2}") for each in range(1 + n % 3)]
+            while True:
+                at = sum([1 async for _ in store.read("agent/0")])
+                try:
+                    await store.append(batch, expected={"agent/0": at} if number % 2 else None)
+                    break
+                except OffsetConflict:
+                    lost += 1
+        return lost
+
+    async with asyncio.timeout(60):
+        writing = asyncio.gather(*(write(number, store) for number, store in enumerate(others)))
+        total = 4 * sum(1 + n % 3 for n in range(40))
+        seen = [await anext(live) for _ in range(total)]
+        await writing
+    assert [record.position for record in seen] == list(range(total))
+    assert len({record.event.idempotency_key for record in seen}) == total
+    assert await findings(postgres) == []
+    for store in others:
+        await store.close()
+
+
+async def test_it_lives_through_a_postgres_that_is_away(postgres: Postgres) -> None:
+    wire = Wire(postgres.port)
+    log = await open_log(postgres.config(port=wire.port), 0.02)
+    live = log.subscribe()
+    await log.append([event("a")])
+    assert (await anext(live)).position == 0
+    wire.cut()
+    # The connection was lost, and is made again: nobody need know.
+    (record,) = await log.append([event("b")])
+    assert not record.duplicate and await log.find("test:a") is not None
+    wire.close()
+    for refused in (log.append([event("c")]), log.find("test:a"), log.cursor("x"), log.advance("x", 1)):
+        with pytest.raises(TeamUnavailable):
+            await refused
+    again = Wire(postgres.port, wire.port)
+    await log.append([event("d")])
+    async with asyncio.timeout(30):
+        assert [(await anext(live)).position for _ in range(2)] == [1, 2]
+    await log.close()
+    again.close()
+
+
+@pytest.mark.parametrize("left", [100, 1500, 2600])
+async def test_an_append_whose_answer_was_lost_is_done_once(postgres: Postgres, left: int) -> None:
+    """The wire is cut after some bytes: in the middle of what is sent, or of the answer."""
+    wire = Wire(postgres.port)
+    log = await open_log(postgres.config(port=wire.port), 60.0)
+    for n in range(3):
+        await log.append([event(f"{n}")])
+    wire.left = left
+    while not wire.cuts:
+        n += 1
+        (record,) = await log.append([event(f"{n}")], expected={"ses_a": n})
+        assert (record.offset, record.duplicate) == (n, False)
+    assert await findings(postgres) == []
+    await log.close()
+    wire.close()
+
+
+async def test_a_postgres_that_says_nothing_is_not_waited_for(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "PATIENCE_SECONDS", 0.2)
+    log = await open_log(postgres.config(), 60.0)
+    await log.append([event("a")])
+    postgres.signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(30):
+            for refused in (log.append([event("b")]), log.find("test:a")):
+                with pytest.raises(TeamUnavailable):
+                    await refused
+            await log.close()
+    finally:
+        postgres.signal(signal.SIGCONT)
+
+
+def test_it_is_read_as_a_home_of_the_team(postgres: Postgres, tmp_path: Path) -> None:
+    async def fill() -> None:
+        log = await open_log(postgres.config())
+        await log.append([event("a", stream="agent/x", type_="shop.sold", payload={"what": "a lamp"}), *events(3)])
+        await log.close()
+
+    asyncio.run(fill())
+    home = Home(tmp_path)
+    home.config_path.write_text(f'[team]\ndatabase = "{postgres.address()}"\n')
+    for words, found in (
+        (["verify"], None),
+        (["log", "agent/x"], "shop.sold"),
+        (["query", "LAMP", "--internal"], "shop.sold"),
+        (["query", "--type", "shop.*", "--internal"], "shop.sold"),
+        (["state", "agent/x"], None),
+        (["streams"], None),
+    ):
+        ran = run(home.path, *words, "--machine", "team")
+        assert ran.code == 0, (words, ran)
+        assert found is None or found in ran.out, (words, ran)
