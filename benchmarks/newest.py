@@ -14,7 +14,7 @@ from benchmarks.limits import beside
 from benchmarks.million import build, records
 from benchmarks.report import Row
 from sidecar.home import Home
-from sidecar.read.select import newest
+from sidecar.read.find_by_id import newest
 from streams.log.reader import LogReader
 from streams.query import Filter
 

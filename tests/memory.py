@@ -27,7 +27,7 @@ from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_even
 from streams.stores.key_digest import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import Known, Placed, Request, as_record, encode_batch, plan
-from streams.stores.sqlite.hints import checked_name
+from streams.stores.sqlite.cursors_and_snapshots import checked_name
 
 
 def _with(ranges: Ranges, more: Sequence[Placed]) -> Ranges:

@@ -161,7 +161,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlite3": (
         "streams/stores/sqlite/*.py",
         "streams/derived.py",
-        "sidecar/care/capture_tables.py",
+        "sidecar/care/resting_sessions.py",
         "sidecar/read/story/*.py",
     ),
     "aiosqlite": (),

@@ -19,8 +19,8 @@ from sidecar.background.messages.message import State as Messages
 from sidecar.background.people import sentences
 from sidecar.background.reading import of_ask
 from sidecar.read.ask_text import CHECKPOINT, OpenAsk
+from sidecar.read.find_by_id import ask_catalog, newest
 from sidecar.read.rendering.describe import describe
-from sidecar.read.select import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.views import SessionView
 from streams.lineage import STEP_STARTED, TURN_STARTED

@@ -23,7 +23,7 @@ from sidecar.background.people.effects_in_doubt import whole_text
 from sidecar.processes import still_runs
 from sidecar.read.ask_text import CHECKPOINT, OpenAsk, checkpoint_id
 from sidecar.read.changes.approvals import Approval
-from sidecar.read.select import ask_catalog, newest
+from sidecar.read.find_by_id import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import approvals
 from sidecar.read.story.costs import By, Costs, When, cells, costs

@@ -17,7 +17,7 @@ from sidecar.background.intents.registration import RegisterArgs, ResumeArgs
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.service import DurableStream
-from sidecar.read.select import matching
+from sidecar.read.find_by_id import matching
 from sidecar.registry import NoArgs, Requests
 from streams.bus.command import Command
 from streams.identity import Identity

@@ -52,7 +52,7 @@ from sidecar.config import Deed, PhantomConfig
 from sidecar.home import Home
 from sidecar.link.links import ShimConnection
 from sidecar.notify_config import NotifyConfig
-from sidecar.read.select import open_reader
+from sidecar.read.find_by_id import open_reader
 from streams.bus.command import Command
 from streams.errors import CodedError
 from streams.identity import Identity

@@ -14,9 +14,9 @@ from typing import Final
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.messages.wording import without_tags
+from sidecar.read.find_by_id import Family, ask_catalog, newest
 from sidecar.read.projects import Project, repository_of
 from sidecar.read.rendering.describe import describe
-from sidecar.read.select import Family, ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.wording import iso_time, one_line
 from streams.log.reader import LogReader

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from bridge.opencode.capture.state import STATE_VERSION, CaptureState
-from sidecar.care.capture_tables import CAPTURE, RestingRows, delete, write
+from sidecar.care.resting_sessions import CAPTURE, RestingRows, delete, write
 from streams.derived import Write
 from streams.errors import ForeignStore, StreamError
 from streams.log.log import Log

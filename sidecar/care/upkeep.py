@@ -17,7 +17,7 @@ from sidecar.care.snapshots import CaptureSnapshot
 from sidecar.components import in_background
 from sidecar.config import StoreConfig
 from sidecar.failure import Failure
-from sidecar.read.select import ask_catalog
+from sidecar.read.find_by_id import ask_catalog
 from sidecar.read.story.catalog import Catalog
 from streams.errors import StreamError
 from streams.log.directory import SearchIndex

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sidecar.background.intents.state import State
 from sidecar.background.reading import background_of
 from sidecar.read.changes.edits import file_changes
-from sidecar.read.select import ask_catalog, newest
+from sidecar.read.find_by_id import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.views import SessionView
 from streams.log.reader import LogReader

@@ -20,6 +20,7 @@ from sidecar.inspector.listed import Kept, listed
 from sidecar.inspector.search import search
 from sidecar.inspector.spending import RANGES, Spending
 from sidecar.inspector.working import running_in, working
+from sidecar.read.find_by_id import SelectError, ask_catalog, find_event, is_there, newest
 from sidecar.read.kinds import is_agents
 from sidecar.read.past.lanes import with_background
 from sidecar.read.past.moment import head
@@ -27,7 +28,6 @@ from sidecar.read.past.spans import Span
 from sidecar.read.projects import short_directory
 from sidecar.read.rendering.describe import row_of
 from sidecar.read.rendering.detail import detail
-from sidecar.read.select import SelectError, ask_catalog, find_event, is_there, newest
 from sidecar.read.story.changes import Changes
 from sidecar.read.story.conversation import Telling
 from sidecar.read.story.past import Past, asked

@@ -13,10 +13,10 @@ import orjson
 
 from sidecar.inspector.around import shown_status
 from sidecar.read.fields import has_failed
+from sidecar.read.find_by_id import ask_catalog, newest
 from sidecar.read.kinds import is_agents, repeats
 from sidecar.read.projects import short_directory
 from sidecar.read.rendering.describe import describe
-from sidecar.read.select import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.reading import ask as ask_story

@@ -21,8 +21,8 @@ from sidecar.inspector.around import file_history
 from sidecar.inspector.data import Data
 from sidecar.inspector.team import TeamData
 from sidecar.link.client import ClientError
+from sidecar.read.find_by_id import SelectError
 from sidecar.read.past.drawing import STYLE
-from sidecar.read.select import SelectError
 from sidecar.read.transcript.html import ANSWERS
 from sidecar.web.serving import body_of, listen, serving
 from streams.errors import StreamError

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from bridge.opencode.link.protocol import RequestError
 from sidecar.inspector.data import Data, Question
 from sidecar.inspector.together import TOGETHER
-from sidecar.read.select import MISSED, SelectError
+from sidecar.read.find_by_id import MISSED, SelectError
 from sidecar.read.wording import counted
 from streams.errors import StreamError
 from streams.log.reader import LogReader

@@ -12,11 +12,11 @@ from sidecar.background.messages.answers import as_row as checkpoint_row
 from sidecar.background.messages.message import Message
 from sidecar.background.people import sentences
 from sidecar.background.reading import read_notices, waiting
+from sidecar.read.find_by_id import ask_catalog, newest
 from sidecar.read.host_agents import host_agents
 from sidecar.read.kinds import repeats
 from sidecar.read.rendering.describe import row_of
 from sidecar.read.rendering.markup import unwrapped
-from sidecar.read.select import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.views import SessionView
 from streams.log.reader import LogReader

@@ -19,8 +19,8 @@ from streams.query import Filter
 from streams.retention import payload_fault
 from streams.store import NOTHING, Record, Snapshot
 from streams.stores.chains import Chains
+from streams.stores.sqlite.cursors_and_snapshots import Kind as HintKind
 from streams.stores.sqlite.derived import DerivedTables
-from streams.stores.sqlite.hints import Kind as HintKind
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removed import head_of
 from streams.stores.sqlite.rows import SELECT_EACH, conditions, record_of

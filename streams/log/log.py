@@ -25,8 +25,8 @@ from streams.stores.journal.store import SEGMENT_BYTES, LogStore
 from streams.stores.live import LiveTail
 from streams.stores.plan import Request, encode_batch
 from streams.stores.space import mib_to_open
+from streams.stores.sqlite.cursors_and_snapshots import CURSOR, ROWS, SNAPSHOT, Kind, Noted, SavedTables
 from streams.stores.sqlite.files import LOG_FILE
-from streams.stores.sqlite.hints import CURSOR, ROWS, SNAPSHOT, Kind, Noted, SavedTables
 from streams.system.threads import in_thread
 
 Result = TypeVar("Result")

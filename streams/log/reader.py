@@ -14,13 +14,13 @@ from streams.query import Filter
 from streams.store import NOTHING, Record, Snapshot
 from streams.stores.directory import is_being_written
 from streams.stores.journal.files import FileJournal
-from streams.stores.journal.reading import TwoPlaces
 from streams.stores.journal.segments import JOURNAL, sizes_of
+from streams.stores.journal.whole_log import TwoPlaces
 from streams.stores.sqlite.copied import Copied as Copied
+from streams.stores.sqlite.cursors_and_snapshots import CURSOR, SNAPSHOT
 from streams.stores.sqlite.derived import DerivedReader
 from streams.stores.sqlite.derived import DerivedTables as DerivedTables
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read
-from streams.stores.sqlite.hints import CURSOR, SNAPSHOT
 from streams.stores.sqlite.reader import SqliteReader
 
 

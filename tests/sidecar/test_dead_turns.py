@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sidecar.home import Home
-from sidecar.read.select import ask_catalog
+from sidecar.read.find_by_id import ask_catalog
 from sidecar.read.story.catalog import Catalog
 from streams.event import StreamEvent
 from streams.log.reader import LogReader

@@ -13,7 +13,7 @@ import pytest
 from bridge.opencode.capture.translate import Translator
 from sidecar.inspector.data import Data
 from sidecar.inspector.server import build
-from sidecar.read.select import SelectError, open_reader
+from sidecar.read.find_by_id import SelectError, open_reader
 from sidecar.read.story import reading
 from streams.event import StreamEvent
 from streams.identity import seeded_identity

@@ -16,7 +16,7 @@ from bridge.opencode.capture.state import BUSY_SESSIONS, REMEMBERED_AT_REST, STA
 from bridge.opencode.capture.stored_map import Changes
 from sidecar.care import snapshots
 from sidecar.care import upkeep as module
-from sidecar.care.capture_tables import CAPTURE, write
+from sidecar.care.resting_sessions import CAPTURE, write
 from sidecar.care.snapshots import CaptureSnapshot, restore
 from sidecar.care.upkeep import Upkeep
 from sidecar.config import StoreConfig

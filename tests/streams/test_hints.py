@@ -16,7 +16,7 @@ from streams.log.log import Log
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Snapshot
 from streams.stores.journal import mover
-from streams.stores.sqlite.hints import CURSOR, SNAPSHOT, Hints, Noted
+from streams.stores.sqlite.cursors_and_snapshots import CURSOR, SNAPSHOT, Hints, Noted
 from tests.streams.builders import events
 from tests.streams.databases import ask, garble
 from tests.streams.opened import collect, faults, held, left_by_a_kill, moved

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.read.select import newest
+from sidecar.read.find_by_id import newest
 from streams.errors import CorruptLog
 from streams.identity import seeded_identity
 from streams.log.log import Log

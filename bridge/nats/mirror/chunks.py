@@ -2,8 +2,8 @@
 supplies the clock, and calls ``due`` every ``WAIT_S``.
 
 The deltas of one step and kind form one text. A session's chunks keep the order of its deltas, so a delta of another
-step or kind ends the text. Only complete words leave (``pieces.py``); if no delta comes for ``hold_s``, the last word
-leaves, too, perhaps incomplete. The transport to and from this module is lossy (``str``).
+step or kind ends the text. Only complete words leave (``streamed_redaction.py``); if no delta comes for ``hold_s``, the
+last word leaves, too, perhaps incomplete. The transport to and from this module is lossy (``str``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from bridge.nats.l0.payloads import MAX_ID, Chunk
-from bridge.nats.mirror.pieces import PiecedText
+from bridge.nats.mirror.streamed_redaction import PiecedText
 
 WAIT_S: Final = 0.05
 HOLD_S: Final = 3.0

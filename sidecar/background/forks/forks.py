@@ -25,7 +25,7 @@ from sidecar.background.people.answerers import Answerers
 from sidecar.components import until
 from sidecar.home import Home
 from sidecar.read.fields import as_text, is_forgotten
-from sidecar.read.select import SelectError, ask_catalog, family_of, find_event, find_session, open_reader
+from sidecar.read.find_by_id import SelectError, ask_catalog, family_of, find_event, find_session, open_reader
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.conversation import Telling
 from sidecar.read.story.moment import Moment

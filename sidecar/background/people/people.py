@@ -41,8 +41,8 @@ from sidecar.config import Deed
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
 from sidecar.read.ask_text import checkpoint_id
+from sidecar.read.find_by_id import open_reader
 from sidecar.read.rendering.agents import agent_troubles
-from sidecar.read.select import open_reader
 from sidecar.read.wording import cut_middle, visible
 from sidecar.registry import Args, NoArgs, Requests
 from streams.bus.command import Command

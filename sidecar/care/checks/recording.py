@@ -11,8 +11,8 @@ from typing import Any, Final
 from sidecar.care.checks.check import Check, Scene, Survey
 from sidecar.care.checks.running_sidecar import torn_files
 from sidecar.home import Home
+from sidecar.read.find_by_id import ask_catalog
 from sidecar.read.kinds import WORK
-from sidecar.read.select import ask_catalog
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.wording import WAY_OUT, bytes_text, counted, lacking_text, stored_text, waiting_text
 from streams.errors import CorruptLog, StreamError

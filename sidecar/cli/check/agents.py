@@ -17,7 +17,7 @@ if RUNS:
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import ask
     from sidecar.home import Home
-    from sidecar.read.select import open_reader
+    from sidecar.read.find_by_id import open_reader
     from sidecar.read.wording import amount, counted
     from streams.event import StreamEvent
     from streams.identity import seeded_identity

@@ -18,7 +18,7 @@ if RUNS:
     from sidecar.background.intents.intents import NAME as INTENTS
     from sidecar.background.intents.intents import IntentAgent
     from sidecar.config import load_config
-    from sidecar.read.select import find_stream, open_reader
+    from sidecar.read.find_by_id import find_stream, open_reader
 
 AGENT = "agent/"
 

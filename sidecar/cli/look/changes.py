@@ -13,7 +13,7 @@ from sidecar.cli.shared.project import NOTHING_THERE, ProjectOption, project_or_
 
 if RUNS:
     from sidecar.cli.printing.changes_text import print_diffs, print_on_terminal, print_rows
-    from sidecar.read.select import catalog_of, empty_text
+    from sidecar.read.find_by_id import catalog_of, empty_text
     from sidecar.read.story.changes import Changes
     from sidecar.read.story.moment import Moment
     from sidecar.read.story.past import named

@@ -13,7 +13,7 @@ if RUNS:
     from sidecar.background.reading import costs_of
     from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.project import shown_directory
-    from sidecar.read.select import catalog_of, empty_text
+    from sidecar.read.find_by_id import catalog_of, empty_text
     from sidecar.read.wording import amount, money, plain_money
 
 

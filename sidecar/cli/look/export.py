@@ -14,7 +14,7 @@ from sidecar.failure import Failure
 
 if TYPE_CHECKING:
     from sidecar.background.intents.state import State
-    from sidecar.read.select import Family
+    from sidecar.read.find_by_id import Family
     from sidecar.read.story.past import Past
     from sidecar.read.transcript.model import Session
     from streams.log.reader import LogReader
@@ -66,7 +66,7 @@ async def export(
     """
     from sidecar.cli.printing.transcript import written_to
     from sidecar.cli.shared.project import newest_stream
-    from sidecar.read.select import family_of, find_stream
+    from sidecar.read.find_by_id import family_of, find_stream
     from streams.log.directory import read_manifest
 
     if run.out.json and form != "jsonl":
@@ -104,8 +104,8 @@ async def _write_conversation(reader: LogReader, family: Family, form: Form, fil
     from sidecar.background.reading import background_of, read_intents
     from sidecar.cli.printing.transcript import notes_of, proof_of, redaction_of, transcript_bytes
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.find_by_id import catalog_of, family_of
     from sidecar.read.past.drawing import STYLE
-    from sidecar.read.select import catalog_of, family_of
     from sidecar.read.story.changes import Changes
     from sidecar.read.story.conversation import Telling
     from sidecar.read.story.past import Named, asked
@@ -167,7 +167,7 @@ async def _write(reader: LogReader, family: Family, log_id: str | None, file: IO
     from sidecar.care.removal import background_history
     from sidecar.cli.printing.output import json_line
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import catalog_of, records_of
+    from sidecar.read.find_by_id import catalog_of, records_of
 
     seal = Seal()
     head = reader.head

@@ -20,7 +20,7 @@ if RUNS:
     from sidecar.inspector.server import serve
     from sidecar.inspector.team import TeamData
     from sidecar.private_files import write_new
-    from sidecar.read.select import SelectError, find_event, find_session
+    from sidecar.read.find_by_id import SelectError, find_event, find_session
     from streams.log.reader import LogReader
 
 

@@ -17,7 +17,7 @@ if RUNS:
     from sidecar.cli.printing.records import Lines
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.project import named_project, newest_stream, waiting_lines
-    from sidecar.read.select import (
+    from sidecar.read.find_by_id import (
         Family,
         SelectError,
         empty_text,

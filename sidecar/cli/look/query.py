@@ -14,8 +14,8 @@ from sidecar.cli.shared.project import ProjectOption
 if RUNS:
     from sidecar.cli.printing.records import Lines
     from sidecar.cli.shared.project import NOTHING_THERE, project_streams
+    from sidecar.read.find_by_id import catalog_of, empty_text, find_stream, newest
     from sidecar.read.kinds import repeats
-    from sidecar.read.select import catalog_of, empty_text, find_stream, newest
     from streams.query import Filter
     from streams.store import Record
     from streams.trace import parse_traceparent

@@ -25,7 +25,7 @@ if RUNS:
     )
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import newest_stream, shown_directory
-    from sidecar.read.select import catalog_of
+    from sidecar.read.find_by_id import catalog_of
     from sidecar.read.story.past import named
     from sidecar.read.transcript.model import Reading, Session
 

@@ -17,11 +17,11 @@ if RUNS:
     from sidecar.read.causes import asked_for
     from sidecar.read.changes.approvals import Approval, approval_of
     from sidecar.read.changes.edits import diff_lines
+    from sidecar.read.find_by_id import find_event, newest
     from sidecar.read.rendering.content import Part
     from sidecar.read.rendering.describe import describe
     from sidecar.read.rendering.detail import detail
     from sidecar.read.rendering.timing import Timing
-    from sidecar.read.select import find_event, newest
     from sidecar.read.wording import local_time, one_line
     from streams.query import Filter, describe_span
     from streams.store import Record

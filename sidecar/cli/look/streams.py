@@ -16,8 +16,8 @@ if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Column, Output, shortened, shown_end
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.project import project_streams, shown_directory, streams_here, waiting_lines
+    from sidecar.read.find_by_id import catalog_of, empty_text
     from sidecar.read.kinds import is_agents
-    from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.sums import total_of
     from sidecar.read.wording import ago, amount, iso_time, money, plain_money
 

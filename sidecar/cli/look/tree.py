@@ -11,10 +11,10 @@ from sidecar.cli.shared.project import ProjectOption
 if RUNS:
     from sidecar.cli.printing.output import WHOLE_ID_WIDTH, Output, shortened
     from sidecar.cli.shared.project import NOTHING_THERE, project_or_here
+    from sidecar.read.find_by_id import catalog_of, empty_text, family_of, find_session
     from sidecar.read.host_agents import LABEL
     from sidecar.read.kinds import is_agents
     from sidecar.read.rendering.describe import spent
-    from sidecar.read.select import catalog_of, empty_text, family_of, find_session
     from sidecar.read.story.catalog import Catalog
     from sidecar.read.story.moment import Moment
     from sidecar.read.story.reading import Snapshot, ask

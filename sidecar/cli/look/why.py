@@ -8,7 +8,7 @@ from sidecar.cli.shared.command import RUNS, Run, note
 if RUNS:
     from sidecar.cli.printing.records import Lines, begins_a_chain, no_cause
     from sidecar.read.causes import causes, with_approvals
-    from sidecar.read.select import find_event
+    from sidecar.read.find_by_id import find_event
 
 
 async def why(run: Run, event: EventArgument) -> None:

@@ -9,9 +9,9 @@ from sidecar.cli.printing.records import Lines
 from sidecar.cli.shared.project import shown_directory, waiting_lines, waiting_text
 from sidecar.read.ask_text import CHECKPOINT, OpenAsk
 from sidecar.read.fields import as_text
+from sidecar.read.find_by_id import Families, ask_catalog
 from sidecar.read.projects import Project
 from sidecar.read.rendering.describe import is_news
-from sidecar.read.select import Families, ask_catalog
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.wording import one_line
 from streams.log.reader import LogReader

@@ -70,7 +70,7 @@ def proof_of(past: Past) -> str:
 
 async def notes_of(reader: LogReader, stream: str) -> tuple[str, ...]:
     """The notes for the top of the transcript: that its beginning was pruned, and what was lost in it."""
-    from sidecar.read.select import catalog_of, pruned_text
+    from sidecar.read.find_by_id import catalog_of, pruned_text
 
     gone = (await reader.removed()).get(stream)
     pruned = pruned_text(stream, gone) if gone is not None else None

@@ -27,7 +27,7 @@ if RUNS:
     from sidecar.home import Home
     from sidecar.link.client import ClientError
     from sidecar.mirror.verify import MirrorCheck
-    from sidecar.read.select import Families
+    from sidecar.read.find_by_id import Families
     from sidecar.record.playing.hooks import read_recording
     from sidecar.record.playing.play import play
     from streams.hashing import canonical

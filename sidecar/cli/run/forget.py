@@ -25,7 +25,7 @@ if RUNS:
     from sidecar.failure import Failure
     from sidecar.home import Home
     from sidecar.processes import still_runs
-    from sidecar.read.select import Family, SelectError, find_session, open_reader
+    from sidecar.read.find_by_id import Family, SelectError, find_session, open_reader
     from sidecar.read.story.catalog import Catalog
     from sidecar.read.story.reading import ask_to_damage
     from sidecar.read.wording import counted

@@ -11,7 +11,7 @@ from sidecar.cli.shared.command import RUNS, Run
 
 if RUNS:
     from sidecar.cli.shared.control import ask
-    from sidecar.read.select import find_session, open_reader
+    from sidecar.read.find_by_id import find_session, open_reader
     from streams.lineage import MAX_NAME
 
 

@@ -19,7 +19,7 @@ if RUNS:
     from sidecar.cli.shared.control import REMOVING, ask
     from sidecar.cli.shared.identity import own_identity
     from sidecar.home import Home
-    from sidecar.read.select import SelectError, ask_catalog, find_stream, open_reader
+    from sidecar.read.find_by_id import SelectError, ask_catalog, find_stream, open_reader
     from sidecar.read.story.catalog import Catalog
     from sidecar.read.wording import ago, bytes_text, counted, iso_time
     from streams.errors import StoreLocked, StreamError

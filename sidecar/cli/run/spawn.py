@@ -25,7 +25,7 @@ if RUNS:
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.terminal import terminal
     from sidecar.home import Home
-    from sidecar.read.select import open_reader
+    from sidecar.read.find_by_id import open_reader
     from sidecar.read.wording import visible
 
 

@@ -18,7 +18,7 @@ if RUNS:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.config import load_config
     from sidecar.home import Home
-    from sidecar.read.select import ask_catalog, open_reader
+    from sidecar.read.find_by_id import ask_catalog, open_reader
     from sidecar.read.wording import counted
     from sidecar.record.exclusion import Exclusion
     from sidecar.record.history import START_SECONDS, import_opencode_1

@@ -56,7 +56,7 @@ _OUR_ERRORS = (
     ("streams.errors", "StreamError"),
     ("sidecar.home", "HomeError"),
     ("sidecar.config", "ConfigError"),
-    ("sidecar.read.select", "SelectError"),
+    ("sidecar.read.find_by_id", "SelectError"),
     ("sidecar.link.client", "ClientError"),
     ("bridge.opencode.link.protocol", "RequestError"),
     ("bridge.nats.jetstream.errors", "NatsError"),
@@ -144,7 +144,7 @@ class Run(typer.Context):
     @cached_property
     def reader(self) -> LogReader:
         """A reader of the home's log up to any damage; at the end, the command says where it is and exits with 1."""
-        from sidecar.read.select import open_reader
+        from sidecar.read.find_by_id import open_reader
 
         return open_reader(self.home.store_path, to_damage=True)
 

@@ -104,7 +104,7 @@ def _plain(names: Iterable[str]) -> dict[str, str]:
 
 def _titles(ctx: typer.Context) -> tuple[dict[str, str], dict[str, str]]:
     """The titles of all streams, the newest first, and of all sessions."""
-    from sidecar.read.select import ask_catalog
+    from sidecar.read.find_by_id import ask_catalog
 
     def question(catalog: Catalog) -> tuple[dict[str, str], dict[str, str]]:
         sessions = {session.id: session.title for session in catalog.sessions.values()}

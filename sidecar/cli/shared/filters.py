@@ -12,7 +12,7 @@ from sidecar.cli.shared.command import RUNS
 
 if RUNS:
     from sidecar.cli.shared.identity import own_identity
-    from sidecar.read.select import first
+    from sidecar.read.find_by_id import first
     from sidecar.read.story.catalog import Catalog
     from sidecar.read.story.reading import ask_to_damage
     from streams.log.reader import LogReader

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from sidecar.failure import Failure
-from sidecar.read.select import find_event
+from sidecar.read.find_by_id import find_event
 from sidecar.read.story.past import Past
 from streams.log.reader import LogReader
 

@@ -13,8 +13,8 @@ from sidecar.cli.shared.command import RUNS, note
 if TYPE_CHECKING:
     from sidecar.background.messages.message import Message
 if RUNS:
+    from sidecar.read.find_by_id import SelectError, ask_catalog, catalog_of, empty_text
     from sidecar.read.projects import Project, newest_of, short_directory
-    from sidecar.read.select import SelectError, ask_catalog, catalog_of, empty_text
     from sidecar.read.story.catalog import Catalog
     from streams.log.reader import LogReader
 

@@ -17,7 +17,7 @@ from sidecar.config import load_config
 from sidecar.failure import Failure
 from sidecar.install.extras import extra_command
 from sidecar.notify_config import TeamConfig
-from sidecar.read.select import MISSED, SelectError
+from sidecar.read.find_by_id import MISSED, SelectError
 from sidecar.read.wording import counted, printable
 
 if TYPE_CHECKING:

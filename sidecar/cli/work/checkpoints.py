@@ -22,7 +22,7 @@ if RUNS:
     from sidecar.cli.shared.control import ask, proof
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.ask_text import on_one_line
-    from sidecar.read.select import empty_text
+    from sidecar.read.find_by_id import empty_text
     from sidecar.read.wording import ago, local_time, visible
     from streams.store import NOTHING
 

@@ -31,8 +31,8 @@ if RUNS:
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.terminal import terminal
     from sidecar.home import Home
+    from sidecar.read.find_by_id import catalog_of, empty_text
     from sidecar.read.host_agents import LABEL, host_agents
-    from sidecar.read.select import catalog_of, empty_text
     from sidecar.read.wording import ago, amount, counted, local_time, money, rough_span, visible
     from streams.log.reader import LogReader
     from streams.store import NOTHING

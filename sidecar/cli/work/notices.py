@@ -14,8 +14,8 @@ if RUNS:
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import control
     from sidecar.cli.shared.identity import own_identity
+    from sidecar.read.find_by_id import empty_text
     from sidecar.read.rendering.markup import unwrapped
-    from sidecar.read.select import empty_text
     from sidecar.read.wording import ago, one_line
     from streams.store import NOTHING
 

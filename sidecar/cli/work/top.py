@@ -23,8 +23,8 @@ if RUNS:
     from sidecar.cli.shared.follow import follow
     from sidecar.cli.shared.identity import own_identity
     from sidecar.read.ask_text import on_one_line
+    from sidecar.read.find_by_id import ask_catalog, empty_text
     from sidecar.read.host_agents import LABEL
-    from sidecar.read.select import ask_catalog, empty_text
     from sidecar.read.wording import ago, amount, local_time, money, rough_span
     from streams.log.reader import LogReader
     from streams.store import NOTHING

@@ -9,8 +9,8 @@ from typing import Any, Final
 from bridge.opencode.capture.tokens import total_of
 from sidecar.read.changes.edits import file_changes
 from sidecar.read.fields import as_text, has_failed
+from sidecar.read.find_by_id import SelectError
 from sidecar.read.rendering.describe import row_of
-from sidecar.read.select import SelectError
 from sidecar.read.story.past import Past
 from streams.store import Record
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sidecar.read.fields import as_directory, as_text
 from sidecar.read.story import tables
-from sidecar.read.story.live import Live, Story, encoded
+from sidecar.read.story.session_fold import Live, Story, encoded
 from streams.lineage import NAMED, PINNED, RESUMED
 from streams.store import Record
 

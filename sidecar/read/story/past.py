@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 import orjson
 
 from sidecar.processes import still_runs
-from sidecar.read.select import Family, family_of, find_session
+from sidecar.read.find_by_id import Family, family_of, find_session
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.moment import MARKS, Moment
 from sidecar.read.story.reading import Snapshot, ask

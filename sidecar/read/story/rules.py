@@ -34,7 +34,7 @@ from sidecar.read.rendering.describe import input_text
 from sidecar.read.rendering.markup import unwrapped
 from sidecar.read.story import tables
 from sidecar.read.story.belonging import Belonging
-from sidecar.read.story.live import Live, encoded
+from sidecar.read.story.session_fold import Live, encoded
 from sidecar.read.transcript.attached import attached
 from streams.lineage import (
     CREATED,

@@ -18,8 +18,8 @@ from streams.query import Filter
 from streams.store import NOTHING
 from streams.stores.head import EMPTY_HEAD, BadLine, Head, check_crc, read_head
 from streams.stores.journal.lines import parse_keys, position_of, split_lines
-from streams.stores.journal.reading import Journal, JournalLine, Moved
 from streams.stores.journal.segments import HEAD, JOURNAL, Segment, end_of, list_segments
+from streams.stores.journal.whole_log import Journal, JournalLine, Moved
 from streams.stores.missing import missing_at_end, missing_before
 from streams.system.files import open_to_read, read_file
 from streams.system.threads import to_its_end

@@ -30,8 +30,8 @@ from streams.stores.commit import GroupCommit, Pending
 from streams.stores.disk import Disk
 from streams.stores.journal.index import Index, Place
 from streams.stores.journal.mover import Mover
-from streams.stores.journal.reading import Journal, JournalLine, Moved, TwoPlaces
 from streams.stores.journal.segments import sizes_of
+from streams.stores.journal.whole_log import Journal, JournalLine, Moved, TwoPlaces
 from streams.stores.journal.writer import JournalWriter
 from streams.stores.key_digest import key_digest
 from streams.stores.plan import Known as KnownRecord

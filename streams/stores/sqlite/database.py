@@ -20,9 +20,9 @@ from streams.hashing import GENESIS, chain
 from streams.retention import Entry, Removed
 from streams.store import Record
 from streams.stores.head import Head
+from streams.stores.sqlite.cursors_and_snapshots import Due, Hints, NotSaved
 from streams.stores.sqlite.deriving import Deriving, NotDerived
 from streams.stores.sqlite.files import LOG_FILE, STEPS, connect_to_read, connect_to_write, translated
-from streams.stores.sqlite.hints import Due, Hints, NotSaved
 from streams.stores.sqlite.reader import SqliteReader
 from streams.stores.sqlite.removal import SqliteRemover
 from streams.stores.sqlite.removed import find, last_of, load, tail_in_spite_of_damage, tail_of

@@ -39,7 +39,7 @@ def row_of(connection: sqlite3.Connection) -> tuple[int, int] | None:
 
 
 SAVED: Final = "saved_"
-"""What the names of tables begin with in which a caller keeps a state of its own (see ``hints.py``)."""
+"""What the names of tables begin with in which a caller keeps a state of its own (see ``cursors_and_snapshots.py``)."""
 
 
 def tables_beside(connection: sqlite3.Connection) -> list[str]:

@@ -23,6 +23,7 @@ from streams.query import Filter, type_matches
 from streams.retention import Removal, StreamRemoval, StreamSize, Tally
 from streams.store import NOTHING, Record, Snapshot
 from streams.stores.key_digest import key_digest
+from streams.stores.sqlite.cursors_and_snapshots import Kind, stored_hint
 from streams.stores.sqlite.files import (
     LOG_FILE,
     SEARCH_FILE,
@@ -34,7 +35,6 @@ from streams.stores.sqlite.files import (
     translate,
     translated,
 )
-from streams.stores.sqlite.hints import Kind, stored_hint
 from streams.stores.sqlite.removed import head_of, load
 from streams.stores.sqlite.rows import SELECT, bindable, conditions, record_of, rows_to_damage, trigrams
 

@@ -24,9 +24,9 @@ from streams.retention import Removed
 from streams.stores.directory import remove_torn
 from streams.stores.disk import Disk
 from streams.stores.sqlite import removed as tables
+from streams.stores.sqlite.cursors_and_snapshots import Hints
 from streams.stores.sqlite.derived import drop_one, write_anew
 from streams.stores.sqlite.files import BUSY_MS, LOG_FILE, translated
-from streams.stores.sqlite.hints import Hints
 from streams.stores.sqlite.search_index import remove_search
 from streams.system.threads import InTurn
 

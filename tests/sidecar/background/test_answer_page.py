@@ -23,7 +23,7 @@ from sidecar.background.reading import whole as read_whole
 from sidecar.background.tools import AskArgs
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.read.select import open_reader
+from sidecar.read.find_by_id import open_reader
 from sidecar.web.serving import MOST_BODY, MOST_CONNECTIONS
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -27,7 +27,7 @@ from sidecar.background.people.sentences import asks, sentence
 from sidecar.background.reading import whole
 from sidecar.home import Home
 from sidecar.notify_config import NotifyConfig
-from sidecar.read.select import open_reader
+from sidecar.read.find_by_id import open_reader
 from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -25,7 +25,7 @@ from sidecar.background.people.answerers import Answerers
 from sidecar.background.reading import read_intents, read_notices
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
-from sidecar.read.select import open_reader
+from sidecar.read.find_by_id import open_reader
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.store import Record

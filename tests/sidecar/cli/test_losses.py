@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sidecar.home import Home
+from sidecar.read.find_by_id import catalog_of, open_reader
 from sidecar.read.losses import _REASONS
-from sidecar.read.select import catalog_of, open_reader
 from streams.event import StreamEvent
 from tests.sidecar.checking import look, status
 from tests.sidecar.cli.helpers import append, run

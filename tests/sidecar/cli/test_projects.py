@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sidecar.cli.shared.project import project_here
+from sidecar.read.find_by_id import LogReader, catalog_of
 from sidecar.read.projects import Project, short_directory
-from sidecar.read.select import LogReader, catalog_of
 from streams.event import StreamEvent
 from tests.sidecar.background.projects import Marker
 from tests.sidecar.cli.helpers import MAY_REMOVE, append, run, run_and_stop

@@ -130,7 +130,7 @@ class TestPrune:
             with monkeypatch.context() as patched:
                 patched.setattr("streams.stores.sqlite.removed.CHUNK", 2)
                 patched.setattr("streams.stores.sqlite.removal.SqliteRemover._empty", fails)
-                patched.setattr("streams.stores.sqlite.hints.Hints.forget_snapshots", fails)
+                patched.setattr("streams.stores.sqlite.cursors_and_snapshots.Hints.forget_snapshots", fails)
                 with pytest.raises(StoreUnavailable, match="could not be pruned completely"):
                     await log.prune({first: counts[first], second: counts[second] - 1}, at_ms=1)
             await log.close()

@@ -30,7 +30,7 @@ from sidecar.cli.app import app, build
 from sidecar.cli.shared import command
 from sidecar.cli.shared.command import code_of, explain
 from sidecar.failure import Failure
-from sidecar.read.select import SelectError
+from sidecar.read.find_by_id import SelectError
 from sidecar.version import VERSION
 from streams.errors import CodedError, CorruptLog, StoreUnavailable
 from tests.sidecar.cli.helpers import LIMIT_SECONDS, ROOT, environment, run, run_process
@@ -126,7 +126,7 @@ def test_what_a_short_command_reads_with_is_light(recorded_home: Path, verb: str
 
 def test_only_a_command_that_runs_imports_what_it_works_with(recorded_home: Path) -> None:
     """Its help does not. A word that only looks like a wish for help does not keep it from running."""
-    assert "sidecar.read.select" not in loaded_by("--home", str(recorded_home), "query", "--help")
+    assert "sidecar.read.find_by_id" not in loaded_by("--home", str(recorded_home), "query", "--help")
     done = run_process(recorded_home, "query", "--text", "--help")
     assert done.code == 0 and "No event matches." in done.err
 
@@ -170,7 +170,7 @@ def test_an_unexpected_error_is_one_line_too(empty: Path, monkeypatch: pytest.Mo
     def fail(path: Path, **options: bool) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("sidecar.read.select.LogReader", fail)
+    monkeypatch.setattr("sidecar.read.find_by_id.LogReader", fail)
     done = run(empty, "streams")
     assert done.code == 1 and done.err.count("\n") == 1
     assert "unexpected RuntimeError: first line second line" in done.err
@@ -233,9 +233,9 @@ INTERNAL = {
     "streams.stores.commit.WouldStall": "control flow within the store",
     "streams.stores.sqlite.removed.DamagedRow": "becomes CorruptLog",
     "streams.stores.head.BadLine": "becomes CorruptLog",
-    "streams.stores.journal.reading.Moved": "control flow of a read",
+    "streams.stores.journal.whole_log.Moved": "control flow of a read",
     "streams.stores.sqlite.deriving.NotDerived": "the records move without the tables",
-    "streams.stores.sqlite.hints.NotSaved": "the records move without the hints",
+    "streams.stores.sqlite.cursors_and_snapshots.NotSaved": "the records move without the hints",
     "bridge.opencode.link": "ends a link, or becomes ClientError",
     "bridge.nats.l0": "a message on the wire",
     "bridge.nats.headers": "a message on the wire",

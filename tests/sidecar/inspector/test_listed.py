@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.inspector import listed
 from sidecar.inspector.data import Data
-from sidecar.read.select import open_reader
+from sidecar.read.find_by_id import open_reader
 from streams.event import StreamEvent
 from tests.sidecar.cli.helpers import append
 from tests.sidecar.cli.test_costs import DAY, begun, happened, step, work

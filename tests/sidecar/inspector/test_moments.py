@@ -16,7 +16,7 @@ from sidecar.background.intents.state import State
 from sidecar.background.reading import read_intents
 from sidecar.home import Home
 from sidecar.inspector.data import MOST_ROWS, Data
-from sidecar.read.select import SelectError, open_reader
+from sidecar.read.find_by_id import SelectError, open_reader
 from sidecar.read.story import reading, tables
 from sidecar.read.story.past import Past, asked, named
 from sidecar.read.story.writing import StoryTables

@@ -19,7 +19,7 @@ from sidecar.inspector.search import MOST_SESSIONS
 from sidecar.inspector.server import build
 from sidecar.inspector.team import TeamData
 from sidecar.inspector.together import TOGETHER
-from sidecar.read.select import open_reader
+from sidecar.read.find_by_id import open_reader
 from sidecar.team.reading import Reading
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sidecar.home import Home
-from sidecar.read import select
+from sidecar.read import find_by_id
 from sidecar.read.story import past
 from tests.postgres import Postgres
 from tests.sidecar.cli.helpers import Done, run
@@ -64,7 +64,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, T
 @pytest.fixture(autouse=True)
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
     """The team does not know which processes of another machine run."""
-    for module in (select, past):
+    for module in (find_by_id, past):
         monkeypatch.setattr(module, "still_runs", lambda pid, ts: True)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from sidecar.read.find_by_id import Family
 from sidecar.read.host_agents import host_agents
 from sidecar.read.past.moment import state
 from sidecar.read.projects import Project, newest_of
-from sidecar.read.select import Family
 from sidecar.read.story import tables
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.changes import Changes, approvals

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
+from sidecar.read.find_by_id import Family
 from sidecar.read.past.spans import Span
-from sidecar.read.select import Family
-from sidecar.read.story import live, tables
+from sidecar.read.story import session_fold, tables
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.moment import Moment
 from sidecar.read.story.past import Past
@@ -57,7 +57,7 @@ def tables_of(records: list[Record], most_live: int | None = None) -> sqlite3.Co
         rules.apply(record)
         if most_live is not None:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(live, "MOST_LIVE", most_live)
+                patch.setattr(session_fold, "MOST_LIVE", most_live)
                 rules.write()
                 rules.rest()
     rules.write()

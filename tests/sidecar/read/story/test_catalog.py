@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.background.board import open_board
 from sidecar.inspector.data import Data
-from sidecar.read.select import Families, ask_catalog, catalog_of, family_of
+from sidecar.read.find_by_id import Families, ask_catalog, catalog_of, family_of
 from sidecar.read.story.writing import StoryTables
 from streams.identity import seeded_identity
 from streams.log.log import Log

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.read.story import live
+from sidecar.read.story import session_fold
 from sidecar.read.story.writing import StoryTables
 from streams.identity import seeded_identity
 from streams.log.log import Log
@@ -30,5 +30,5 @@ async def main(store: Path) -> None:
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr(mover, "PAUSE_SECONDS", 0.0)
-    patch.setattr(live, "MOST_LIVE", 2)
+    patch.setattr(session_fold, "MOST_LIVE", 2)
     asyncio.run(main(Path(sys.argv[1])))

@@ -6,7 +6,7 @@ from itertools import chain, combinations, islice
 
 import pytest
 
-from bridge.nats.mirror.pieces import MAX_CONTEXT, MAX_WORD, PiecedText
+from bridge.nats.mirror.streamed_redaction import MAX_CONTEXT, MAX_WORD, PiecedText
 from bridge.opencode.redact import Redactor
 from tests.security.made_up import KEYS, pem
 
