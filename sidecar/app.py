@@ -266,6 +266,7 @@ async def _assemble(
         more_tools=model_tools.specs(),
         has_gardener=config.gardener.enabled,
         scripts_may=config.link.scripts_may,
+        machine=config.team.machine_name,
     )
     worker = Worker(
         home,

@@ -93,7 +93,9 @@ class StoreConfig(Section):
     """Age of a stream's last record at which the sidecar prunes the stream; 0: streams are kept forever."""
 
 
-Deed = Literal["answer", "apply", "cancel", "claim", "discard", "drop", "fork", "forget", "prune", "rebuild", "spawn"]
+Deed = Literal[
+    "answer", "apply", "cancel", "claim", "discard", "drop", "fork", "forget", "prune", "rebuild", "release", "spawn"
+]
 """What only a person may do with the command line: it destroys something, or decides for a person."""
 
 
@@ -307,6 +309,10 @@ class PhantomConfig(Section):
     copied: tuple[Annotated[str, AfterValidator(_in_project)], ...] = Field((), alias="copy")
     """What git ignores and a private copy has nevertheless, such as ``[".venv", "node_modules"]``: paths in the
     project. Changes there are in no result."""
+
+    reservations: Literal["warn", "refuse"] = "warn"
+    """What happens when a session edits a path that another session has reserved: the model is told, or the edit
+    fails."""
 
     setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Shell commands that run in each new copy before the agent starts, for example ``["npm ci"]``."""

@@ -83,6 +83,7 @@ class Sidecar:
         )
         self.stopping = stopping
         self.leaving: ByeReason = "draining"
+        parts.durable.reservations.changed = self.push_context
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._home, self._now_ms = home, identity.now_ms
@@ -98,10 +99,18 @@ class Sidecar:
         self.parts.ingest.opened(link)
         if service := link.identity.service:
             self.parts.services.opened(_origin(link), service, link.identity.scope, link.last_seq)
-        link.push_context({"lossy": self.parts.nats.wants_deltas})
+        link.push_context(self._context())
         self._note_version(link.opencode_version)
         version = _shown(link.opencode_version)
         log.info("link opened: pid %d, instance %s, OpenCode %s", link.pid, link.instance, version)
+
+    def push_context(self) -> None:
+        """Tell all plugins what they must know at once when OpenCode calls a hook."""
+        for link in self.server.links:
+            link.push_context(self._context())
+
+    def _context(self) -> dict[str, Any]:
+        return {"lossy": self.parts.nats.wants_deltas, **self.parts.durable.reservations.context()}
 
     async def hooks(self, link: ShimConnection, first_seq: int, items: list[HookItem]) -> None:
         """See ``links.Handler``. Returns at once; the items are finished when they are durable."""

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import socket
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import SplitResult, parse_qsl, urlsplit
@@ -144,6 +145,10 @@ class TeamConfig(Section):
 
     machine: Annotated[str, Field(max_length=100)] = ""
     """What the team calls this machine; empty: its host name."""
+
+    @property
+    def machine_name(self) -> str:
+        return self.machine or socket.gethostname()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

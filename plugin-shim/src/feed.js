@@ -11,6 +11,7 @@ import path from "node:path";
 import { fileURLToPath } from "node:url";
 import { homeOf, newInstance, textOrNull } from "./instance.js";
 import { encodeItem } from "./item.js";
+import { Reserved } from "./reserved.js";
 import { bootId } from "./start.js";
 
 /** How many event ids are remembered, at least, to recognise an event that a second instance gets, too. */
@@ -82,6 +83,7 @@ export class Feed {
     });
     const more = () => ({ scope: this.#directories() });
     this.#parts = newInstance(options, env, null, about, more, (_, copies) => copies);
+    this.reserved = new Reserved(() => this.#parts.link.context);
     this.#parts.record?.(JSON.stringify({ t: Date.now(), hook: "__boot", input: { boot_id: bootId(), pid: process.pid } }));
   }
 
@@ -91,6 +93,11 @@ export class Feed {
 
   get copies() {
     return this.#parts.copies;
+  }
+
+  /** @param {unknown} session @returns {string | undefined} the directory of a session, if an event named it */
+  directoryOf(session) {
+    return typeof session === "string" ? this.#places.get(session) : undefined;
   }
 
   /**

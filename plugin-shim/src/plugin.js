@@ -14,6 +14,7 @@ import { identity } from "./identity.js";
 import { isOff, newInstance, textOrNull } from "./instance.js";
 import { encodeItem } from "./item.js";
 import { remember } from "./plugins.js";
+import { Reserved } from "./reserved.js";
 import { makeSetup } from "./service.js";
 import { readTools } from "./tools.js";
 
@@ -134,6 +135,8 @@ function newHooks(options, env, input) {
     }
   };
 
+  const reserved = new Reserved(() => link.context);
+  const directory = textOrNull(input.directory) ?? "/";
   const own = headless
     ? { config: allowSubagents }
     : new Background(input.client, (...call) => tools.call(...call), hasList(options.file)).hooks();
@@ -149,8 +152,16 @@ function newHooks(options, env, input) {
     event: async (hookInput) => take("event", hookInput, null),
     /** @param {unknown} hookInput @param {unknown} output */
     "chat.message": async (hookInput, output) => take("chat.message", hookInput, output),
-    /** @param {unknown} hookInput @param {unknown} output */
-    "tool.execute.after": async (hookInput, output) => take("tool.execute.after", hookInput, output),
+    /** The error is what the model reads instead of a result. @param {any} hookInput @param {any} output */
+    "tool.execute.before": async (hookInput, output) => {
+      const refusal = reserved.refusal(hookInput, output, directory);
+      if (refusal) throw new Error(refusal);
+    },
+    /** @param {any} hookInput @param {any} output */
+    "tool.execute.after": async (hookInput, output) => {
+      reserved.warn(hookInput, output, directory);
+      take("tool.execute.after", hookInput, output);
+    },
     dispose: async () => {
       try {
         capture.close();

@@ -31,6 +31,7 @@ export function makeSetup(options) {
       const stop = feed.listen(ctx, scopeOf(options.file ?? "", env));
       const undo = await offer(ctx, feed, home);
       await hear(ctx, feed);
+      await mind(ctx, feed);
       return async () => {
         undo();
         stop();
@@ -89,6 +90,27 @@ async function hear(ctx, feed) {
     await within(ctx.shell.hook("create.before", (/** @type {any} */ event) => feed.copies.begins(event)), OFFER_MS);
   } catch {
     // This version has another plugin API. Background work then has the service's own variables.
+  }
+}
+
+/**
+ * Mind what other sessions have reserved. OpenCode ends this with the instance.
+ *
+ * @param {any} ctx
+ * @param {import("./feed.js").Feed} feed
+ */
+async function mind(ctx, feed) {
+  try {
+    /** @param {any} call */
+    const directory = (call) => feed.directoryOf(call?.sessionID) ?? ctx.location?.directory ?? "/";
+    const before = ctx.tool.hook("execute.before", (/** @type {any} */ call) => {
+      const refusal = feed.reserved.refusal(call, null, directory(call));
+      if (refusal) throw new Error(refusal);
+    });
+    const after = ctx.tool.hook("execute.after", (/** @type {any} */ call) => feed.reserved.warn(call, null, directory(call)));
+    await within(Promise.all([before, after]), OFFER_MS);
+  } catch {
+    // This version has another plugin API. The model then hears of reservations only when it reserves.
   }
 }
 

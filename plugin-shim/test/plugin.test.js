@@ -27,7 +27,7 @@ test("the version is package.json's", () => {
 
 test("only the hooks of the contract are subscribed", async (t) => {
   const { hooks } = await newBench(t).plugin();
-  const contract = ["chat.message", "command.execute.before", "config", "dispose", "event", "experimental.session.compacting", "tool", "tool.definition", "tool.execute.after"];
+  const contract = ["chat.message", "command.execute.before", "config", "dispose", "event", "experimental.session.compacting", "tool", "tool.definition", "tool.execute.after", "tool.execute.before"];
   assert.deepEqual(Object.keys(hooks).sort(), contract);
 });
 
@@ -53,7 +53,7 @@ test("every hook survives whatever it is given", async (t) => {
     });
   const toJSON = { toJSON: () => assert.fail("toJSON") };
   const inputs = [undefined, null, 1, "x", hostile(), { event: hostile() }, { event: toJSON }, { event: null }, () => {}, Symbol("s"), 1n];
-  for (const name of ["event", "chat.message", "tool.execute.after"]) {
+  for (const name of ["event", "chat.message", "tool.execute.before", "tool.execute.after"]) {
     for (const input of inputs) {
       for (const output of [undefined, hostile()]) await hooks[name](input, output);
     }

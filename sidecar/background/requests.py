@@ -16,6 +16,7 @@ from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.registration import RegisterArgs, ResumeArgs
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
+from sidecar.background.reservations.desk import FreeArgs
 from sidecar.background.service import DurableStream
 from sidecar.read.find_by_id import matching
 from sidecar.registry import NoArgs, Requests
@@ -51,6 +52,9 @@ class WorkRequests:
             "`changes`: if some are removed; `copy`: the copy that is removed, empty if there is none",
         )
         self._durable.people.register(requests)
+        desk, held = self._durable.reservations, "`reservations`: what is held, oldest first"
+        requests.register("reservations", NoArgs, lambda _: {"reservations": desk.rows()}, held)
+        requests.register("reservation_release", FreeArgs, only("release", desk.free), "`reservations`: what was held")
 
     async def _spawn(self, args: RegisterArgs) -> dict[str, Any]:
         before = None

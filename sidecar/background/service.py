@@ -45,6 +45,8 @@ from sidecar.background.own_ids import Caller, of_person
 from sidecar.background.people.people import People
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
+from sidecar.background.reservations.agent import ReservationAgent
+from sidecar.background.reservations.desk import Desk
 from sidecar.background.tools import tools_json
 from sidecar.background.unredacted import Said
 from sidecar.components import in_background
@@ -89,7 +91,7 @@ class DurableStream:
 
     ``links`` returns the open links, and ``delivers`` whether one has ever delivered a hook. ``runtime`` returns the
     runtime that runs ``agents``, and ``worker`` the status of all agents. ``more_tools`` are tools that the model gets
-    beside ours, in the form of ``tools_json``.
+    beside ours, in the form of ``tools_json``. ``machine`` is what others call this machine.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class DurableStream:
         more_tools: Mapping[str, Any] = MappingProxyType({}),
         has_gardener: bool = False,
         scripts_may: Collection[Deed] = (),
+        machine: str = "",
     ) -> None:
         self.agent = IntentAgent(config)
         self.works = Works(lambda: self.data, state)
@@ -143,6 +146,17 @@ class DurableStream:
             scripts_may,
             self.works.asker,
         )
+        self._reserving = ReservationAgent()
+        self.reservations = Desk(
+            machine,
+            self.works,
+            state,
+            identity,
+            runtime,
+            lambda: self._reserving.data,
+            links,
+            refuses=config.reservations == "refuse",
+        )
         self._card = CardFile(home.path)
 
     @property
@@ -152,7 +166,7 @@ class DurableStream:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        return (self.agent, self.people.messages, *self._gardener)
+        return (self.agent, self.people.messages, self._reserving, *self._gardener)
 
     @property
     def kinds(self) -> Mapping[str, EffectKind]:
@@ -193,6 +207,7 @@ class DurableStream:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             await self._draw_card()
+            await self.reservations.keep_time()
             deadline = self.agent.deadline()
             # Without a deadline, do not read the clock, because in a deterministic run each reading advances it.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):

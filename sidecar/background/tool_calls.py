@@ -104,6 +104,12 @@ class ToolCalls:
                         return await self._wait_for(checked, call, mine)
                 case tools.ReadArgs():
                     return await self._durable.people.read(checked, session)
+                case tools.ReserveArgs():
+                    where = self._directory(link, session, context)
+                    return await self._durable.reservations.reserve(session, where, checked, call.key)
+                case tools.ReleaseArgs():
+                    where = self._directory(link, session, context)
+                    return await self._durable.reservations.release(session, where, checked, call.key)
         except RequestError as error:
             raise CallError("tool", f"{error} [{error.code}]") from None
         except (CodedError, HostError) as error:
@@ -135,7 +141,7 @@ class ToolCalls:
         given = RegisterArgs(
             prompt=args.prompt,
             title=args.title,
-            directory=str(about.get("directory") or context.get("directory") or link.directory),
+            directory=self._directory(link, session, context),
             parent=session or None,
             agent=args.agent,
             models=given_models or ([own] if own else []),
@@ -152,6 +158,10 @@ class ToolCalls:
         if intent.state == "refused":
             return f"Not started ({intent.code}): {intent.reason}. Do the work yourself, or tell the user."
         return f"Started {intent.id} in the background. Its result will come as a message; go on with your work."
+
+    def _directory(self, link: ShimConnection, session: str, context: dict[str, Any]) -> str:
+        about = self._durable.hosts.of(session).about(session)
+        return str(about.get("directory") or context.get("directory") or link.directory)
 
     async def _background(self, text: str) -> str:
         verb, target, answer = background_command.parse(text)

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bridge.opencode.link.protocol import RequestError
+from sidecar.background.reservations.agent import MAX_MINUTES, MOST_PATHS
 
 
 class ToolArgs(BaseModel):
@@ -114,6 +115,23 @@ class ReadArgs(ToolArgs):
     last: int = Field(default=30, ge=1, le=200, description="lines; default 30")
 
 
+class ReserveArgs(ToolArgs):
+    """Reserve paths so that no other agent edits them. Use it before longer edits. Do not use it to read.
+
+    Returns until when; or who holds them: split the work or wait.
+    """
+
+    paths: list[str] = Field(min_length=1, max_length=MOST_PATHS, description="files, folders or globs")
+    why: str = Field(max_length=300, description="a few words")
+    minutes: float = Field(default=60, gt=0, le=MAX_MINUTES, description="default 60, at most 480")
+
+
+class ReleaseArgs(ToolArgs):
+    """Release what you reserved. Use it once you are done there. Do not edit there afterwards. Returns the paths."""
+
+    paths: list[str] = Field(default=[], max_length=MOST_PATHS, description="default: all")
+
+
 WAIT_MS: Final = 610_000
 """How long, in ms, the plugin waits for a tool that may wait for a person: a little longer than the tool itself
 waits."""
@@ -129,6 +147,8 @@ TOOLS: Final[dict[str, type[ToolArgs]]] = {
     "notify_user": NotifyArgs,
     "checkpoint_ask": AskArgs,
     "stream_read": ReadArgs,
+    "reserve": ReserveArgs,
+    "release": ReleaseArgs,
 }
 
 

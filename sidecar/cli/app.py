@@ -70,6 +70,7 @@ COMMANDS = (
         module="work.checkpoints",
     ),
     Row("notices", LOOK, ("notices", "notices --json"), module="work.notices"),
+    Row("reservations", LOOK, ("reservations", "reservations --release ses_1a2b"), module="work.reservations"),
     Row("agents", CHECK, ("agents", "agents --check agents/watch.py:Watcher")),
     Row("status", CHECK, ("status",)),
     Row("doctor", CHECK, ("doctor",)),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -31,11 +30,6 @@ LOOK_SECONDS: Final = 1.0
 RETRY: Final = Retry(1.0, 60.0, jitter=0.2)
 
 
-def machine_of(config: TeamConfig) -> str:
-    """What the team calls this machine."""
-    return config.machine or socket.gethostname()
-
-
 class Team:
     """A component: the copy of ``[team]``, which has a database. Import this file only then."""
 
@@ -44,7 +38,7 @@ class Team:
     ) -> None:
         self._store, self._identity, self._address = store, identity, place_of(config.database)
         self._reader = LogReader(home.store_path)
-        self._machine = machine_of(config)
+        self._machine = config.machine_name
 
         def copied(making: str, change: int) -> None:
             story.copied = making, change

@@ -29,7 +29,7 @@ SHIM = Path(__file__).resolve().parents[2] / "plugin-shim" / "src" / "plugin.js"
 EXECUTABLE = Path(sys.executable).with_name("durable-stream")
 PLUGIN = "durable-stream.js"
 
-_READING = ("checkpoints", "intents", "log", "query", "read", "status", "streams", "tree", "verify")
+_READING = ("checkpoints", "intents", "log", "query", "read", "reservations", "status", "streams", "tree", "verify")
 
 _DOES = {"--answer", "--apply", "--cancel", "--discard", "--resume", "--undo"}
 _DEEDS = ("forget", "fork", "prune", "spawn")

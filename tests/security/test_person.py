@@ -96,6 +96,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "agent_claim": ("claim", {"agent": "a"}),
     "checkpoint_answer": ("answer", {"checkpoint": "chk_1", "answer": ["once"]}),
     "dlq_drop": ("drop", {"letter": "a"}),
+    "reservation_release": ("release", {"session": "a"}),
     "forget": ("forget", {"streams": []}),
     "fork": ("fork", {"stream": "ses_1", "event": "1"}),
     "intent_apply": ("apply", {"intent": "int_1"}),
@@ -109,7 +110,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The requests that destroy or decide for a person: the deed, and arguments."""
 FREE = {
-    *("agents", "checkpoints", "intents", "metrics", "mirror", "nats", "ping", "requests"),
+    *("agents", "checkpoints", "intents", "metrics", "mirror", "nats", "ping", "requests", "reservations"),
     *("status", "dlq_redrive", "import_file", "import_history", "mark", "notify_test", "send", "signal"),
     *("stop", "turn_stop"),
 }

@@ -55,7 +55,7 @@ LOOKING = ("prune --older-than 1s", f"forget {STREAM}")
 
 ELSEWHERE = {"verify", "stop", "play", "demo", "install", "uninstall", "metrics", "agents", "send", "spawn"}
 ELSEWHERE |= {"fork", "signal", "notify", "import", "replay", "inspect", "dlq show", "dlq redrive", "dlq drop"}
-ELSEWHERE |= {"mirror status", "mirror verify", "mirror rebuild", "pin", "unpin", "name"}
+ELSEWHERE |= {"mirror status", "mirror verify", "mirror rebuild", "pin", "unpin", "name", "reservations"}
 """They do not open the log, or need more than a log and have tests of their own."""
 
 BROKEN: tuple[State, ...] = (journal_gone, database_gone)

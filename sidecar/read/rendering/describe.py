@@ -243,6 +243,16 @@ def _message(payload: dict[str, Any]) -> Line:
     return _said("message", "plain", "text")(payload)
 
 
+def _paths(label: str, tone: Tone, more: str) -> Callable[[dict[str, Any]], Line]:
+    """Paths that a session reserved, with one more field."""
+
+    def line(payload: dict[str, Any]) -> Line:
+        paths = ", ".join(map(_text, as_list(payload.get("paths"))))
+        return Line(label, _joined(paths, _text(payload.get(more)), " · "), tone)
+
+    return line
+
+
 def _retried(payload: dict[str, Any], ts: int = 0) -> Line:
     attempt, at_ms = payload.get("attempt"), payload.get("at_ms")
     label = f"retries ({amount(attempt - 1)})" if is_number(attempt) else "retries"
@@ -431,6 +441,9 @@ KINDS: dict[str, Kind] = {
     "gardener.failed": Kind(_said("a step failed", "quiet", "session")),
     "gardener.turn": Kind(_said("turn", "quiet", "session")),
     "gardener.own": Kind(_said("own", "quiet", "id")),
+    "reservation.granted": Kind(_paths("reserved", "plain", "title"), is_news=True),
+    "reservation.refused": Kind(_paths("not reserved", "bad", "code"), is_news=True),
+    "reservation.released": Kind(_paths("released", "quiet", "by")),
     "signal.raised": Kind(_said("signal", "plain", "name"), is_news=True),
 }
 

@@ -30,7 +30,7 @@ from sidecar.home import Home
 from tests.sidecar.background.orchestrations import orchestration
 from tests.sidecar.background.support import Bench
 
-MOST_TOKENS = 1500
+MOST_TOKENS = 1850
 
 
 def tokens(text: str) -> int:
@@ -179,6 +179,8 @@ def arguments(tool: str, named: str) -> dict[str, Any]:
         "notify_user": {"message": named},
         "checkpoint_ask": {"question": named},
         "stream_read": {"stream": named},
+        "reserve": {"paths": [named], "why": named},
+        "release": {"paths": [named]},
     }[tool]
 
 
