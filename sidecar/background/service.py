@@ -112,7 +112,7 @@ class DurableStream:
         more_tools: Mapping[str, Any] = MappingProxyType({}),
         has_gardener: bool = False,
         scripts_may: Collection[Deed] = (),
-        machine: str = "",
+        machine: str,
     ) -> None:
         self.agent = IntentAgent(config)
         self.works = Works(lambda: self.data, state)

@@ -20,7 +20,7 @@ from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.works import Works
 from sidecar.background.messages.wording import inline
 from sidecar.background.reservations.agent import NAME, Held, State
-from sidecar.background.reservations.paths import folded, shown
+from sidecar.background.reservations.paths import BadPath, folded, shown
 from sidecar.background.reservations.project import Project, path_in, project_of
 from sidecar.background.tools import ReleaseArgs, ReserveArgs
 from sidecar.link.links import ShimConnection
@@ -81,11 +81,11 @@ class Desk:
         """Reserve paths for a session that works in ``directory``; returns a sentence for the model.
 
         Raises:
-            RequestError: the log that has the reservations did not answer.
-            BadPath, InputRefused, AgentFailed, StreamError: nothing is reserved.
+            RequestError: a path is not in the project, or the log that has the reservations did not answer.
+            InputRefused, AgentFailed, StreamError: nothing is reserved.
         """
         project = await self._project(session, directory)
-        paths = [await asyncio.to_thread(path_in, project.root, directory, each) for each in args.paths]
+        paths = await asyncio.to_thread(_paths, project.root, directory, args.paths)
         _, *above = self._works.above(session)
         about = {"paths": paths, "minutes": args.minutes, "why": inline(args.why, _TITLE), "above": above[:50]}
         records = await self._send(session, project.key, "reserve", {**about, "title": self._title(session)}, key)
@@ -103,7 +103,7 @@ class Desk:
     async def release(self, session: str, directory: str, args: ReleaseArgs, key: str) -> str:
         """Release what a session holds; returns a sentence for the model. Raises what ``reserve`` raises."""
         project = await self._project(session, directory)
-        paths = [await asyncio.to_thread(path_in, project.root, directory, each) for each in args.paths]
+        paths = await asyncio.to_thread(_paths, project.root, directory, args.paths)
         records = await self._send(session, project.key, "release", {"paths": paths}, key)
         gone = [path for each in records for path in each.event.payload["paths"]]
         return f"Released: {', '.join(map(shown, gone))}." if gone else "Nothing of yours was reserved there."
@@ -268,6 +268,13 @@ class Desk:
             known = await asyncio.to_thread(project_of, directory, self._machine)
             self._places[directory] = (now, known)
         return known
+
+
+def _paths(root: str, directory: str, given: Sequence[str]) -> list[str]:
+    try:
+        return [path_in(root, directory, each) for each in given]
+    except BadPath as error:
+        raise RequestError(error.code, str(error)) from None
 
 
 def _time(ms: int) -> str:

@@ -144,6 +144,7 @@ async def orchestration(
         links=lambda: links,
         delivers=lambda link: True,
         runtime=lambda: run.runtime,
+        machine="here",
     )
     made.hosts = host  # type: ignore[assignment]
     kinds = {**made.kinds, **HostActs(made.hosts, made._said, made.people.toasts.append).kinds}
