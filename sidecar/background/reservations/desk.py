@@ -153,10 +153,11 @@ class Desk:
             InputRefused, AgentFailed, StreamError: see ``Runtime.command``.
         """
         rows = [each for each in self.rows() if each["session"].startswith(args.session)]
-        if len({each["session"] for each in rows}) != 1:
-            why = "more than one session" if rows else "no session"
-            text = f"{why} that holds something has an id that begins with {args.session[:60]!a}"
-            raise RequestError("ambiguous" if rows else "no-reservation", f"{text}; see `durable-stream reservations`")
+        named = f"has an id that begins with {args.session[:60]!a}; see `durable-stream reservations`"
+        if not rows:
+            raise RequestError("no-reservation", f"no session that holds something {named}")
+        if len({each["session"] for each in rows}) > 1:
+            raise RequestError("ambiguous", f"more than one session that holds something {named}")
         for project, machine, whose in {(each["project"], each["machine"], each["session"]) for each in rows}:
             payload = {"project": project, "machine": machine, "session": whose, "by": "user"}
             await self._runtime().command(NAME, Command(f"free:{self._identity.ulid()}", "release", payload))
