@@ -46,6 +46,14 @@ _WEIGHTS: Final = {"human.input": 3, "execution.output": 2, "agent.input": 2, "e
 """What people and agents said tells more than what a tool returned. All else often has only the title."""
 
 
+_PLACES: Final = f"SELECT key, stream, directory FROM place WHERE {ALIVE}"  # noqa: S608
+_SESSIONS: Final = f"SELECT name, key, parent, place, agent, model FROM session WHERE named = 1 AND {ALIVE}"  # noqa: S608
+_KEYS: Final = f"SELECT key, name FROM session WHERE name IN (SELECT value FROM json_each(:names)) AND {ALIVE}"  # noqa: S608
+_AGENTS: Final = f"SELECT DISTINCT session, agent, model FROM turn WHERE {ALIVE} AND agent <> ''"  # noqa: S608
+_TURNS: Final = f"""SELECT session, message, agent, model FROM turn WHERE {ALIVE} AND agent <> ''
+    AND session IN (SELECT value FROM json_each(:keys)) AND message IN (SELECT value FROM json_each(:names))"""  # noqa: S608
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What somebody typed. All ``words`` must be there; what stands in quotes is one. Times are in ms since 1970.
@@ -67,6 +75,12 @@ class Asked:
     def is_of_events(self) -> bool:
         """Whether events are asked for, and not sessions alone."""
         return bool(self.words or "tool" in self.filters or "failed" in self.filters)
+
+    def is_of(self, project: str | None, agent: str, model: str) -> bool:
+        """Whether a turn fits; ``None``: its project is known to fit."""
+        values = {"project": project, "agent": agent, "model": model}
+        found = ((values[name], self.filters[name]) for name in _OF_SESSIONS if name in self.filters)
+        return all(value is None or text in value.casefold() for value, text in found)
 
     def fits(self, record: Record) -> bool:
         """Whether an event fits, apart from the session that it is of."""
@@ -103,10 +117,15 @@ async def search(reader: LogReader, text: str, now_ms: int) -> dict[str, Any]:
     that were understood, and ``faults``. Without a text, the newest sessions."""
     wanted = asked(text, now_ms)
     records = await _failures(reader, wanted) if "failed" in wanted.filters else await _with_words(reader, wanted)
-    hits = [record for record in records if wanted.fits(record)]
 
-    fitting, titled = await ask_story(reader, lambda story: (_fitting(story, wanted), _titled(story, wanted)))
-    groups = await ask_catalog(reader, lambda catalog: _groups(catalog, wanted, hits, fitting, titled))
+    def question(story: Snapshot) -> tuple[list[Record], dict[str, str] | None, dict[str, str]]:
+        fitting = _fitting(story, wanted)
+        hits = _in_turns(story, wanted, [record for record in records if wanted.fits(record)], fitting)
+        return hits, fitting, _titled(story, wanted, fitting)
+
+    hits, fitting, titled = await ask_story(reader, question)
+    streams = None if fitting is None else {*fitting.values()}
+    groups = await ask_catalog(reader, lambda catalog: _groups(catalog, wanted, hits, streams, titled))
     about = {"words": wanted.words, "filters": [*wanted.filters.items()], "faults": wanted.faults}
     return about | {"groups": groups, "is_all": len(records) < LOOKED}
 
@@ -138,19 +157,62 @@ async def _failures(reader: LogReader, wanted: Asked) -> list[Record]:
     return await ask_story(reader, question)
 
 
-def _fitting(story: Snapshot, wanted: Asked) -> set[str] | None:
-    """The names of the sessions that an operator names; ``None`` if none of them is about sessions."""
+def _fitting(story: Snapshot, wanted: Asked) -> dict[str, str] | None:
+    """The sessions that an operator names, each with its stream; ``None`` if none of them is about sessions. Each agent
+    and each model that had a turn in a session counts."""
     of = {name: wanted.filters[name] for name in _OF_SESSIONS if name in wanted.filters}
     if not of:
         return None
-    directories = dict(story.sql(f"SELECT key, directory FROM place WHERE {ALIVE}", n=story.head))  # noqa: S608
-    rows = story.sql(f"SELECT name, place, agent, model FROM session WHERE named = 1 AND {ALIVE}", n=story.head)  # noqa: S608
-    values = ((name, {"project": directories.get(place, ""), "agent": a, "model": m}) for name, place, a, m in rows)
-    return {name for name, value in values if all(text in value[of_].casefold() for of_, text in of.items())}
+    places = {key: at for key, *at in story.sql(_PLACES, n=story.head)}
+    rows = {name: row for name, *row in story.sql(_SESSIONS, n=story.head)}
+    had: dict[int, set[tuple[str, str]]] = {}
+    for key, agent, model in story.sql(_AGENTS, n=story.head) if of.keys() != {"project"} else ():
+        had.setdefault(key, set()).add((agent, model))
+
+    def directory(name: str) -> str:
+        """That of the session, or of the one that started it."""
+        seen = set[str]()
+        while name in rows and name not in seen:
+            seen.add(name)
+            _, parent, place, _, _ = rows[name]
+            if places[place][1]:
+                return str(places[place][1])
+            name = parent or ""
+        return ""
+
+    def is_of(name: str, key: int, agent: str, model: str) -> bool:
+        project = directory(name) if "project" in of else ""
+        return any(wanted.is_of(project, *each) for each in ((agent, model), *had.get(key, ())))
+
+    return {name: places[place][0] for name, (key, _, place, *own) in rows.items() if is_of(name, key, *own)}
 
 
-def _titled(story: Snapshot, wanted: Asked) -> dict[str, str]:
-    """The sessions that have every word in their title, each with its stream."""
+def _in_turns(story: Snapshot, wanted: Asked, hits: list[Record], fitting: dict[str, str] | None) -> list[Record]:
+    """Those of the events that are in a session that fits, and in a turn of the agent and the model."""
+    if fitting is None:
+        return hits
+    about = [(record, str(record.event.payload.get("session") or record.event.stream_id)) for record in hits]
+    about = [(record, session) for record, session in about if session in fitting]
+    names = orjson.dumps([*{session for _, session in about}]).decode()
+    keys = {name: key for key, name in story.sql(_KEYS, n=story.head, names=names)}
+    turns = {}
+    for record, session in about:
+        message = record.event.payload.get("turn") or record.event.payload.get("message")
+        if isinstance(message, str):
+            turns[record.position] = (keys[session], message)
+    given = {"keys": orjson.dumps([*keys.values()]).decode()}
+    given["names"] = orjson.dumps([*{message for _, message in turns.values()}]).decode()
+    known = {(session, message): own for session, message, *own in story.sql(_TURNS, n=story.head, **given)}
+
+    def is_of(record: Record) -> bool:
+        agent, model = known.get(turns.get(record.position, (0, "")), ("", ""))
+        return not agent or wanted.is_of(None, agent, model)
+
+    return [record for record, _ in about if is_of(record)]
+
+
+def _titled(story: Snapshot, wanted: Asked, fitting: dict[str, str] | None) -> dict[str, str]:
+    """The sessions that fit and have every word in their title, each with its stream."""
     if not wanted.words or not {"tool", "failed"}.isdisjoint(wanted.filters):
         return {}
     words = [word.casefold() for word in wanted.words]
@@ -158,7 +220,8 @@ def _titled(story: Snapshot, wanted: Asked) -> dict[str, str]:
         f"SELECT name, place, title || ' ' || label FROM session WHERE named = 1 AND {ALIVE}",  # noqa: S608
         n=story.head,
     )
-    found = {name: place for name, place, title in titles if all(word in title.casefold() for word in words)}
+    some = ((name, place, title.casefold()) for name, place, title in titles if fitting is None or name in fitting)
+    found = {name: place for name, place, title in some if all(word in title for word in words)}
     newest_ones = dict([*found.items()][-4 * MOST_SESSIONS :])
     named = "SELECT key, stream FROM place WHERE key IN (SELECT value FROM json_each(:keys))"
     streams = dict(story.sql(named, keys=orjson.dumps([*newest_ones.values()]).decode()))
@@ -166,22 +229,22 @@ def _titled(story: Snapshot, wanted: Asked) -> dict[str, str]:
 
 
 def _groups(
-    catalog: Catalog, wanted: Asked, hits: Iterable[Record], fitting: set[str] | None, titled: dict[str, str]
+    catalog: Catalog, wanted: Asked, hits: Iterable[Record], streams: set[str] | None, titled: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """The sessions that are shown, each with its events, the best first."""
+    """The sessions that are shown, each with its events, the best first. Without words, those of ``streams``."""
     by_stream: dict[str, list[Record]] = {}
     for record in hits:
         by_stream.setdefault(record.event.stream_id, []).append(record)
     names = [*{**by_stream, **dict.fromkeys(titled.values())}]
     if not wanted.is_of_events:
         some = (name for name in catalog.newest_first() if not is_agents(name))
-        names = [*islice((name for name in some if fitting is None or name in fitting), RECENT)]
+        names = [*islice((name for name in some if streams is None or name in streams), RECENT)]
     catalog.read(names)
     groups: dict[str, dict[str, Any]] = {}
     for name in names:
         root = catalog.root_stream(name)
         own, stream = catalog.own_session(root), catalog.streams.get(root)
-        if own is None or stream is None or (fitting is not None and own.id not in fitting):
+        if own is None or stream is None:
             continue
         if not wanted.is_of_events and wanted.since is not None and stream.last_ts < wanted.since:
             continue

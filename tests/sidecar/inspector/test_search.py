@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from sidecar.inspector.search import asked, snippet
+from sidecar.inspector.search import asked, search, snippet
+from sidecar.read.select import open_reader
+from tests.sidecar.inspector.conftest import ROOT
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000
@@ -39,3 +43,16 @@ def test_a_snippet_is_cut_around_the_text() -> None:
         "…" + "x" * 60 + "Needle" + "y" * 60 + "…"
     )
     assert snippet({"needle": "a key, not a value"}, "needle") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "agents"),
+    [("agent:general", {""}), ("agent:general login", {"general"}), ("agent:build login", {"build", "user"})],
+)
+async def test_an_agent_is_found_in_the_turns_that_it_had(filled: Path, text: str, agents: set[str]) -> None:
+    """Also one that worked in a child session only; of a session with several agents, only the turns of this one."""
+    reader = open_reader(filled / "store")
+    found = {group["stream_id"]: group["hits"] for group in (await search(reader, text, NOW))["groups"]}
+    actors = {str((await reader.find_event(hit["event"])).event.actor) for hit in found[ROOT]}  # type: ignore[union-attr]
+    await reader.close()
+    assert (actors or {""}) <= agents | {"opencode"} and bool(actors) == ("login" in text)
