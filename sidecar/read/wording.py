@@ -15,6 +15,9 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 UNKNOWN = "?"
 """What stands for a number that cannot be true: absurd, negative or no number at all."""
 
+_HALF = 1e-9
+"""So that half a cent is rounded up, as the page does."""
+
 _LONGEST_MS = 366 * 86_400_000
 """A turn or a call that took longer did not: the clock was set."""
 
@@ -188,9 +191,12 @@ def plain_money(cost: float) -> str:
 
 
 def money(cost: float) -> str:
-    """US dollars: ``-`` for nothing, two decimals for a dollar or more, four for less; ``?`` if it cannot be true."""
+    """US dollars with two decimals: ``-`` for nothing, ``<$0.01`` below half a cent; ``?`` if it cannot be true.
+
+    Every cost that a person sees comes from here, or from ``money`` in the page's ``lib.js``, which does the same.
+    """
     if not cost:
         return "-"
     if not can_be(cost, 1000 * MOST_COST):
         return UNKNOWN
-    return f"${cost:.2f}" if cost >= 0.995 else f"${cost:.4f}"
+    return f"${cost + _HALF:.2f}" if cost >= 0.005 else "<$0.01"

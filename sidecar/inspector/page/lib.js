@@ -126,10 +126,11 @@ export function span(ms) {
   return hours < 48 ? `${hours}h ${pad(Math.floor((seconds % 3600) / 60))}m` : `${Math.floor(hours / 24)}d ${pad(hours % 24)}h`;
 }
 
+/** US dollars, the same as those of `money` in `wording.py`, but for nothing. */
 export function money(cost) {
   if (!cost) return UNKNOWN;
-  if (cost > 1e9) return "?";
-  return cost >= 0.995 ? `$${cost.toFixed(2)}` : `$${cost.toFixed(4)}`;
+  if (!(cost > 0 && cost <= 1e9)) return "?";
+  return cost >= 0.005 ? `$${(cost + 1e-9).toFixed(2)}` : "<$0.01";
 }
 
 export function amount(count) {

@@ -47,7 +47,7 @@ def line(type_: str, **payload: Any) -> Line:
         ("turn.started", {"model": {"provider": "p", "model": "m"}, "trigger": "prompt"}, "turn: p/m"),
         ("turn.started", {"trigger": "compaction"}, "turn: compaction"),
         ("turn.ended", {"outcome": "completed", "steps": 1, "cost": 0.0123, "tokens": {"input": 1500, "output": 7}},
-         "turn end: completed · 1 step · 1.5k in, 7 out, $0.0123"),
+         "turn end: completed · 1 step · 1.5k in, 7 out, $0.01"),
         ("execution.step", {"kind": "inference", "finish": "stop",
                             "tokens": {"input": 7, "output": 5, "cache": {"read": 92000, "write": 993}}},
          "model: stop · 93.0k in (92.0k cached), 5 out"),
@@ -148,7 +148,7 @@ def test_a_clock_that_was_set_is_told() -> None:
 
 def test_short_forms() -> None:
     assert short_type("lifecycle.session.created") == "session.created"
-    assert [money(x) for x in (0, 0.00123, 12.3)] == ["-", "$0.0012", "$12.30"]
+    assert [money(x) for x in (0, 0.00123, 0.005, 12.3)] == ["-", "<$0.01", "$0.01", "$12.30"]
     assert [amount(x) for x in (987, 12_345, 4_500_000)] == ["987", "12.3k", "4.5M"]
     assert [bytes_text(x) for x in (0, 12_600, 2**32)] == ["0 B", "12.3 KiB", "4.0 GiB"]
     assert [ago(x) for x in (5, 300_000, 7_200_000, 86_400_000 * 12)] == ["just now", "5m ago", "2h ago", "12d ago"]

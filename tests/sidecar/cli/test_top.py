@@ -86,7 +86,7 @@ def test_what_a_session_spent_in_all_is_shown(busy_home: Path) -> None:
     asyncio.run(append(busy_home / "store", [[event] for event in made]))
     used = {"root": "ses_parent", "sessions": 2, "tokens": 3000, "cost": 0.5, "ran": 0}
     assert json.loads(run(busy_home, "top", "--json").out)["roots"] == [used]
-    assert "3.0k\t$0.5000\tses_parent" in run(busy_home, "top").out
+    assert "3.0k\t$0.50\tses_parent" in run(busy_home, "top").out
     assert json.loads(run(busy_home, "intents", "int_two", "--json").out)["spent"] == used
     assert json.loads(run(busy_home, "intents", "--json").out.splitlines()[-1])["spent"] == used
     assert "2 started" in run(busy_home, "intents", "int_two").out
@@ -117,7 +117,7 @@ def test_an_intent_in_full_says_what_it_used_and_what_it_waits_for(busy_home: Pa
         return run(busy_home, "intents", name).out, json.loads(run(busy_home, "intents", name, "--json").out)["waits"]
 
     text, waits = shown("int_asks")
-    assert "used        1m, 1.5k of 9.0k tokens, $0.2500\n" in text
+    assert "used        1m, 1.5k of 9.0k tokens, $0.25\n" in text
     assert "waits for   your answer to chk_one: p asks for permission: bash rm -rf build\n" in text
     assert waits == [{"for": "answer", "id": "chk_one", "text": "p asks for permission: bash rm -rf build"}]
     text, waits = shown("int_queued")

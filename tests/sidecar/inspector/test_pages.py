@@ -10,7 +10,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect
 
 from sidecar.home import Home
-from sidecar.read.wording import ago, lasted
+from sidecar.read.wording import ago, lasted, money
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from tests.bridge.opencode.playing2 import play2
@@ -94,7 +94,7 @@ def test_two_thousand_sessions_are_grouped_and_filtered(browser: Browser, tmp_pa
         expect(page.locator(".days [aria-pressed=true]")).to_have_count(1)
 
 
-def test_the_page_and_the_terminal_tell_durations_and_ages_the_same(page: Page, served: Served) -> None:
+def test_the_page_and_the_terminal_tell_durations_ages_and_costs_the_same(page: Page, served: Served) -> None:
     page.goto(served.base)
     spans = [
         -1,
@@ -122,6 +122,9 @@ def test_the_page_and_the_terminal_tell_durations_and_ages_the_same(page: Page, 
     ages = [0, 59_000, 60_000, 7_200_000, 10 * 86_400_000]
     shown = "async (all) => { const lib = await import('/page/lib.js'); return all.map((ms) => lib.ago(1, ms + 1)); }"
     assert page.evaluate(shown, ages) == [ago(ms) for ms in ages]
+    costs = [0, 1e-9, 0.00499, 0.005, 0.125, 0.375, 0.994, 0.995, 1.005, 12.3, 1e9, 1e10, -1]
+    shown = "async (all) => { const lib = await import('/page/lib.js'); return all.map(lib.money); }"
+    assert page.evaluate(shown, costs) == [money(cost).replace("-", "–") for cost in costs]
 
 
 def test_the_palette_finds_events_by_session_and_opens_one_at_its_turn(page: Page, served: Served) -> None:
@@ -259,6 +262,21 @@ def test_a_call_and_a_file_tell_who_allowed_them_and_who_changed_them(page: Page
     page.goto(f"{served.base}/s/{ROOT}/events")
     page.locator("tr", has_text="git commit").last.click()
     expect(page.locator(".detail .chain").first).to_contain_text("once")
+
+
+def test_why_is_a_graph_across_sessions_down_and_up(page: Page, served: Served, filled: Path) -> None:
+    asked = run(filled, "query", "login test fails", "--type", "human.input", "--json").objects()[0]
+    page.goto(f"{served.base}/e/{asked['event']['id']}")
+    expect(page.locator(".up")).to_have_text(TITLE)
+    expect(page.locator(".chain h2")).to_have_text(["Why it happened", "What came of it"])
+    effects = page.locator(".chain ol").last.locator("li")
+    expect(effects).to_contain_text(["turn", "spawns", "prompt", "turn end"])
+    expect(page.locator(".chain path")).to_have_count(page.locator(".chain li").count() - 1)
+    effects.filter(has_text="Look at login.py").last.locator("a").first.click()
+    expect(page.locator(".up a").last).to_contain_text("Look at login.py")
+    expect(page.locator(".chain ol").first).to_contain_text("The login test fails")
+    page.locator(".up a").first.click()
+    expect(page.locator("h1")).to_have_text(TITLE)
 
 
 def test_forks_and_background_work_are_beside_the_session(browser: Browser, tmp_path: Path) -> None:
