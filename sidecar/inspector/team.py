@@ -42,7 +42,7 @@ class HomeRow(Protocol):
 class Team(Protocol):
     """A connection to the team, which reads the home that it was turned to last. All of it blocks."""
 
-    def homes(self) -> list[Any]: ...
+    def homes(self, machine: str | None = None, /) -> list[Any]: ...
     def turn_to(self, home: Any, /) -> None: ...
     def reader(self, home: Any, /) -> LogReader: ...
     def let_go(self) -> None: ...
@@ -53,17 +53,21 @@ async def _refused(*_: Any) -> dict[str, Any]:
 
 
 class TeamData:
-    """``open_team`` makes a connection; one reads, and one looks for news."""
+    """``open_team`` makes a connection; one reads, and one looks for news. Of a team, ``only`` one machine is shown."""
 
     is_team = True
     look_seconds = 1.0
     act = staticmethod(_refused)
 
     def __init__(
-        self, open_team: Callable[[], Team], now_ms: Callable[[], int], patience: float = PATIENCE_SECONDS
+        self,
+        open_team: Callable[[], Team],
+        now_ms: Callable[[], int],
+        patience: float = PATIENCE_SECONDS,
+        only: str | None = None,
     ) -> None:
         self._team, self._news, self._now_ms, self._patience = open_team(), open_team(), now_ms, patience
-        self._turn = asyncio.Lock()
+        self._turn, self._only = asyncio.Lock(), only
         self._data: dict[int, Data] = {}
         self._kept: dict[tuple[str, int], tuple[list[int], Any]] = {}
         self.warnings: dict[str, str | None] = {}
@@ -71,7 +75,7 @@ class TeamData:
     def head(self) -> Any:
         """See ``Data``; also when the team cannot be read any more, and when it can be again."""
         try:
-            return [(each.home, each.state) for each in self._news.homes()]
+            return [(each.home, each.state) for each in self._news.homes(self._only)]
         except StreamError as error:
             return error.code
 
@@ -101,10 +105,11 @@ class TeamData:
         if name == "diff/{name}":
             await _refused()  # only the home has it
         async with self._turn:
-            homes = [each for each in await asyncio.to_thread(self._team.homes) if machine in (None, each.machine)]
+            homes = await asyncio.to_thread(self._team.homes, self._only)
             self.warnings = {"log-behind": _behind(homes)}
             found: list[tuple[str, Any]] = []
-            missed = [SelectError("no-log", "the team has no home yet")] if not homes else []
+            homes = [each for each in homes if machine in (None, each.machine)]
+            missed = [SelectError("no-log", "the team has no such home yet")] if not homes else []
             try:
                 for home in homes:
                     try:

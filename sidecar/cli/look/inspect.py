@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared import complete
-from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.command import RUNS, MachineOption, Run, TeamFlag, note
 
 if RUNS:
     from collections.abc import Mapping
+    from contextlib import closing
 
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.identity import own_identity
@@ -36,9 +37,8 @@ async def inspect(
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in your browser.")] = True,
-    of_team: Annotated[
-        bool, typer.Option("--team", help="Show the homes of all machines, from the team's Postgres.")
-    ] = False,
+    of_team: TeamFlag = False,
+    of_machine: MachineOption = None,
 ) -> None:
     """Look at what agents did and why, in your browser: live, and at any moment of the past.
 
@@ -65,8 +65,8 @@ async def inspect(
                 note(f"The browser is not opened, because {leading} cannot be written ({error.strerror}).")
 
     data: Data | TeamData
-    if of_team:
-        data = _team(run)
+    if of_team or of_machine is not None:
+        data = _team(run, of_machine)
     else:
         data = Data(home.path, run.reader, own_identity().now_ms, send, lambda: gather_status(home))
     path = await data.ask(lambda each: _path(each.reader, name), None, "path", {}) if name is not None else "/"
@@ -78,13 +78,16 @@ async def inspect(
             leading.unlink(missing_ok=True)
 
 
-def _team(run: Run) -> TeamData:
-    from sidecar.cli.shared.team import team_config
+def _team(run: Run, machine: str | None) -> TeamData:
+    from sidecar.cli.shared.team import homes_of, team_config
 
     config = team_config(run)
     from sidecar.team.reading import Reading  # it loads psycopg
 
-    return TeamData(lambda: Reading(config), own_identity().now_ms)
+    if machine is not None:  # a typing error is told now, and not by an empty page
+        with closing(Reading(config)) as reading:
+            homes_of(reading, machine)
+    return TeamData(lambda: Reading(config), own_identity().now_ms, only=machine)
 
 
 async def _path(reader: LogReader, name: str) -> str:

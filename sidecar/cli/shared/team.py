@@ -91,10 +91,19 @@ def for_each_home(run: Run, machine: str | None, work: Callable[[], Any]) -> int
     from sidecar.team.reading import Reading
 
     with closing(Reading(config)) as reading:
-        found = reading.homes(machine)
-        if not found:
-            raise Failure("not-found", "the team has no home" + (f" of a machine {machine!r}" if machine else ""))
-        return _for_each(run, reading, found, work)
+        return _for_each(run, reading, homes_of(reading, machine), work)
+
+
+def homes_of(reading: Reading, machine: str | None) -> list[TeamHome]:
+    """The homes of a machine of the team, or of all machines.
+
+    Raises:
+        Failure: there is none.
+    """
+    found = reading.homes(machine)
+    if not found:
+        raise Failure("not-found", "the team has no home" + (f" of a machine {machine!r}" if machine else ""))
+    return found
 
 
 def _for_each(run: Run, reading: Reading, found: list[TeamHome], work: Callable[[], Any]) -> int:

@@ -24,6 +24,7 @@ from sidecar.team.reading import Reading
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
 from tests.postgres import Postgres
+from tests.sidecar.cli.helpers import run
 from tests.sidecar.inspector.conftest import WAIT_MS, aside, chromium, inspecting
 from tests.sidecar.team.homes import CopiedHome
 from tests.sidecar.team.test_reading import MACHINES, TwoHomes, rounded, running, team
@@ -54,7 +55,8 @@ async def pages(team: tuple[Postgres, TwoHomes]) -> AsyncIterator[Pages]:
         readings.append(Reading(server.config()))
         return readings[-1]
 
-    yield {**{name: build(data) for name, data in own.items()}, "team": build(TeamData(open_team, lambda: NOW))}
+    of_team = {"team": TeamData(open_team, lambda: NOW), "one machine": TeamData(open_team, lambda: NOW, only="ada")}
+    yield {**{name: build(data) for name, data in own.items()}, **{name: build(each) for name, each in of_team.items()}}
     for each in readings:
         each.close()
     for data in own.values():
@@ -115,6 +117,14 @@ async def test_a_session_is_shown_as_at_home(pages: Pages) -> None:
                 path = f"s/{row['stream_id']}/{what}"
                 asked_for = f"{path}{'&' if '?' in path else '?'}machine={machine}"
                 assert await got(pages["team"], asked_for) == await got(pages[machine], path), path
+
+
+async def test_one_machine_is_shown_alone(pages: Pages, team: tuple[Postgres, TwoHomes]) -> None:
+    found = (await got(pages["one machine"], "sessions"))["sessions"]
+    assert len(found) == len((await got(pages["ada"], "sessions"))["sessions"]) and found[0]["machine"] == "ada"
+    assert (await asked(pages["one machine"], f"s/{found[0]['stream_id']}/head?machine=bob"))[1]["code"] == "no-log"
+    refused = run(team[1].reader, "inspect", "--no-browser", "--machine", "eve")
+    assert (refused.code, "[not-found]" in refused.err) == (1, True)
 
 
 async def test_what_cannot_be_shown_or_done(pages: Pages) -> None:
@@ -230,7 +240,7 @@ class Stuck:
     def __init__(self) -> None:
         self.go = threading.Event()
 
-    def homes(self) -> list[Any]:
+    def homes(self, machine: str | None = None, /) -> list[Any]:
         assert self.go.wait(WAIT_MS / 1000)
         return []
 
