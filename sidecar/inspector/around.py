@@ -11,6 +11,7 @@ from sidecar.read.changes.edits import file_changes
 from sidecar.read.find_by_id import ask_catalog, newest
 from sidecar.read.story.catalog import Catalog
 from sidecar.read.views import SessionView
+from sidecar.read.wording import one_line
 from streams.log.reader import LogReader
 from streams.query import Filter
 from streams.store import Record
@@ -55,6 +56,23 @@ def relatives(catalog: Catalog, work: State, session: str, now: int) -> list[dic
         found += row(catalog.sessions.get(name), "background", status=intent.state, **title)
     for each in catalog.forks(session):
         found += row(each, "fork")
+    return found
+
+
+def changed_by(work: State, session: str, since: int, now: int) -> list[dict[str, Any]]:
+    """The background work of a session that ended between two moments and changed files: ``session, title, count,
+    files, diff, is_cut, applied``. It is ``applied`` (ms UTC) once a person took the changes over, or if there was no
+    copy."""
+    found = []
+    for name, each in background_of(work, session, now).items():
+        files = each.changes.get("files") or [{"file": file} for file in each.edited]
+        if not files or each.ended is None or not since < each.ended <= now:
+            continue
+        about = {"count": len(files), "files": files, "diff": "", "is_cut": False}
+        about |= {key: each.changes[key] for key in about if key in each.changes}
+        applied = each.ended if each.edited else each.applied
+        about["applied"] = applied if applied is not None and applied <= now else None
+        found.append({"session": name, "title": each.title or one_line(each.prompt), **about})
     return found
 
 

@@ -13,14 +13,15 @@ from typing import Any, Final
 from sidecar.background.intents.state import State
 from sidecar.background.own_ids import of_person
 from sidecar.background.reading import background_of, diff_of, newest_of_intents, read_intents
-from sidecar.inspector.around import relatives, roots_of, shown_status
+from sidecar.inspector.around import changed_by, relatives, roots_of, shown_status
 from sidecar.inspector.beside import beside
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
 from sidecar.inspector.listed import Kept, listed
+from sidecar.inspector.once import Once
 from sidecar.inspector.search import search
 from sidecar.inspector.spending import RANGES, Spending
 from sidecar.inspector.working import running_in, working
-from sidecar.read.find_by_id import SelectError, ask_catalog, find_event, is_there, newest
+from sidecar.read.find_by_id import SelectError, ask_catalog, find_event, is_there
 from sidecar.read.kinds import is_agents
 from sidecar.read.past.lanes import with_background
 from sidecar.read.past.moment import head
@@ -38,7 +39,6 @@ from sidecar.read.transcript.model import Reading, Turn
 from sidecar.read.wording import one_line, printable
 from streams.errors import StreamError
 from streams.log.reader import LogReader
-from streams.query import Filter
 from streams.store import Record
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -100,6 +100,7 @@ class Data:
         self._work: tuple[int, Any, State] | None = None
         self._spending = Spending(reader)
         self._kept: Kept = {}
+        self._once = Once(reader)
         self._beside: dict[Any, dict[str, Any]] = {}
 
     async def ask(self, question: Question, *_: Any) -> Any:
@@ -135,9 +136,13 @@ class Data:
 
     async def sessions(self) -> dict[str, Any]:
         """Every root session, the newest first, and the work that each of them started."""
-        state = await self._intents()
-        found, self._kept = await ask_catalog(self.reader, lambda catalog: listed(catalog, state, self._kept))
-        return found | {"now": self._now_ms()}
+
+        async def made() -> dict[str, Any]:
+            state = await self._intents()
+            found, self._kept = await ask_catalog(self.reader, lambda catalog: listed(catalog, state, self._kept))
+            return found
+
+        return await self._once.get("sessions", made) | {"now": self._now_ms()}
 
     async def search(self, text: str) -> dict[str, Any]:
         """What the palette finds: see ``search``."""
@@ -173,8 +178,10 @@ class Data:
         for each in found["sessions"]:
             each["status"] = shown_status(each["status"], known[each["id"]])
             each["title"] = named[each["id"]].title if each["id"] in named else each["title"]
-        # A person who is asked is waited for until now, although nothing is recorded meanwhile.
-        found["waiting_ms"] += past.at(at).waits * max(now - found["ts"], 0)
+        # Turns run and a person is waited for until now, although nothing is recorded meanwhile.
+        since = max(now - found["ts"], 0)
+        found["waiting_ms"] += past.at(at).waits * since
+        found["working_ms"] += sum(each.is_turn_open for each in known.values()) * since
         own = {each["id"] for each in found["sessions"]}
         found["beside"] = [each for each in relatives(past.catalog, work, past.session, now) if each["id"] not in own]
         is_told = past.upto(at) < past.count or not past.story.is_here
@@ -240,6 +247,9 @@ class Data:
             own = ((name, past.of(name)) for name in background_of(work, past.session, now))
             background = ((name, spans_of(Timeline(each.at()))) for name, each in own if each is not None)  # not pruned
             spans = with_background(past.session, spans_of(timeline), background, now)
+            for span in spans:
+                if span.kind == "session":  # as in the head, a title that came later tells which session it is
+                    span.name = past.catalog.sessions[span.session].title or span.name
             offered = {"turns": timeline.turns(past.session, now, OFFERED), "earlier": timeline.is_longer(MOST_SPANS)}
             return drawn(spans, now, width, begin, end) | offered
 
@@ -257,12 +267,16 @@ class Data:
 
     async def files(self, given: str, at: int | None, since: int, marks: int | None = None) -> dict[str, Any]:
         """The files that agents changed in the records after ``since``, up to ``at``, with approvals: the last turns
-        with diffs, and how many earlier ones are left out."""
+        with diffs, and how many earlier ones are left out; in ``work``, what the background work did that ended
+        meanwhile."""
+        state = await self._intents()
 
         def answer_of(past: Past) -> dict[str, Any]:
-            changes = Changes(past.at(at), past.position(since))
+            changes, now = Changes(past.at(at), past.position(since)), self._now(past, at)
             turns = [turn.as_json() for turn in changes.turns(MOST_CHANGED, with_diffs=True)]
-            return {"turns": turns, "left_out": changes.count() - len(turns), "totals": changes.totals()}
+            work = changed_by(state, past.session, past.last_ts(since) if since else 0, now)
+            about = {"left_out": changes.count() - len(turns), "totals": changes.totals(), "work": work}
+            return {"turns": turns, **about}
 
         return await self._shown(given, answer_of, at, marks)
 
@@ -292,25 +306,22 @@ class Data:
     # --- one event ---
 
     async def event(self, given: str) -> dict[str, Any]:
-        """One record with its content in parts, what led to it, and what followed from it."""
-        from sidecar.read.causes import asked_for, causes, with_approvals
+        """One record with its content in parts, what led to it, and what followed from it: see ``reasons``."""
+        from sidecar.inspector.reasons import reasons
+        from sidecar.read.causes import asked_for
 
         record = await find_event(self.reader, given)
-        chain = await with_approvals(self.reader, await causes(self.reader, record))
-        root, _ = (await roots_of(self.reader, [record]))[record.event.stream_id]
-        effects, _ = await newest(self.reader, Filter(causation_id=record.event.id), MOST_ROWS, after=record.position)
+        root, title = (await roots_of(self.reader, [record]))[record.event.stream_id]
         found, [allowed] = detail(record.event), await asked_for(self.reader, [record])
         return {
             "record": record.as_json(),
-            "row": row_of(record),
             "root": root,
+            "title": title,
             "number": await self._number(root, record),
             "parts": [{"kind": part.kind, "text": printable(part.text)} for part in found.parts],
             "facts": [[name, one_line(str(value))] for name, value in found.facts]
             + [["allowed", one_line(f"{each.what}: {each.text}")] for each in allowed],
-            "causes": [row_of(each) for each in chain[:-1]],
-            "effects": [row_of(each) for each in effects],
-        }
+        } | await reasons(self.reader, record)
 
     async def _number(self, root: str, record: Record) -> int | None:
         if is_agents(root):
@@ -321,7 +332,11 @@ class Data:
 
     async def work(self) -> dict[str, Any]:
         """Background work, what waits for a person, and the messages about it."""
-        return await working(self.reader, await self._intents(), self._now_ms())
+
+        async def made() -> dict[str, Any]:
+            return await working(self.reader, await self._intents())
+
+        return await self._once.get("work", made) | {"now": self._now_ms()}
 
     async def diff(self, given: str) -> dict[str, str]:
         """The whole diff of what a piece of background work changed, for whoever decides whether to apply it."""

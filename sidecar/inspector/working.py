@@ -30,8 +30,8 @@ LINES: Final = 4
 _SHOWN: Final = ("human.input", "agent.input", "execution.output", "execution.step")
 
 
-async def working(reader: LogReader, state: State, now: int) -> dict[str, Any]:
-    """Background work, what waits for a person, and the messages, as of ``now``."""
+async def working(reader: LogReader, state: State) -> dict[str, Any]:
+    """Background work, what waits for a person, and the messages."""
     asks, listed = await waiting(reader), [as_row(each) for each in state.intents.values()]
 
     def known(catalog: Catalog) -> tuple[list[dict[str, Any]], dict[str, SessionView]]:
@@ -53,7 +53,7 @@ async def working(reader: LogReader, state: State, now: int) -> dict[str, Any]:
             row["lines"] = [row_of(each) for each in last]
     notices = [row | {"text": unwrapped(row["text"])} for row in (await read_notices(reader))[-MOST_NOTICES:]]
     asked = {"checkpoints": [await _ask(reader, each, sessions.get(each.session or "")) for each in asks]}
-    return {**asked, "intents": listed[::-1], "hosts": hosts[::-1], "notices": notices[::-1], "now": now}
+    return {**asked, "intents": listed[::-1], "hosts": hosts[::-1], "notices": notices[::-1]}
 
 
 def running_in(sessions: Iterable[SessionView]) -> list[dict[str, Any]]:

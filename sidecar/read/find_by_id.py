@@ -86,6 +86,11 @@ def is_there(session: SessionView) -> bool:
     return not session.pid or still_runs(session.pid, session.turn_ms)
 
 
+def still_run(processes: Collection[tuple[int, int]]) -> bool:
+    """Whether all of these OpenCodes run: see ``Catalog.processes``."""
+    return all(still_runs(*each) for each in processes)
+
+
 async def find_stream(reader: LogReader, given: str) -> str:
     """The stream that ``given`` names.
 

@@ -5,6 +5,7 @@ import { detailOf } from "/page/event.js";
 import { ago, amount, clock, cut, day, diffOf, entitle, get, h, money, plural, span, status, sync, tokensOf } from "/page/lib.js";
 import { slider } from "/page/slider.js";
 import { timeline } from "/page/timeline.js";
+import { filesOf } from "/page/work.js";
 
 const ROWS = 100; // of events, at first
 const REST = 300; // ms
@@ -194,10 +195,14 @@ export async function session(name, tab = "conversation") {
     }
   }
 
-  /** Select the event with a number. */
+  /** Select the event with a number, and go to it in the conversation: a child session there opens. */
   async function show(number) {
     const { rows } = await get(`${path}/events`, { at: number, first: number });
-    if (rows.length) select(rows[0].id);
+    if (!rows.length) return;
+    select(rows[0].id);
+    if (shown !== "conversation") return;
+    target = rows[0].id;
+    await drawBody();
   }
 
   /** Show who changed a file, in all sessions. */
@@ -311,7 +316,7 @@ const VIEWS = {
     if (drawn.stamp === stamp) return drawn.view;
     drawn.stamp = stamp;
     const between = since === null ? "" : ` between events ${since} and ${upto}`;
-    if (!found.turns.length) return (drawn.view = h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`));
+    if (!found.turns.length && !found.work.length) return (drawn.view = h("p", { class: "empty" }, `No agent changed a file with a tool${between || " until then"}. What commands changed is not known.`));
     const counted = found.totals;
     const counts = ({ added, removed }) => (added === null ? h("span", { class: "faint" }, "rewritten") : [h("span", { class: "good" }, `+${added}`), " ", h("span", { class: "bad" }, `−${removed}`)]);
     const asked = (each, event) => h("p", { class: "asked" }, h("button", { class: "link", onclick: () => select(event) }, replied(each)), h("span", {}, ` ${each.asked}`));
@@ -330,6 +335,12 @@ const VIEWS = {
           ]),
         ]),
         turn.decisions.map((each) => asked(each, each.event)),
+      ]),
+      found.work.map((each) => [
+        h("h2", {}, "In the background: ", h("a", { class: "link", dir: "auto", href: `/s/${encodeURIComponent(each.session)}` }, cut(each.title || each.session, 200))),
+        h("p", { class: each.applied ? "good" : "quiet" }, `${plural(each.count, "file")} ${each.applied ? `in your files since ${day(each.applied)} ${clock(each.applied)}` : "in a private copy; not applied"}`),
+        each.diff ? filesOf(each.diff, each.files) : each.files.map((file) => h("p", { class: "file" }, h("code", {}, file.file))),
+        each.is_cut ? h("p", { class: "faint" }, "The rest of the diff is left out.") : null,
       ]),
     ));
   },

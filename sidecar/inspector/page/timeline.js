@@ -25,7 +25,7 @@ function view(ask, select, columns) {
   const map = h("div", { class: "map", role: "group", "aria-label": "All turns", hidden: true });
   const whole = h("div", { hidden: true }, map, h("div", { class: "filters" }, pick, out), facts, chain, readout, picture);
   const element = h("div", { class: "timeline" }, empty, whole);
-  const hint = "Drag over a stretch, or press z on a bar, to see what it amounts to; + and − zoom, as the wheel does over the map.";
+  const hint = matchMedia("(pointer: coarse), (max-width: 560px)").matches ? "Drag over a stretch, or choose a turn, to see what it amounts to." : "Drag over a stretch, or press z on a bar, to see what it amounts to; + and − zoom, as the wheel does over the map.";
   let found = null;
   let range = null;
   let asked = 0;

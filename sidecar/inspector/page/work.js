@@ -62,11 +62,12 @@ const names = ({ files, count }) => files.map((each) => each.file).join(", ") + 
 async function showChanges(each, apply) {
   const { diff } = await get(`diff/${encodeURIComponent(each.id)}`);
   const about = h("p", { class: "quiet" }, `This changes ${plural(each.changes.count, "file")} in ${each.directory}. What you changed there since then stays; if both changed the same lines, nothing is applied.`);
-  const files = diff.replace(/\n$/, "").split(/\n(?=diff --git )/).map((part) => fileOf(part, each.changes.files));
-  decide("Apply these changes to your files?", [about, files], `Apply ${plural(each.changes.count, "changed file")}`, apply);
+  decide("Apply these changes to your files?", [about, filesOf(diff, each.changes.files)], `Apply ${plural(each.changes.count, "changed file")}`, apply);
 }
 
-/** One file of a diff, which can be folded. */
+/** The files of a diff, each of which can be folded. */
+export const filesOf = (diff, files) => diff.replace(/\n$/, "").split(/\n(?=diff --git )/).map((part) => fileOf(part, files));
+
 function fileOf(part, files) {
   const [head] = part.split("\n", 1);
   const file = files.find((each) => head === `diff --git a/${each.file} b/${each.file}`) ?? { file: head.replace("diff --git ", "") };
@@ -118,14 +119,14 @@ function ask(each, now, press) {
 }
 
 function job(each, now, press, depth) {
-  const ran = each.host ? each.ran : each.ran_ms;
+  const ran = each.host ? each.ran : each.ran_ms + (isOpen(each) && each.since ? Math.max(now - each.since, 0) : 0);
+  const spent = [ran ? span(ran) : "", each.wall_ms ? `of ${span(each.wall_ms)}` : ""].filter(Boolean).join(" ");
   const facts = [
     each.host ? "OpenCode's own" : "",
     each.model || each.agent,
     each.tokens ? `${amount(each.tokens)} tokens` : "",
     each.cost ? money(each.cost) : "",
-    ran ? span(ran) : "",
-    each.wall_ms ? `of ${span(each.wall_ms)}` : "",
+    spent,
     each.asks > 0 ? "waiting for you" : each.shown === each.state ? "" : each.shown,
   ].filter(Boolean);
   const changes = each.changes?.count;
@@ -159,7 +160,7 @@ const message = (each, now) =>
     "div",
     { class: "hit" },
     h("span", { class: "faint" }, `${each.kind === "wake" ? "to a session" : "to you"} · ${each.state}`),
-    h("span", { class: "snippet", title: each.text }, cut(each.text, 300)),
+    h("span", { class: "snippet", title: each.text }, cut(each.text.split(/\n[^\n]*:\n> diff --git /)[0], 300)),
     h("span", { class: "faint" }, ago(each.queued, now)),
     h("span", { class: "faint" }, each.channels.map((one) => `${one.channel}: ${one.state}`).join(", ")),
   );

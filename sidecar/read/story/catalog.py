@@ -376,6 +376,11 @@ class Catalog(Sessions):
         found = self._some(open_) if self._is_now else self.sessions.values()
         return [session for session in found if session.is_turn_open]
 
+    def processes(self) -> list[tuple[int, int]]:
+        """The OpenCodes of this machine in which a turn is open: the pid of each and when the turn began, in ms since
+        1970."""
+        return [(each.pid, each.turn_ms) for each in self.at_work() if each.pid and self._still_runs]
+
     def _some(self, where: str, **given: Any) -> list[SessionView]:
         return self.sessions.know(self.views(self._session_rows(where, **given)))
 

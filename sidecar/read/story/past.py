@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import orjson
 
@@ -20,8 +20,8 @@ from streams.errors import CorruptLog
 from streams.log.reader import LogReader
 from streams.store import NOTHING, Record
 
-CHUNK: Final = 500
-"""How many positions are read at once."""
+FIRST, CHUNK = 16, 500
+"""How many records are read at once: a few at first, because two runs may differ from the beginning on."""
 
 
 T = TypeVar("T")
@@ -166,17 +166,21 @@ class Past:
         """
         by, _, keys = self._rows
         query = f"SELECT n FROM moment WHERE {by} = :key AND n > :after ORDER BY n LIMIT :most"  # noqa: S608
-        left, after = self.upto(end) - max(begin, 0), self.position(begin)
+        left, after, most = self.upto(end) - max(begin, 0), self.position(begin), FIRST
         while left > 0:
-            given = {"after": after, "most": min(left, CHUNK)}
+            given = {"after": after, "most": min(left, most)}
             found = sorted(n for key in keys for (n,) in self.story.sql(query, key=key, **given))[: given["most"]]
+            try:
+                known = self.story.records(found)
+            except CorruptLog:
+                known = {}  # those before the damaged one are read alone
             for after in found:
                 try:
-                    yield self.story.records([after])[after]
+                    yield known.get(after) or self.story.record(after)
                 except CorruptLog as error:
                     self.fault = self.fault or error
                     return
-            left -= len(found)
+            left, most = left - len(found), min(2 * most, CHUNK)
 
     def marks(self, first: int = 0) -> list[tuple[int, str]]:
         """The number of each record that a person may want to jump to, and what it is, without the ``first`` ones."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -76,6 +76,7 @@ ANSWERS = """
 .said .task { list-style: none; margin-inline-start: -1.2em; }
 .said { margin: .8em 0; } .said blockquote { border: 0 solid var(--line); border-inline-start-width: 3px; padding: 0;
   margin: .6em 0; padding-inline-start: 1em; }
+.said sup { line-height: 1; } .said .footnote { font-size: .85em; color: var(--remark); }
 .said hr { border: 0; border-top: 1px solid var(--line); } .said ul, .said ol { padding-inline-start: 1.6em; }
 .code .k { color: var(--key); } .code .s { color: var(--text-of); } .code .n { color: var(--number); }
 .code .c { color: var(--remark); font-style: italic; } pre .b { font-weight: 700; }
@@ -146,6 +147,38 @@ def _shaped(tokens: Sequence[Token]) -> None:
                 part.attrs = {} if is_image(to) else {"href": to, "target": "_blank", "rel": _BESIDE}
 
 
+def _raised(tokens: Sequence[Token]) -> None:
+    """Raise the marks of footnotes, such as ``[^1]``. A line that begins with one and a colon is the note itself."""
+    inlines = [(before, token) for before, token in pairwise(tokens) if token.type == "inline"]
+    noted = {found[1] for _, token in inlines for found in _NOTE.finditer(token.content)}
+    for before, token in inlines:
+        if before.type == "paragraph_open" and _NOTE.match(token.content):
+            before.attrSet("class", "footnote")
+        made = list[Token]()
+        for part in token.children or ():
+            last, names, text = made[-1].type if made else "softbreak", noted, part.content
+            if last == "link_open" and text.startswith("^"):  # a note that is an address alone is a link to the parser
+                names, text = {text[1:]}, f"[{text}]"
+            elif last in _BREAKS:
+                text = _NOTE.sub(r"[^\1]", text)
+            if part.type != "text" or not names:
+                made.append(part)
+                continue
+            for number, each in enumerate(_MARK.split(text)):
+                if number % 2 and each in names:
+                    made += [Token("sup_open", "sup", 1), _plain(each), Token("sup_close", "sup", -1)]
+                elif each:
+                    made.append(_plain(f"[^{each}]" if number % 2 else each))
+        token.children = made
+
+
+def _plain(text: str) -> Token:
+    return Token("text", "", 0, content=text)
+
+
+_MARK = re.compile(r"\[\^([^\]\[\s^]{1,40})\]")
+_NOTE = re.compile(rf"^{_MARK.pattern}:[ \t]+", re.MULTILINE)
+_BREAKS = ("softbreak", "hardbreak")
 _BESIDE = "noopener noreferrer nofollow"
 _TICKS = {"[ ] ": "☐", "[x] ": "☑"}
 _CELLS = ("td_open", "th_open")
@@ -198,6 +231,7 @@ def markdown_html(text: str) -> str:
     if not is_whole(tokens):
         return f"<pre>{escape(text)}</pre>"
     _shaped(tokens)
+    _raised(tokens)
     return printable(str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})))
 
 
@@ -243,7 +277,7 @@ def _rendered(piece: Piece, reading: Reading) -> Iterator[str]:
             yield f'<p class="ask{" waiting" * (piece.of.state == "waiting")}"{mark}>{_text(facts)}{about}</p>'
         case "notice":
             bad = " bad" * (piece.of.what in ("error", "gap"))
-            yield f'<p class="end{bad}">{local_time(piece.of.ts, "%H:%M:%S")} {_text(text)}</p>'
+            yield f'<p class="end{bad}"{_id(piece)}>{local_time(piece.of.ts, "%H:%M:%S")} {_text(text)}</p>'
         case "end":
             yield f'<p class="end{" bad" * (facts == "failed")}">{_text(text)}</p>'
         case "call":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 
 from sidecar.inspector import listed
 from sidecar.inspector.data import Data
+from sidecar.inspector.once import Once
 from sidecar.read.find_by_id import open_reader
 from streams.event import StreamEvent
+from streams.identity import system_identity
 from tests.sidecar.cli.helpers import append
 from tests.sidecar.cli.test_costs import DAY, begun, happened, step, work
 from tests.sidecar.inspector.test_spending import ended
+from tests.streams.builders import event
 
 
 async def nothing(*_: Any) -> dict[str, Any]:
@@ -57,3 +61,32 @@ def test_what_is_kept_is_what_would_be_read(tmp_path: Path, few: int, monkeypatc
     assert rows["ses_two"]["title"] == "About m2" and rows["ses_two"]["status"] == "failed"
     assert rows["ses_two"]["sessions"] == 2
     assert rows["ses_one"]["title"] == "Mine" and rows["ses_one"]["background"] == 1
+
+
+async def test_many_tabs_share_an_answer_until_the_log_changes_or_an_opencode_ends(tmp_path: Path) -> None:
+    home, made = tmp_path / "home", 0
+    home.mkdir(mode=0o700)
+    opencode = subprocess.Popen(["sleep", "600"])
+    about: dict[str, Any] = {"ts": system_identity().now_ms(), "metadata": {"pid": opencode.pid}}
+    open_ = event(stream="ses_one", type_="turn.started", payload={"session": "ses_one", "message": "m"}, **about)
+    reader = open_reader(home / "store")
+    once = Once(reader)
+
+    async def make() -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        return {"made": made}
+
+    async def asked() -> set[int]:
+        return {each["made"] for each in await asyncio.gather(*(once.get("list", make) for _ in range(10)))}
+
+    try:
+        await append(home / "store", [[begun("ses_one")], [open_]])
+        assert await asked() == await asked() == {1}
+        await append(home / "store", [[begun("ses_two")]])
+        assert await asked() == await asked() == {2}
+    finally:
+        opencode.kill()
+        opencode.wait()
+    assert await asked() == await asked() == {3}
+    await reader.close()

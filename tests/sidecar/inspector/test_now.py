@@ -42,6 +42,16 @@ def happened() -> list[StreamEvent]:
     add("ses_ask", "workflow.checkpoint", state="asked", metadata={"command": "git push"}, **asked)
     add("ses_ask", "execution.output", kind="text", text="It came later.", turn="q", message="b")
 
+    add("ses_top", "lifecycle.session.created", title="Top", directory="/shop", lineage="root", agent="build")
+    add("ses_top", "turn.started", message="t", agent="build", model={"provider": "mock", "model": "mock-1"})
+    add("ses_top", "agent.spawned", turn="t", message="a", call="c2", child="ses_sub", description="Look", agent="plan")
+    add("ses_top", "lifecycle.session.created", session="ses_sub", title="Sub", parent="ses_top", agent="plan")
+    add("ses_top", "turn.started", session="ses_sub", message="u", agent="plan")
+    failed = {"kind": "tool", "tool": "bash", "status": "error", "error": "no such file", "input": {"command": "ls x"}}
+    add("ses_top", "execution.step", session="ses_sub", turn="u", message="v", call="c3", **failed)
+    add("ses_top", "turn.ended", session="ses_sub", message="u", outcome="completed")
+    add("ses_top", "turn.ended", message="t", outcome="completed")
+
     def own(type_: str, **payload: Any) -> None:
         about = {"stream_id": "agent/intents", "actor": "intents", "source": {"agent": "intents", "adapter": "engine"}}
         made.append(identity.stamp({**about, "type": type_, "payload": payload, "metadata": {"role": "output"}}))
@@ -50,6 +60,13 @@ def happened() -> list[StreamEvent]:
     own("intent.created", intent="int_1", ts=1, **about)
     own("intent.starting", intent="int_1", ts=2, session="ses_run")
     own("intent.started", intent="int_1", ts=2, session="ses_run")
+    diff = "diff --git a/notes.md b/notes.md\n--- /dev/null\n+++ b/notes.md\n@@ -0,0 +1 @@\n+made in a copy\n"
+    changes = {"saved": True, "count": 1, "files": [{"file": "notes.md", "added": 1, "removed": 0}], "diff": diff}
+    about |= {"title": "Write notes", "parent": "ses_top", "root": "ses_top"}
+    own("intent.created", intent="int_2", ts=1, **about)
+    own("intent.starting", intent="int_2", ts=begun, session="ses_made")
+    own("intent.started", intent="int_2", ts=begun, session="ses_made")
+    own("intent.completed", intent="int_2", ts=begun + 100, result="Done.", changes=changes)
     return made
 
 
@@ -92,6 +109,25 @@ def test_work_shows_what_runs_and_what_was_said_before_an_ask(open_: tuple[Page,
     expect(ask.locator("pre")).not_to_contain_text("Another one.")
     expect(ask.locator("pre")).not_to_contain_text("It came later.")
     assert page.locator("#main img").count() == 0
+
+
+def test_an_error_in_a_child_session_is_shown_in_the_conversation(open_: tuple[Page, Served, list[str]]) -> None:
+    page, served, _ = open_
+    page.goto(f"{served.base}/s/ses_top")
+    failed = page.locator(".talk details .call .bad").first
+    expect(failed).to_be_hidden()
+    page.locator(".head .link.bad").click()
+    expect(failed).to_be_in_viewport()
+    expect(page.locator(".detail")).to_contain_text("no such file")
+
+
+def test_files_of_background_work_are_with_those_of_its_session(open_: tuple[Page, Served, list[str]]) -> None:
+    page, served, _ = open_
+    page.goto(f"{served.base}/s/ses_top/files")
+    expect(page.locator(".files .add")).to_have_text("+made in a copy")
+    expect(page.locator(".files")).to_contain_text("1 file in a private copy; not applied")
+    page.goto(f"{served.base}/s/ses_top/files?at=3")
+    expect(page.locator(".files, .empty")).not_to_contain_text("private copy")
 
 
 @pytest.mark.parametrize("width", [1024, 390])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.inspector.search import asked, search, snippet
-from sidecar.read.select import open_reader
+from sidecar.read.find_by_id import open_reader
 from tests.sidecar.inspector.conftest import ROOT
 
 NOW = 1_800_000_000_000
