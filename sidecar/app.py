@@ -279,6 +279,7 @@ async def _assemble(
         count=lambda what, of, much: metrics.count(what, of, much),
         remote=nats.calls(config.worker, identities.agents),
         owner_of=lambda agents: nats.owner(agents, config.worker),
+        team=config.team if config.team.database else None,
     )
     translator = Translator(
         identity, state, Means(redact.cleaned, asked=durable.asked, answered=durable.people.answered)
@@ -332,7 +333,7 @@ async def _assemble(
         team,
     )
     sidecar = Sidecar(home, outside, stopping, parts, token=token, port=config.link.port)
-    metrics = SidecarMetrics(sidecar.status, agents=worker.runtime.engines, kinds=worker.runtime.effects.kinds)
+    metrics = SidecarMetrics(sidecar.status, agents=worker.names(), kinds=worker.kinds)
     requests, answerers = sidecar.requests, durable.people.answerers
     SidecarRequests(sidecar, metrics, redact.clean, outside.now_ms).register(requests, answerers.only)
     worker.register(requests, answerers.only)
@@ -377,7 +378,7 @@ class _Consumers:
 
     async def start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(Tasks(self._serve()).cancel)
-        consumers = self._nats.consume(self._worker.reachable)
+        consumers = self._nats.consume(self._worker.reachable, self._worker.team, self._worker.shared)
         if consumers is not None:
             stack.push_async_callback(consumers.close)
 

@@ -255,6 +255,10 @@ class WorkerConfig(Section):
     internal_allowed: tuple[Action, ...] = ()
     """What agents of any home on the NATS server may do in this home, as tools."""
 
+    log: Literal["home", "team"] = "home"
+    """Where the agents' streams are: in this home's log, or in the team's Postgres, where any home of the team handles
+    a command. ``team`` needs ``[team]``."""
+
     policy: str | None = None
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 
@@ -333,6 +337,12 @@ class Config(Section):
     phantom: PhantomConfig = PhantomConfig()
     notify: NotifyConfig = NotifyConfig()
     gardener: GardenerConfig = GardenerConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.worker.log == "team" and not self.team.database:
+            raise ValueError('"team" needs `database` in [team]')
+        return self
 
 
 def secrets_of(config: Config) -> dict[str, str]:

@@ -24,7 +24,8 @@ def explain(
 ) -> tuple[str, str]:
     """Explain one of pydantic's errors about ``model``, the whole configuration: where and why, and the advice, which
     is empty for a flag."""
-    where = [str(part) for part in problem["loc"]]
+    # The one fault that concerns two sections has no place of its own.
+    where = [str(part) for part in problem["loc"]] or ["worker", "log"]
     key = ".".join(where)
     source, advice = _source(where, path, flags)
     if problem["type"] == "extra_forbidden":

@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.agent import Agent
+from sidecar.agents.effects.claims import Claims
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.loading import LoadError, UserAgent, UserEffect, load_agents, load_object
@@ -24,11 +25,15 @@ from sidecar.agents.owner import ALONE, SHARED, NotOwner, Owner
 from sidecar.agents.runtime import Runtime, UnknownAgent
 from sidecar.config import WorkerConfig
 from sidecar.home import Home
+from sidecar.notify_config import TeamConfig
 from sidecar.private_files import others_may_write
 from sidecar.registry import Args, NoArgs, Only, Requests
 from streams.bus.command import Command
 from streams.identity import Identity
 from streams.store import StreamStore
+
+if TYPE_CHECKING:
+    from sidecar.team.agents import TeamAgents
 
 log = logging.getLogger("sidecar.worker")
 
@@ -61,7 +66,11 @@ class LetterArgs(Args):
 
 
 class Worker:
-    """A component: all agents of the home, and their effects."""
+    """A component: all agents of the home, and their effects.
+
+    ``team`` is the team's Postgres, if there is one. The agents ``team_built_in`` run over the team's log, and so do
+    the user's if ``[worker]`` says so; their effects are those of ``[worker]`` and ``team_kinds``.
+    """
 
     def __init__(
         self,
@@ -76,28 +85,54 @@ class Worker:
         remote: Mapping[str, EffectKind] | None = None,
         count: Count = uncounted,
         owner_of: Callable[[Sequence[str]], Owner] = lambda agents: ALONE,
+        team: TeamConfig | None = None,
+        team_built_in: Sequence[Agent] = (),
+        team_kinds: Mapping[str, EffectKind] | None = None,
     ) -> None:
         self._identity = identity
         self.problems: list[dict[str, str]] = []
-        users = self._users_agents(home, config, {agent.name for agent in built_in})
+        taken = {agent.name for agent in (*built_in, *team_built_in)}
+        users = self._users_agents(home, config, taken)
+        is_shared = config.log == "team"
         self.users = [agent.name for agent in users]
         """The names of the user's agents."""
         self.served = self._users_effects(home, config.serves)
         """The tools that this home carries out for others, by their subjects."""
-        self.reachable = [*self.users, *(agent.name for agent in built_in if agent.name.startswith("tools-"))]
-        """The names of the agents that take messages from the NATS server."""
-        agents = [*built_in, *users]
+        self.reachable = [
+            *([] if is_shared else self.users),
+            *(agent.name for agent in built_in if agent.name.startswith("tools-")),
+        ]
+        """The names of this home's agents that take messages from the NATS server."""
+        self.shared = self.users if is_shared else []
+        """The names of the team's agents that do."""
         self._owner = owner_of(self.reachable)
+        effects, policy = self._users_effects(home, config.effects), self._policy(home, config.policy)
+        self.kinds = {*effects, *(remote or ()), *(kinds or ()), *(team_kinds or ())}
         self.runtime = Runtime(
             store,
             identity,
-            agents,
-            kinds={**self._users_effects(home, config.effects), **(remote or {}), **(kinds or {})},
+            [*built_in, *([] if is_shared else users)],
+            kinds={**effects, **(remote or {}), **(kinds or {})},
             clean=clean,
-            policy=self._policy(home, config.policy),
+            policy=policy,
             count=count,
             owner=self._owner,
         )
+
+        def make(log: StreamStore, claims: Claims) -> Runtime:
+            given = {**effects, **(team_kinds or {})}
+            return Runtime(log, identity, ours, kinds=given, clean=clean, policy=policy, count=count, claims=claims)
+
+        ours: list[Agent] = [*team_built_in, *(users if is_shared else [])]
+        self.team: TeamAgents | None = None
+        if team is not None and ours:
+            try:
+                from sidecar.team.agents import TeamAgents  # it loads psycopg
+
+                self.team = TeamAgents(team, ours, make, identity.ulid)
+            except ImportError as error:
+                reason = f"the extra `team` is not installed ({error})"
+                self.problems += [{"spec": agent.name, "reason": reason} for agent in ours]
 
     def _users_agents(self, home: Home, config: WorkerConfig, taken: set[str]) -> list[UserAgent]:
         loaded: dict[str, UserAgent] = {}
@@ -152,9 +187,19 @@ class Worker:
     async def start(self, stack: AsyncExitStack) -> None:
         await self.runtime.start()
         stack.push_async_callback(self.runtime.close)
+        if self.team is not None:
+            await self.team.start(stack)
 
     def owes(self) -> bool:
-        return self.runtime.owes()
+        return self.runtime.owes() or (self.team is not None and self.team.owes())
+
+    def names(self) -> list[str]:
+        """The names of all agents that were loaded."""
+        return [*self.runtime.engines, *(self.team.names if self.team is not None else ())]
+
+    def _of(self, agent: str) -> Runtime | TeamAgents:
+        """What runs an agent."""
+        return self.team if self.team is not None and agent in self.team.names else self.runtime
 
     # --- requests ---
 
@@ -170,12 +215,14 @@ class Worker:
     async def stop(self, args: StopArgs) -> dict[str, Any]:
         """End a turn of an agent before its time."""
         command = Command(f"stop:{args.turn}", "inbox.stop", {"reason": args.reason})
-        if not await self.runtime.stop(args.agent, args.turn, args.epoch, command):
+        if not await self._of(args.agent).stop(args.agent, args.turn, args.epoch, command):
             raise RequestError("no-turn", f"the agent {args.agent} has no open turn with this id and epoch")
         return {"stopped": True}
 
     async def claim(self, args: ClaimArgs) -> dict[str, Any]:
         """Take an agent from the home that owns it."""
+        if self._of(args.agent) is not self.runtime:
+            raise RequestError("not-allowed", f"the agent {args.agent} is the team's: every home handles its commands")
         if args.agent not in self.runtime.engines.keys() | SHARED:
             raise UnknownAgent(args.agent)
         if not await self._owner.claim(args.agent, CLAIM_SECONDS):
@@ -184,23 +231,36 @@ class Worker:
 
     async def redrive(self, args: LetterArgs) -> dict[str, Any]:
         """Hand a dead letter to its agent again. If the input fails again, it stays a dead letter."""
-        await self.runtime.until_level()
-        return {"letter": args.letter, "outcome": await self.runtime.redrive(args.letter)}
+        return {"letter": args.letter, "outcome": await (await self._with_letter(args.letter)).redrive(args.letter)}
 
     async def drop(self, args: LetterArgs) -> dict[str, Any]:
-        await self.runtime.until_level()
-        await self.runtime.drop(args.letter)
+        await (await self._with_letter(args.letter)).drop(args.letter)
         return {"letter": args.letter, "outcome": "dropped"}
+
+    async def _with_letter(self, letter: str) -> Runtime:
+        """The runtime that has a dead letter; the home's, if none has it.
+
+        Raises:
+            TeamUnavailable: only the team may have it, and cannot be asked now.
+        """
+        await self.runtime.until_level()
+        if letter not in self.runtime.view.dead and self.team is not None:
+            shared = await self.team.running()
+            await shared.until_level()
+            if letter in shared.view.dead:
+                return shared
+        return self.runtime
 
     def status(self) -> dict[str, Any]:
         """What ``status`` shows about agents: every agent, including those that could not be loaded."""
-        return {"agents": self.runtime.status(), "problems": self.problems}
+        rows = [*self.runtime.status(), *(self.team.status() if self.team is not None else ())]
+        return {"agents": rows, "problems": self.problems}
 
     async def send(self, args: SendArgs) -> dict[str, Any]:
         """Hand a command to an agent, as a person; answers when its results are durable."""
         key = args.key or self._identity.ulid()
         await self._owner.until_known(args.agent)  # a moment after the start, it may not be
-        handled = await self.runtime.command(args.agent, Command(f"cli:{key}", args.type, args.payload))
+        handled = await self._of(args.agent).command(args.agent, Command(f"cli:{key}", args.type, args.payload))
         # Only the command itself was recorded, so the agent has nothing to do for it.
         outcome = "ignored" if handled.outcome == "done" and len(handled.records) == 1 else handled.outcome
         return {"outcome": outcome, "key": key, "records": [record.as_json() for record in handled.records]}

@@ -72,7 +72,8 @@ class Engine:
     """Runs one agent over a store. Call ``start`` first. Bound to one event loop.
 
     Two engines may run the same agent over one store: the engine whose commit comes second reads what the first engine
-    recorded, and decides again.
+    recorded, and decides again. With ``others_write``, engines of other processes do; ``saw`` then keeps this one's
+    state level with what they record.
     """
 
     def __init__(
@@ -88,12 +89,15 @@ class Engine:
         count: Count = uncounted,
         owner: Owner = ALONE,
         stop: Stop = never,
+        others_write: bool = False,
     ) -> None:
         self.agent, self.name = agent, agent.name
         self._owner = owner
         self.position = NOTHING
         """The position in the log of the last event that this agent has finished."""
         self.last_error = ""
+        self._log_error = ""
+        """What was last wrong with the log itself."""
         self.is_broken = False
         """True if the agent can no longer apply its own history."""
         self._from_log = 0
@@ -102,7 +106,8 @@ class Engine:
         self._store, self._identity, self._clean = store, identity, clean
         self._count, self._stop = count, stop
         self._outbox = Outbox(agent.name, identity, clean, policy, is_local, max_depth)
-        self._history = History(agent, store)
+        self._others_write = others_write
+        self._history = History(agent, store, others_write)
         self.turns = self._history.turns
         self._decider = Decider(
             agent, store, self._outbox, self._restore_with, self.turns, max_depth=max_depth, stop=stop
@@ -185,7 +190,7 @@ class Engine:
         """
         async with self._deciding:
             self._check_owner()
-            if self._history.next < 0:
+            if self._history.next < 0 or self._others_write:
                 await self._restore()
             turns = self.turns
             if epoch != turns.epoch or not turns.is_open(turn):
@@ -267,7 +272,7 @@ class Engine:
         """
         if self.turns.awaits(event) or self.turns.refuses(event):
             return False
-        if self._waiting or not self._is_at_rest or self.is_broken or self._history.next < 0:
+        if self._waiting or not self._is_at_rest or self.is_broken or self._history.next < 0 or self._history.is_behind:
             return False
         if depth_of(event) >= self.max_depth:
             return False  # the queue records the refusal
@@ -313,17 +318,24 @@ class Engine:
         self._news.set()
         return future
 
+    def saw(self, record: Record) -> None:
+        """Note a record of the agent's stream, in the order of the log. No later event is decided without it."""
+        self._history.saw(record.offset)
+        if self._history.is_behind:
+            self._news.set()
+
     def reload(self) -> None:
         """Read the state again before the next input, because payloads were forgotten. Until then there is no
         snapshot, which would keep them."""
         self._is_stale = True
+        self._history.forget_before()
         self._news.set()
 
     # --- the loop ---
 
     async def _run(self) -> None:
         while True:
-            if self._is_stale:
+            if self._is_stale or self._history.is_behind:
                 self._is_stale = False
                 async with self._deciding:
                     await self._restore_or_break()
@@ -363,6 +375,7 @@ class Engine:
             self.is_broken = True
 
     async def _wait_for_the_log(self, group: list[_Waiting], error: StreamError) -> None:
+        self._log_error = str(error)[:300]
         self._fail([waiting for waiting in group if waiting.input.position is None], error)
         self._waiting.extendleft(reversed([waiting for waiting in group if waiting.input.position is not None]))
         if self._closing:
@@ -393,8 +406,9 @@ class Engine:
             self._fail(group, AgentFailed(self.name, self.last_error))
             return []
         self._check_owner()
-        if self._history.next < 0:
+        if self._history.next < 0 or self._history.is_behind:
             await self._restore()
+        self._history.remember(self.position)
         batch: list[StreamEvent] = []
         answers: list[tuple[_Waiting, Handled | Exception, int, int]] = []
         in_batch: dict[str, StreamEvent] = {}
@@ -476,9 +490,17 @@ class Engine:
     async def _restore_or_break(self) -> None:
         try:
             await self._restore()
+            if self.last_error == self._log_error:
+                self.last_error = ""
         except StreamError as error:
             self._history.next = -1
-            self.last_error = str(error)[:300]
+            self.last_error = self._log_error = str(error)[:300]
+            if self._others_write:  # a log that is elsewhere comes back by itself
+                asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_stale = True
+        self._news.set()
 
     async def _restore_with(self, batch: list[StreamEvent]) -> None:
         await self._restore()

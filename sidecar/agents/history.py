@@ -36,10 +36,14 @@ class HistoryBroken(Exception):
 
 
 class History:
-    """What one agent's stream holds, as far as it was read or written; and the agent's state at that place."""
+    """What one agent's stream holds, as far as it was read or written; and the agent's state at that place.
 
-    def __init__(self, agent: Agent, store: StreamStore) -> None:
-        self._agent, self._store = agent, store
+    ``others_write``: other processes append to the stream, too. The state of before a batch is then kept in memory, so
+    that what others wrote meanwhile is read from there on, and not from the last snapshot.
+    """
+
+    def __init__(self, agent: Agent, store: StreamStore, others_write: bool = False) -> None:
+        self._agent, self._store, self._others_write = agent, store, others_write
         self.cursor = f"agent-{agent.name}"
         """The name of the agent's cursor and of its snapshot."""
         self.next = 0
@@ -50,6 +54,26 @@ class History:
         self.since_snapshot = 0
         self.turns = Turns(agent.has_turns)
         self._last_own = NOTHING
+        self._seen = 0
+        """The offset after the last record that the reader of the log saw in the agent's stream."""
+        self._before: Snapshot | None = None
+        self._before_at = NOTHING
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the stream is known to have records that the state does not."""
+        return 0 <= self.next < self._seen
+
+    def saw(self, offset: int) -> None:
+        self._seen = max(self._seen, offset + 1)
+
+    def remember(self, reached: int) -> None:
+        """Keep the state in memory before a batch is decided, if the batch may come to nothing because of others."""
+        if self._others_write and self._before_at != self.next:
+            self._before, self._before_at = self._snapshot(self._last_own, reached), self.next
+
+    def forget_before(self) -> None:
+        self._before, self._before_at = None, NOTHING
 
     def appended(self, records: Sequence[Record]) -> None:
         self.next, self._last_own = records[-1].offset + 1, records[-1].position
@@ -71,7 +95,7 @@ class History:
         """
         self._forget()
         position = NOTHING
-        snapshot = await self._store.snapshot(self.cursor, SNAPSHOT_VERSION)
+        snapshot = self._before or await self._store.snapshot(self.cursor, SNAPSHOT_VERSION)
         if snapshot is not None:
             try:
                 kept = json.loads(snapshot.state)
@@ -105,9 +129,12 @@ class History:
             self.since_snapshot = 0
 
     async def put_snapshot(self, position: int, reached: int) -> None:
+        await self._store.put_snapshot(self.cursor, self._snapshot(position, reached))
+
+    def _snapshot(self, position: int, reached: int) -> Snapshot:
         kept = {"state": self._agent.state(), "next": self.next, "position": reached, "handled": self.handled}
         kept["turns"] = self.turns.dump()
-        await self._store.put_snapshot(self.cursor, Snapshot(SNAPSHOT_VERSION, position, canonical(kept)))
+        return Snapshot(SNAPSHOT_VERSION, position, canonical(kept))
 
     def _forget(self) -> None:
         self._agent.load(None)

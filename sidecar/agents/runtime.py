@@ -16,6 +16,7 @@ from typing import Any, Final
 from sidecar.agents.agent import Agent
 from sidecar.agents.chains import inherited
 from sidecar.agents.deciding import Handled
+from sidecar.agents.effects.claims import Claims
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
@@ -85,9 +86,12 @@ class Runtime:
         count: Count = uncounted,
         owner: Owner = ALONE,
         stop: Stop = never,
+        claims: Claims | None = None,
     ) -> None:
+        """``claims`` says who carries out an effect; ``None``: this process alone. If they are shared, other processes
+        run the same agents over the same log."""
         self._store, self._identity, self._clean, self.max_depth = store, identity, clean, max_depth
-        self._count = count
+        self._count, self._is_shared = count, claims is not None and claims.is_shared
         names = {agent.name for agent in agents}
         self.engines = {
             agent.name: Engine(
@@ -96,13 +100,15 @@ class Runtime:
                 identity,
                 clean=clean,
                 policy=policy,
-                is_local=names.__contains__,
+                # Another process may have an agent of the same log that this one does not have.
+                is_local=names.__contains__ if not self._is_shared else lambda name: True,
                 # The limit must end the loops of the user's agents, not the steps of background work, nor a question
                 # to a person at the end of a chain.
                 max_depth=max_depth if isinstance(agent, UserAgent) else max_depth + MAX_DEPTH,
                 count=count,
                 owner=owner,
                 stop=stop,
+                others_write=self._is_shared,
             )
             for agent in agents
         }
@@ -111,7 +117,7 @@ class Runtime:
         )
         self.view = RuntimeView()
         self.effects = EffectRunner(
-            store, identity, kinds or {}, clean=clean, policy=policy, count=count, owner=owner, stop=stop
+            store, identity, kinds or {}, clean=clean, policy=policy, count=count, owner=owner, stop=stop, claims=claims
         )
         self.effects.is_cut = lambda agent, request: agent in names and self.engines[agent].turns.has_cut(request)
         self._reading: asyncio.Task[None] | None = None
@@ -292,6 +298,11 @@ class Runtime:
         """Wait until every chain that was in the log at the start is known."""
         await self._level.wait()
 
+    async def until_ended(self) -> None:
+        """Wait until the log is not read any more; ``problem`` then says why."""
+        if self._reading is not None:
+            await asyncio.wait((self._reading,))
+
     async def until_level(self) -> None:
         """Wait until the view covers everything that is in the log now, but wait at most ``LEVEL_SECONDS``."""
         head, loop = self._store.head, asyncio.get_running_loop()
@@ -421,6 +432,8 @@ class Runtime:
             self.effects.offer(record)
         elif is_new and "cut" in event.metadata.get("turn", ()):
             await self.effects.end_turn(event.source.agent, str(event.correlation_id))
+        if self._is_shared:
+            await self._hear(record)
         receivers: Sequence[Engine] = () if event is self._unwanted else self._receivers(event)
         for engine in self.engines.values():
             if record.position <= engine.position or not engine.is_owned:
@@ -435,6 +448,21 @@ class Runtime:
         if record.position - self._kept >= KEEP_EVERY and (self._keeping is None or self._keeping.done()):
             # Do not wait for the disk here, because the next records would have to be read from the log meanwhile.
             self._keeping = asyncio.create_task(self._keep())
+
+    async def _hear(self, record: Record) -> None:
+        """Take note of what another process may have recorded for the same agents."""
+        event, payload = record.event, record.event.payload
+        for engine in self.engines.values():
+            if event.stream_id == agent_stream(engine.name):
+                engine.saw(record)
+        if event.type in _RESULTS and event.stream_id.endswith("/effects"):
+            if payload.get("final") is True:
+                self.effects.ended(str(payload.get("request")))
+            elif "resolved_by" in payload and (asked := self.view.effects.get(str(payload.get("request")))) is not None:
+                # A person wants another attempt, and the home that recorded this may be gone.
+                request = await self._in(asked.stream, asked.offset)
+                if request is not None:
+                    self.effects.offer(request)
 
     def _wants(self, event: StreamEvent) -> bool:
         if _concerns_agents(event):

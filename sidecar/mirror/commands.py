@@ -14,17 +14,18 @@ import asyncio
 import base64
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bridge.nats.l0.arriving import Undecodable, known_headers, read_command
 from bridge.nats.l0.calls import REPORT, STOP
 from bridge.nats.l0.payloads import PayloadError, Wakeup
 from bridge.nats.l0.payloads import Stop as StopTurn
 from bridge.nats.subjects import PROTOCOL_VERSION, WAKEUP, agent_pattern, consumer_name, escape
-from sidecar.agents.deciding import AgentFailed
+from sidecar.agents.deciding import AgentFailed, Handled
+from sidecar.agents.engine import Engine
 from sidecar.agents.inputs import InputRefused, digest
 from sidecar.agents.owner import NotOwner
 from sidecar.agents.runtime import Runtime
@@ -34,6 +35,8 @@ from streams.bus.command import Command
 from streams.bus.contract import Again, Delivery, Done, EventBus, Outcome, Poison
 from streams.bus.headers import MAX_HEADERS
 from streams.errors import StreamError
+from streams.store import Record
+from streams.trace import Chain
 
 log = logging.getLogger("sidecar.mirror")
 
@@ -60,6 +63,24 @@ DEAD_LETTER: Final = "DS-Dead-Letter"
 """The header of a dead letter's copy that holds the id of the dead letter's record in the log."""
 
 
+class Commanded(Protocol):
+    """What handles commands: a runtime, or what stands for one that may be away."""
+
+    max_depth: int
+
+    @property
+    def problem(self) -> str: ...
+    @property
+    def engines(self) -> Mapping[str, Engine]: ...
+    @property
+    def is_known(self) -> bool: ...
+    async def until_known(self) -> None: ...
+    async def command(self, agent: str, command: Command) -> Handled: ...
+    async def stop(self, agent: str, turn: str, epoch: int, command: Command) -> bool: ...
+    async def bury(self, agent: str, command: Command, reason: str, about: dict[str, Any], *, key: str) -> Record: ...
+    def chain(self, correlation_id: str) -> Chain | None: ...
+
+
 class CommandConsumers:
     """The subscriptions of a runtime's agents. Start them after the runtime, and close them before it. Bound to one
     event loop.
@@ -79,6 +100,10 @@ class CommandConsumers:
     ) -> None:
         names = list(runtime.engines) if agents is None else agents
         self._consumers = [_AgentConsumer(runtime, bus, name, owning, calls) for name in names]
+
+    def add(self, team: Commanded, bus: EventBus, agents: Sequence[str]) -> None:
+        """Take commands for agents of the team, too, which every home does: whichever gets one handles it."""
+        self._consumers += [_AgentConsumer(team, bus, name, None, None, is_shared=True) for name in agents]
 
     def start(self) -> None:
         """Start in the background."""
@@ -110,11 +135,13 @@ class CommandConsumers:
 class _AgentConsumer:
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Commanded,
         bus: EventBus,
         agent: str,
         owning: Owning | None,
         calls: RemoteCalls | None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._runtime, self._agent, self._owning, self._calls = runtime, agent, owning, calls
         self._retry = bus.retry
@@ -126,7 +153,7 @@ class _AgentConsumer:
         self._pattern = agent_pattern(agent)
         # The bus must not give up by itself: while the agent is broken, its commands wait.
         retry = replace(bus.retry, attempts=None)
-        self._commands = bus.subscribe(self._name, [self._pattern], self._handle, retry, exclusive=True)
+        self._commands = bus.subscribe(self._name, [self._pattern], self._handle, retry, exclusive=not is_shared)
         # The subscription for commands is always open, so a wakeup has nothing to wake, and is only taken away. One
         # that is lost, late or doubled changes nothing.
         wakeups = f"cg.{escape(PROTOCOL_VERSION)}.*.*.cmd.agent.{name}.{WAKEUP}"
@@ -250,7 +277,8 @@ class _AgentConsumer:
         return "accepted" if is_ours else "unknown-turn"
 
     async def _failed(self, delivery: Delivery, command: Command, reason: str) -> Outcome:
-        if self._runtime.engines[self._agent].is_broken:
+        engine = self._runtime.engines.get(self._agent)
+        if engine is None or engine.is_broken:
             # The agent is broken, not the command, so let its commands wait until the agent works again.
             return Again(self._retry.longest_s)
         if not self._retry.is_last(delivery.attempt):
@@ -276,7 +304,7 @@ class _AgentConsumer:
 
 
 async def recorded(
-    runtime: Runtime,
+    runtime: Commanded,
     name: str,
     delivery: Delivery,
     reason: str,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sidecar.agents.runtime import Runtime
     from sidecar.mirror.actions import Answer
     from sidecar.mirror.calling import RemoteCalls, RemoteKind
-    from sidecar.mirror.commands import CommandConsumers
+    from sidecar.mirror.commands import CommandConsumers, Commanded
     from sidecar.mirror.deltas import DeltaStream
     from sidecar.mirror.follower import MirrorTask
     from sidecar.mirror.owning import Owning
@@ -194,8 +194,11 @@ class NatsService:
     def _owned(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:
         return run() if self._owning is None else self._owning.while_owned(name, run)
 
-    def consume(self, agents: Sequence[str]) -> CommandConsumers | None:
-        """Take commands for these agents from NATS, in the background. Close the result before the runtime.
+    def consume(
+        self, agents: Sequence[str], team: Commanded | None = None, shared: Sequence[str] = ()
+    ) -> CommandConsumers | None:
+        """Take commands for these agents from NATS, in the background. Close the result before the runtime. ``team``
+        runs the agents ``shared``, whose commands other homes take, too.
 
         Returns ``None`` if there is no connection or no agent.
         """
@@ -204,11 +207,13 @@ class NatsService:
         runtime = self._source.runtime()
         if self._owning is not None:
             self._owning.start(self._bus, runtime.own, runtime.resume)
-        if not agents:
+        if not agents and not shared:
             return None
         from sidecar.mirror.commands import CommandConsumers
 
         self.commands = CommandConsumers(runtime, self._bus, agents=agents, owning=self._owning, calls=self._calls)
+        if team is not None:
+            self.commands.add(team, self._bus, shared)
         self.commands.start()
         return self.commands
 

@@ -20,7 +20,7 @@ from streams.store import NOTHING, OnKnown, Record, Snapshot, Wanted, every_even
 from streams.stores.key_digest import key_digest
 from streams.stores.live import LiveTail
 from streams.stores.plan import encode_batch, equals, refuse_conflicts
-from streams.stores.sqlite.hints import CURSOR, SNAPSHOT, Kind, checked_name
+from streams.stores.sqlite.cursors_and_snapshots import CURSOR, SNAPSHOT, Kind, checked_name
 from streams.stores.sqlite.rows import record_of
 from streams.system.retry import Retry
 
@@ -152,6 +152,8 @@ class SharedLog(DatabaseElsewhere):
         self._closed = False
         self._looking: asyncio.Task[None] | None = None
         self._live = LiveTail(self._replayed)
+        self.problem = ""
+        """Why the head could not be read when it was last tried; empty if it could."""
         self.differences = 0
 
     async def open(self) -> None:
@@ -180,9 +182,9 @@ class SharedLog(DatabaseElsewhere):
         while True:
             try:
                 await self.head_now()
-                failures = 0
-            except StoreUnavailable:
-                failures += 1
+                failures, self.problem = 0, ""
+            except StoreUnavailable as error:
+                failures, self.problem = failures + 1, str(error)
             await asyncio.sleep(AGAIN.pause(failures) if failures else self._look_seconds)
 
     # --- writing ---

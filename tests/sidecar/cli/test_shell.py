@@ -241,6 +241,7 @@ INTERNAL = {
     "bridge.nats.headers": "a message on the wire",
     "bridge.nats.jetstream.client_errors": "becomes NatsError",
     "sidecar.mirror.calling": "a failed effect",
+    "sidecar.agents.effects.claims.ClaimLost": "control flow of the runner of effects",
     "sidecar.mirror.server": "shown by `status`",
     "sidecar.mirror.follower": "control flow of the mirror",
     "sidecar.agents": "a dead letter, a line of `agents`, or becomes RequestError",
