@@ -33,6 +33,8 @@ from sidecar.config import Config, secrets_of
 from sidecar.handler import Parts, Sidecar
 from sidecar.home import Home, HomeLocked, HomeNotEmpty, SidecarInfo
 from sidecar.install.plugin import is_installed
+from sidecar.machine_requests import MachineRequests
+from sidecar.mirror.asking import Asks, ForOthers
 from sidecar.mirror.service import MirrorSource, NatsService
 from sidecar.processes import kill, mark_of, space_of
 from sidecar.read.story.writing import StoryTables
@@ -248,7 +250,8 @@ async def _assemble(
         enabled=wanted.enabled,
     )
     source = MirrorSource(store, log_id, outside.now_ms, state.turn_of, redact.clean, runtime=lambda: worker.runtime)
-    nats = NatsService(home, config.nats, outside.nonce, source)
+    nats = NatsService(home, config.nats, outside.nonce, source, config.team.machine_name)
+    asks = Asks(store, identities.agents, redact.clean)
     model_tools = ModelTools(log_id, config.worker.tools if config.nats.mode != "off" else {})
     durable = DurableStream(
         home,
@@ -267,6 +270,8 @@ async def _assemble(
         has_gardener=config.gardener.enabled,
         scripts_may=config.link.scripts_may,
         machine=config.team.machine_name,
+        others=lambda: machines,
+        reaches_others=nats.reaches_others,
     )
     worker = Worker(
         home,
@@ -337,17 +342,19 @@ async def _assemble(
     requests, answerers = sidecar.requests, durable.people.answerers
     SidecarRequests(sidecar, metrics, redact.clean, outside.now_ms).register(requests, answerers.only)
     worker.register(requests, answerers.only)
-    WorkRequests(durable, state, identities.agents).register(requests)
+    WorkRequests(durable, identities.agents).register(requests)
+    machines = MachineRequests(nats, asks, durable, answerers, requests, identities.agents)
     Forks(home, durable.hosts, state, ingest, identity, answerers, durable.works).register(requests)
 
     def serve() -> list[asyncio.Task[None]]:
-        return nats.serve(worker.served, config.worker, identities.agents, requests.answer)
+        others = ForOthers(asks, config.machines.allow, machines.read, machines.do)
+        return nats.serve(worker.served, config.worker, identities.agents, requests.answer, others)
 
     # The order matters, because the components stop in reverse order: first they stop serving peers, then stop reading
     # spools, then make all accepted items durable, and finally save a snapshot.
     components: list[Component | None] = [nats, upkeep, tracing, team, ingest, back_fill, services, spools, worker]
     # The link's port first, because OpenCode needs it.
-    components += [_Consumers(nats, worker, serve), _Door(home, sidecar), scraping, durable]
+    components += [_Consumers(nats, asks, worker, serve), _Door(home, sidecar), scraping, durable]
     return Running(sidecar, tuple(each for each in components if each is not None))
 
 
@@ -371,12 +378,16 @@ class Running(NamedTuple):
 
 
 class _Consumers:
-    """A component that takes commands from NATS for the user's agents."""
+    """A component that takes from NATS what other programs and machines ask."""
 
-    def __init__(self, nats: NatsService, worker: Worker, serve: Callable[[], list[asyncio.Task[None]]]) -> None:
-        self._nats, self._worker, self._serve = nats, worker, serve
+    def __init__(
+        self, nats: NatsService, asks: Asks, worker: Worker, serve: Callable[[], list[asyncio.Task[None]]]
+    ) -> None:
+        self._nats, self._asks, self._worker, self._serve = nats, asks, worker, serve
 
     async def start(self, stack: AsyncExitStack) -> None:
+        if self._nats.reaches_others:
+            await self._asks.start()
         stack.push_async_callback(Tasks(self._serve()).cancel)
         consumers = self._nats.consume(self._worker.reachable, self._worker.team, self._worker.shared)
         if consumers is not None:

@@ -263,6 +263,17 @@ class WorkerConfig(Section):
     """How effects are retried: an object or class with the methods of ``EffectPolicy``, in the form used for agents."""
 
 
+MachineAction = Literal["answer", "cancel", "signal", "spawn"]
+
+
+class MachinesConfig(Section):
+    """``[machines]``: what other machines on the NATS server may do in this home. All of them may read background work
+    and checkpoints."""
+
+    allow: dict[str, tuple[MachineAction, ...]] = Field(default_factory=dict)
+    """By the name of the machine, what it may do: ``{ laptop = ["spawn", "answer"] }``."""
+
+
 def _in_project(path: str) -> str:
     if path != os.path.normpath(path) or path.split("/")[0] in ("", ".", "..", ".git"):
         raise ValueError("must be a path in the project, such as node_modules")
@@ -334,6 +345,7 @@ class Config(Section):
     otel: OtelConfig = OtelConfig()
     team: TeamConfig = TeamConfig()
     worker: WorkerConfig = WorkerConfig()
+    machines: MachinesConfig = MachinesConfig()
     phantom: PhantomConfig = PhantomConfig()
     notify: NotifyConfig = NotifyConfig()
     gardener: GardenerConfig = GardenerConfig()

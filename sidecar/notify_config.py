@@ -144,7 +144,7 @@ class TeamConfig(Section):
     """The password; without it, that of libpq's password file."""
 
     machine: Annotated[str, Field(max_length=100)] = ""
-    """What the team calls this machine; empty: its host name."""
+    """What the team, and the other machines on the NATS server, call this machine; empty: its host name."""
 
     @property
     def machine_name(self) -> str:

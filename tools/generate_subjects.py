@@ -119,6 +119,9 @@ def _introduction() -> list[str]:
         "| `evt.{project}.{log}.{stream}.{type}` | a record | `MESHFORGE_EVENTS` |",
         "| `cmd.{project}.{workspace}.{agent}.{type}` | a command for an agent; a wakeup (5.1) follows "
         "| `MESHFORGE_COMMANDS` |",
+        "| `cmd.{from}.{to}._home.ask.{id}`, `….answer.{id}` | a request of a [machine](team.md#other-machines), its "
+        "answer | `MESHFORGE_COMMANDS` |",
+        "| `ask.{from}.{to}` | a question of a machine, answered at once | none |",
         "| `dlq.{durable}.{subject}` | a *dead letter*: a message that could not be handled | `MESHFORGE_DLQ` |",
         f"| `{l0}.evt.{{component}}.{{target}}.{{suffix}}` | an L0 event | `cg_evt_{PROTOCOL_VERSION}` |",
         f"| `{l0}.cmd.{{component}}.{{target}}.{{suffix}}` | an L0 command | `cg_cmd_{PROTOCOL_VERSION}` |",

@@ -4,6 +4,8 @@
 
     evt.{project}.{log}.{stream}.{type}                                   a record
     cmd.{project}.{workspace}.{agent}.{type}                              a command
+    cmd.{from}.{to}._home.{ask|answer}.{id}                               a request of a machine, its answer
+    ask.{from}.{to}                                                       a question of a machine, answered at once
     dlq.{durable}.{subject}                                               a dead letter
     cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix} the L0 protocol
 
@@ -196,6 +198,69 @@ def exclusive_name(log: str, durable: str) -> str:
 def agent_pattern(agent: str) -> str:
     """The pattern for an agent's commands, of any project and workspace."""
     return check_pattern(f"cmd.{ONE}.{ONE}.{escape(agent)}.{REST}")
+
+
+# --- the subjects of machines ---
+
+HOME: Final = "_home"
+"""In the place of an agent, which no agent can be named."""
+
+ASK: Final = "ask"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSubject:
+    """A message between two machines: ``kind`` is ``ask`` or ``answer``, and ``id`` the request's.
+
+    Both machines are tokens of the subject, so the server's permissions can say who may send as whom.
+    """
+
+    sender: str
+    to: str
+    kind: str
+    id: str
+
+    def __str__(self) -> str:
+        return str(CommandSubject(self.sender, self.to, HOME, f"{self.kind}.{self.id}"))
+
+    @classmethod
+    def parse(cls, subject: str) -> MachineSubject:
+        """The names in such a subject. Raises ``SubjectError`` for any other subject."""
+        names = CommandSubject.parse(subject)
+        kind, _, id_ = names.type.partition(".")
+        if names.agent != HOME or not id_:
+            raise SubjectError(subject, "not of the form cmd.{from}.{to}._home.{ask|answer}.{id}")
+        return cls(names.project, names.workspace, kind, id_)
+
+
+def machine_pattern(to: str) -> str:
+    """The pattern for all requests and answers to a machine."""
+    return check_pattern(f"cmd.{ONE}.{escape(to)}.{HOME}.{REST}")
+
+
+def machine_of(pattern: str) -> str | None:
+    """The machine of such a pattern; ``None`` for any other."""
+    head, _, rest = pattern.partition(f"cmd.{ONE}.")
+    token, dot, end = rest.partition(f".{HOME}.")
+    return unescape(token) if not head and dot and end == REST and "." not in token else None
+
+
+def question_subject(sender: str, to: str) -> str:
+    """Where a machine asks another one what it answers at once; no stream stores it."""
+    return check_subject(f"{ASK}.{escape(sender)}.{escape(to)}")
+
+
+def question_pattern(to: str) -> str:
+    """The pattern for all questions to a machine."""
+    return check_pattern(f"{ASK}.{ONE}.{escape(to)}")
+
+
+def asker_of(subject: str) -> str:
+    """The machine that sent a question. Raises ``SubjectError`` for any other subject."""
+    head, sender, _ = _split(subject, 3, "ask.{from}.{to}")
+    if head != ASK:
+        raise SubjectError(subject, "not of the form ask.{from}.{to}")
+    return unescape(sender)
 
 
 # --- the L0 protocol's subjects ---

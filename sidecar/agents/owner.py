@@ -10,7 +10,7 @@ from typing import Final
 
 from sidecar.agents.deciding import AgentFailed
 
-SHARED: Final = frozenset({"pmo", "ui_worker"})
+SHARED: Final = frozenset({"machine", "pmo", "ui_worker"})
 """What a home may own besides agents: parts of the sidecar that take messages of all homes."""
 
 

@@ -6,27 +6,34 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
 from sidecar.background.copies.copies import MAX_FILES
 from sidecar.background.hosts.headless import READY, READY_MEANS, Terminal
 from sidecar.background.hosts.host import HostError
-from sidecar.background.intents.afterwards import ApplyArgs, CancelArgs, DiscardArgs, check_ended, check_waits, copy_of
+from sidecar.background.intents.afterwards import (
+    ApplyArgs,
+    CancelArgs,
+    ChangesArgs,
+    DiscardArgs,
+    check_ended,
+    check_saved,
+    check_waits,
+    copy_of,
+)
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.registration import RegisterArgs, ResumeArgs
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.reservations.desk import FreeArgs
-from sidecar.background.service import DurableStream
-from sidecar.read.find_by_id import matching
+from sidecar.background.service import DurableStream, rights_unknown
 from sidecar.registry import NoArgs, Requests
 from streams.bus.command import Command
 from streams.identity import Identity
 
 
 class WorkRequests:
-    def __init__(self, durable: DurableStream, state: CaptureState, identity: Identity) -> None:
-        self._durable, self._state, self._identity = durable, state, identity
+    def __init__(self, durable: DurableStream, identity: Identity) -> None:
+        self._durable, self._identity = durable, identity
 
     async def _ready_for(self, asking: Terminal) -> dict[str, bool]:
         hosts = self._durable.hosts
@@ -37,6 +44,8 @@ class WorkRequests:
         requests.register("spawn", RegisterArgs, only("spawn", self._spawn), "the intent: `id`, `state`, …")
         requests.register("terminal", Terminal, only("spawn", self._ready_for), READY_MEANS)
         requests.register("intents", NoArgs, lambda _: self._durable.status(), "`intents`, oldest first; `notices`")
+        changes = "`id`; `changes`: the diff, or, if they are packed, what `machine_apply` reads"
+        requests.register("intent_changes", ChangesArgs, self._changes, changes)
         requests.register("intent_cancel", CancelArgs, only("cancel", self._cancel), "the intent")
         requests.register(
             "intent_apply",
@@ -69,15 +78,15 @@ class WorkRequests:
         if odd := next((model for model in args.models if "/" not in model), None):
             raise RequestError("bad-arguments", f"{odd[:60]!a} names no provider; write a model as PROVIDER/MODEL")
         if args.parent is not None and before is None:
-            args = args.model_copy(update={"parent": self._session(args.parent)})
+            args = args.model_copy(update={"parent": self._durable.session(args.parent)})
         try:
-            intent = await self._durable.register_intent(args, before=before)
+            by = f"machine:{args.asked_by['machine']}" if args.asked_by else "user"
+            intent = await self._durable.register_intent(args, before=before, by=by)
             if intent.state == "refused":
                 raise RequestError("intent-refused", f"the work was not started ({intent.code}): {intent.reason}")
             return as_row(intent)
         except HostError as error:
-            why = f"what the session {args.parent} may do is not known, so the work may do nothing: {error}"
-            raise RequestError("rights-unknown", why) from None
+            raise rights_unknown(args.parent, error) from None
 
     def _ended(self, args: RegisterArgs) -> Intent:
         if args.parent or args.agent or args.isolation:
@@ -88,14 +97,6 @@ class WorkRequests:
         if before.session is None:
             raise RequestError("no-session", f"{before.id} has no session that could go on; start new work")
         return before
-
-    def _session(self, given: str) -> str:
-        """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it."""
-        found = matching(given, self._state.sessions)
-        if len(found) != 1:
-            several = "more than one recorded session matches" if found else "no recorded session matches"
-            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")
-        return found[0]
 
     async def _cancel(self, args: CancelArgs) -> dict[str, Any]:
         intent = self._durable.find(args.intent)
@@ -115,18 +116,16 @@ class WorkRequests:
         await self._durable.command(Command(f"resume:{self._identity.ulid()}", "intent.resume", payload))
         return as_row(self._durable.data.intents[intent.id])
 
+    async def _changes(self, args: ChangesArgs) -> dict[str, Any]:
+        intent = self._durable.find(args.intent)
+        check_saved(intent)
+        copies = self._durable.copies
+        return {"id": intent.id, "changes": await (copies.packed if args.packed else copies.diff)(intent.id)}
+
     async def _apply(self, args: ApplyArgs) -> dict[str, Any]:
         """Apply the changes of an intent to the user's files, or take them back. Idempotent."""
         intent = self._durable.find(args.intent)
-        if not intent.changes.get("saved"):
-            why = (
-                f"the changes of {intent.id} were discarded"
-                if intent.discarded
-                else f"{intent.id} changed nothing in its copy"
-                if intent.state in ENDED
-                else f"{intent.id} is still running, so its changes are not saved yet"
-            )
-            raise RequestError("no-changes", why)
+        check_saved(intent)
         changed = await (self._durable.copies.undo if args.undo else self._durable.copies.apply)(intent.id)
         type_ = "intent.apply" if await self._durable.copies.is_applied(intent.id) else "intent.undo"
         command = Command(f"{type_}:{intent.id}:{self._identity.ulid()}", type_, {"intent": intent.id})

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -23,10 +24,13 @@ from sidecar.agents.runtime import Runtime
 from sidecar.background.copies.copies import Copies
 from sidecar.background.copies.effects import CopyActs
 from sidecar.background.copies.setup import Setup
+from sidecar.background.effects import Repeatable
+from sidecar.background.elsewhere import WAKE, Elsewhere, told
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.hosts.headless import Headless, Terminal
-from sidecar.background.hosts.host import Call
+from sidecar.background.hosts.host import Call, HostError
 from sidecar.background.hosts.hosts import Hosts
+from sidecar.background.hosts.rights import Rights
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_ids import session_id
@@ -40,6 +44,7 @@ from sidecar.background.intents.registration import RegisterArgs, check_agent, d
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.intents.works import Works
+from sidecar.background.messages.agent import NAME as MESSAGES
 from sidecar.background.messages.deliver import waiting_sessions
 from sidecar.background.own_ids import Caller, of_person
 from sidecar.background.people.people import People
@@ -54,7 +59,7 @@ from sidecar.config import Deed, PhantomConfig
 from sidecar.home import Home
 from sidecar.link.links import ShimConnection
 from sidecar.notify_config import NotifyConfig
-from sidecar.read.find_by_id import open_reader
+from sidecar.read.find_by_id import matching, open_reader
 from streams.bus.command import Command
 from streams.errors import CodedError
 from streams.identity import Identity
@@ -72,13 +77,14 @@ _TICK_SECONDS: Final = 1.0
 _OFFER_SECONDS: Final = 10.0
 
 
-def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
-    """Write the file that tells plugins which tools to register the next time they are loaded.
+def write_tools(home: Home, wanted: bool, more: Mapping[str, Any], *, machines: bool = False) -> None:
+    """Write the file that tells plugins which tools to register the next time they are loaded. ``machines``: whether
+    this home reaches others.
 
     If the file cannot be written, only the tools are missing.
     """
     path = home.path / "tools.json"
-    text = json.dumps({**(tools_json() if wanted else {}), **more}, indent=1).encode()
+    text = json.dumps({**(tools_json(machines=machines) if wanted else {}), **more}, indent=1).encode()
     try:
         if not path.exists() or path.read_bytes() != text:
             write_durably(path, text)
@@ -86,12 +92,18 @@ def write_tools(home: Home, wanted: bool, more: Mapping[str, Any]) -> None:
         log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
 
 
+def rights_unknown(session: str | None, error: HostError) -> RequestError:
+    why = f"what the session {session} may do is not known, so the work may do nothing: {error}"
+    return RequestError("rights-unknown", why)
+
+
 class DurableStream:
     """A component: intents, phantoms and messages of one home.
 
     ``links`` returns the open links, and ``delivers`` whether one has ever delivered a hook. ``runtime`` returns the
     runtime that runs ``agents``, and ``worker`` the status of all agents. ``more_tools`` are tools that the model gets
-    beside ours, in the form of ``tools_json``. ``machine`` is what others call this machine.
+    beside ours, in the form of ``tools_json``. ``machine`` is what others call this machine; ``others`` returns the
+    other machines, and ``reaches_others`` says whether there are any.
     """
 
     def __init__(
@@ -113,8 +125,11 @@ class DurableStream:
         has_gardener: bool = False,
         scripts_may: Collection[Deed] = (),
         machine: str,
+        others: Callable[[], Elsewhere] | None = None,
+        reaches_others: bool = False,
     ) -> None:
         self.agent = IntentAgent(config)
+        self._others, self._reaches_others = others, reaches_others
         self.works = Works(lambda: self.data, state)
         self.links, self.runtime, self._more_tools = links, runtime, more_tools
         self._home, self._config, self._identity, self._state = home, config, identity, state
@@ -173,7 +188,7 @@ class DurableStream:
         setup = Setup(self._config.setup)
         of = (self._runner, self._is_starting, self._project)
         acts = CopyActs(self.copies, self.hosts, *of, setup, self._config.copied)
-        return {**acts.kinds, **self.people.kinds}
+        return {**acts.kinds, **self.people.kinds, WAKE: Repeatable(self._wake)}
 
     @property
     def data(self) -> State:
@@ -182,7 +197,8 @@ class DurableStream:
     # --- life ---
 
     async def start(self, stack: AsyncExitStack) -> None:
-        await asyncio.to_thread(write_tools, self._home, self._config.tools, self._more_tools)
+        write = partial(write_tools, machines=self._reaches_others)
+        await asyncio.to_thread(write, self._home, self._config.tools, self._more_tools)
         await self.people.start(stack)
         await self.copies.recover()
         await self.resume()
@@ -269,6 +285,80 @@ class DurableStream:
     def _is_starting(self, intent: str) -> bool:
         return intent in self.data.intents and self.data.intents[intent].state == "starting"
 
+    # --- other machines ---
+
+    @property
+    def others(self) -> Elsewhere:
+        """Raises ``RequestError`` if there are none."""
+        if self._others is None:
+            raise RequestError("nats-off", "this home reaches no other machine")
+        return self._others()
+
+    async def _wake(self, args: dict[str, Any], key: str) -> dict[str, Any]:
+        """``machine.wake``: has another machine told how work ended that it asked for. Result: ``{}``."""
+        await self.others.wake(args["machine"], args["args"], f"wake:{args['args']['intent']['id']}")
+        return {}
+
+    async def woken(self, ask: str, machine: str, session: str | None, asked: int, args: Mapping[str, Any]) -> None:
+        """Tell the session that asked for work, or a person, how the work ended on another machine.
+
+        Idempotent by ``ask``. ``asked`` is the time of the request, in ms UTC.
+
+        Raises:
+            RequestError: this tells of no end.
+            InputRefused, AgentFailed, StreamError: nothing was recorded.
+        """
+        payload = told(args, machine, ask, self.data.heir(session, asked), asked)
+        await self.runtime().command(MESSAGES, Command(f"wake:{ask}", "work.ended", payload, sender="sidecar"))
+
+    async def rights_elsewhere(
+        self,
+        session: str | None,
+        wanted: str | None,
+        agent: str | None = None,
+        link: ShimConnection | None = None,
+        *,
+        is_person: bool = True,
+    ) -> dict[str, Any]:
+        """What work on another machine must know of the session here that asks for it: ``rights``; nothing, if none
+        does. ``wanted`` is the agent that the work is to run, if it is named; else see ``register_intent``.
+
+        Raises:
+            RequestError: what the session may do is not known (``rights-unknown``), or it may not start that agent.
+        """
+        if session is None:
+            return {}
+        host = self.hosts.of(session)
+        try:
+            rights = await host.rights(session, agent, link)
+        except HostError as error:
+            raise rights_unknown(session, error) from None
+        if wanted not in (None, rights.agent):
+            check_agent(rights.effect(host.starts, wanted or ""), wanted or "", is_person=is_person)
+        return {"rights": {"opencode": 1 if host is self.hosts.one else 2, **rights.as_json()}}
+
+    def _rights_of(self, given: RegisterArgs) -> Rights | None:
+        """What the session may do that asks on another machine."""
+        if given.rights is None:
+            return None
+        ours = 1 if self.hosts.new(None) is self.hosts.one else 2
+        if (theirs := given.rights.get("opencode")) != ours:
+            why = f"the session that asks has the rules of OpenCode {theirs}, and work runs on OpenCode {ours} here"
+            raise RequestError("rights-unknown", f"{why}; ask for the work from a terminal")
+        return Rights.of(given.rights)
+
+    def session(self, given: str) -> str:
+        """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it.
+
+        Raises:
+            RequestError: there is no such session, or several.
+        """
+        found = matching(given, self._state.sessions)
+        if len(found) != 1:
+            several = "more than one recorded session matches" if found else "no recorded session matches"
+            raise RequestError("not-found", f"{several} {given[:60]!a}; `durable-stream tree` shows the sessions")
+        return found[0]
+
     # --- observe, register_intent, resume ---
 
     async def observe(self, link: ShimConnection) -> None:
@@ -324,6 +414,8 @@ class DurableStream:
             rights = await host.rights(given.parent, agent, link)
             if given.agent not in (None, rights.agent):
                 check_agent(rights.effect(host.starts, given.agent or ""), given.agent or "", is_person=call is None)
+        elif found is None and before is None:
+            rights = self._rights_of(given)
         environment = found.environment if found is not None else ""
         if before is not None:
             environment = before.environment
@@ -354,6 +446,7 @@ class DurableStream:
             "above": list(self.works.above(given.parent)) if before is None else [],
             "root": self._root(given.parent) if before is None else before.root,
             "continues": continues(before) if before is not None else {},
+            **({"asked_by": given.asked_by} if given.asked_by else {}),
         } | ({"said": said} if said else {})
         about, cause, trace = causes.of_call(self._state.sessions.get(given.parent or ""), call, before)
         if found is None:

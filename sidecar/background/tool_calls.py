@@ -133,7 +133,9 @@ class ToolCalls:
 
     async def _spawn(self, link: ShimConnection, call: _Call, args: tools.SpawnArgs, context: dict[str, Any]) -> str:
         session = call.session
-        given_models = [each.strip() for each in (args.model or "").split(",") if each.strip()]
+        if args.on is not None:
+            return await self._spawn_elsewhere(link, call, args, context)
+        given_models = _models(args)
         # Another agent may have its own model, which the parent's model must not replace.
         is_other = args.agent not in (None, context.get("agent"))
         about = self._durable.hosts.of(session).about(session)
@@ -162,6 +164,22 @@ class ToolCalls:
     def _directory(self, link: ShimConnection, session: str, context: dict[str, Any]) -> str:
         about = self._durable.hosts.of(session).about(session)
         return str(about.get("directory") or context.get("directory") or link.directory)
+
+    async def _spawn_elsewhere(
+        self, link: ShimConnection, call: _Call, args: tools.SpawnArgs, context: dict[str, Any]
+    ) -> str:
+        machine, _, directory = (args.on or "").partition(":")
+        directory = directory or self._directory(link, call.session, context)
+        given: dict[str, Any] = {"prompt": args.prompt, "title": args.title, "directory": directory}
+        given |= {"agent": args.agent, "models": _models(args), "minutes": args.minutes or DEFAULT_MINUTES}
+        given |= {"tokens": args.tokens or 0, "cost": args.cost or 0.0, "isolation": args.isolation}
+        agent = str(context.get("agent") or "") or None
+        given |= await self._durable.rights_elsewhere(call.session, args.agent, agent, link, is_person=False)
+        found = await self._durable.others.spawn(machine, given, call.key, call.session)
+        told = "Its result will come as a message; go on with your work."
+        if found["queued"]:
+            return f"{inline(machine)} is away, and starts it when it is back. {told}"
+        return f"Started {found['value']['id']} on {inline(machine)}. {told}"
 
     async def _background(self, text: str) -> str:
         verb, target, answer = background_command.parse(text)
@@ -214,3 +232,7 @@ class ToolCalls:
         if not ended:
             return f"{intent.id} is still {intent.state}. Call wait_for again, or go on: its result comes by itself."
         return await self._result(intent, call)
+
+
+def _models(args: tools.SpawnArgs) -> list[str]:
+    return [each.strip() for each in (args.model or "").split(",") if each.strip()]

@@ -41,6 +41,9 @@ class SpawnArgs(ToolArgs):
     isolation: Literal["copy", "shared"] | None = Field(
         default=None, description="edit a copy (default) or shared files"
     )
+    on: str | None = Field(
+        default=None, min_length=1, max_length=8192, description="another machine, as MACHINE:/directory/there"
+    )
 
 
 class StatusArgs(ToolArgs):
@@ -152,12 +155,20 @@ TOOLS: Final[dict[str, type[ToolArgs]]] = {
 }
 
 
-def tools_json() -> dict[str, Any]:
+ON: Final = "on"
+"""The argument that a home without other machines does not show."""
+
+
+def tools_json(*, machines: bool = False) -> dict[str, Any]:
     """What the plugin registers: by name, ``description``, ``args`` (property → JSON schema) and ``required``.
+    ``machines``: whether there are other machines.
 
     ``wait_ms`` says how long a call may take, if that is longer than usual.
     """
-    return {name: _tool(args) | ({"wait_ms": WAIT_MS} if name in WAITING else {}) for name, args in TOOLS.items()}
+    found = {name: _tool(args) | ({"wait_ms": WAIT_MS} if name in WAITING else {}) for name, args in TOOLS.items()}
+    if not machines:
+        del found["agent_spawn"]["args"][ON]
+    return found
 
 
 def check(name: str, given: dict[str, Any]) -> ToolArgs:

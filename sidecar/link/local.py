@@ -10,13 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 NAME: Final = "sock"
 
 PEER: ContextVar[int | None] = ContextVar("peer", default=None)
 """The process that sent the request which is being answered; 0 if the system does not say which. ``None`` if no
 connection brought the request. The link server sets it for each control connection."""
+
+
+class Asker(NamedTuple):
+    """Another machine that sent a request: its name, who asked there (``user`` or ``process``), and the request's
+    id."""
+
+    machine: str
+    by: str
+    id: str
+
+
+ASKER: ContextVar[Asker | None] = ContextVar("asker", default=None)
+"""The machine that sent the request which is being answered; ``None`` if no other machine did."""
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from sidecar.agents.effects.outbound import outbound_headers
 from sidecar.agents.effects.policy import Effect
 from sidecar.agents.effects.runner import EffectKind
 from sidecar.agents.inputs import ADAPTER, digest
+from sidecar.mirror.asking import STREAM
 from streams.bus.contract import Delivery, Done, EventBus, Outcome, Poison
 from streams.errors import StreamError
 from streams.identity import Identity
@@ -58,8 +59,9 @@ ACTIONS: Final = {
     "signal": "signal",
     "spawn": "spawn",
     "stop": "turn_stop",
+    "wake": "wake",
 }
-"""The actions that can be allowed, and the requests that do them."""
+"""The actions, and the requests that do them. All but ``wake``, which only machines send, can be allowed."""
 
 WORKER: Final = "ui_worker"
 """The agent that actions of user interfaces are for."""
@@ -70,7 +72,6 @@ PMO: Final = "pmo"
 INTERNAL: Final = "cmd.sys.pmo.internal.>"
 ASKED: Final = "request.asked"
 ANSWERED: Final = "request.answered"
-STREAM: Final = "system/requests"
 ACTIONS_PATTERN: Final = "cg.v1.*.*.cmd.sys.ui.action"
 _KEYED: Final = frozenset({"signal", "spawn"})
 """The actions that would begin something new each time."""

@@ -146,6 +146,9 @@ class Owning(Owner):
             return f"it is unknown whether this home owns the agent {agent}: {name.problem}"
         if not name.others:
             return f"this home is about to own the agent {agent}"
+        if agent == "machine":
+            named = f"another home, whose log is {name.others}, has the name of this machine"
+            return f"{named}; set `machine` in [team], or take the name with `durable-stream agents --claim machine`"
         whose = f"the agent {agent} belongs to another home, whose log is {name.others}"
         return f"{whose}; give it another name here, or take it with `durable-stream agents --claim {agent}`"
 

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from bridge.nats.jetstream.sessions import Sessions
     from sidecar.agents.runtime import Runtime
     from sidecar.mirror.actions import Answer
+    from sidecar.mirror.asking import ForOthers
     from sidecar.mirror.calling import RemoteCalls, RemoteKind
     from sidecar.mirror.commands import CommandConsumers, Commanded
     from sidecar.mirror.deltas import DeltaStream
     from sidecar.mirror.follower import MirrorTask
+    from sidecar.mirror.machines import Machines
     from sidecar.mirror.owning import Owning
     from sidecar.mirror.remote_tools import ServedTools
     from sidecar.mirror.server.server import EmbeddedServer
@@ -62,9 +64,14 @@ class MirrorSource(NamedTuple):
 class NatsService:
     """Runs everything that ``[nats]`` configures. ``open`` returns at once. Bound to its event loop."""
 
-    def __init__(self, home: Home, config: NatsConfig, new_token: Callable[[], str], source: MirrorSource) -> None:
+    def __init__(
+        self, home: Home, config: NatsConfig, new_token: Callable[[], str], source: MirrorSource, machine: str = ""
+    ) -> None:
+        """``machine`` is the name of this machine."""
         self._home, self._config, self._new_token = home, config, new_token
-        self._source = source
+        self._source, self._machine = source, machine
+        self.machines: Machines | None = None
+        """The other machines on the server; ``None`` unless the server is one that they can reach."""
         self.mirror: MirrorTask | None = None
         """The mirror of the log; ``None`` while ``[nats]`` is off or unusable."""
         self.commands: CommandConsumers | None = None
@@ -132,16 +139,18 @@ class NatsService:
 
         All are its own unless the server is one that other homes can reach.
         """
-        if self._config.mode != "external" or not (agents or worker.ui_allowed or worker.internal_allowed):
+        if not self.reaches_others:
             return ALONE
         from bridge.nats.l0.calls import tool_pattern
-        from bridge.nats.subjects import consumer_name
+        from bridge.nats.subjects import consumer_name, machine_pattern
         from sidecar.mirror.actions import ACTIONS_PATTERN, INTERNAL, PMO, WORKER
+        from sidecar.mirror.machines import DURABLE, MACHINE
         from sidecar.mirror.owning import Owning
         from sidecar.mirror.remote_tools import tool_consumer
 
         more = {WORKER: (consumer_name(WORKER), ACTIONS_PATTERN)} if worker.ui_allowed else {}
         more |= {PMO: (tool_consumer(INTERNAL), tool_pattern(INTERNAL))} if worker.internal_allowed else {}
+        more |= {MACHINE: (DURABLE, machine_pattern(self._machine))}
         self._owning = Owning(agents, more)
         return self._owning
 
@@ -165,14 +174,33 @@ class NatsService:
         name = durable.removesuffix("_consumer").replace("%2E", ".").replace("%", "~")
         return await recorded(self._source.runtime(), name, delivery, poison.reason)
 
+    @property
+    def reaches_others(self) -> bool:
+        """Whether other homes can be on the server."""
+        return self._config.mode == "external"
+
     def serve(
-        self, tools: Mapping[str, EffectKind], worker: WorkerConfig, identity: Identity, answer: Answer
+        self,
+        tools: Mapping[str, EffectKind],
+        worker: WorkerConfig,
+        identity: Identity,
+        answer: Answer,
+        others: ForOthers | None = None,
     ) -> list[asyncio.Task[None]]:
-        """Do for other programs on the server what the configuration allows: tasks, which the caller cancels."""
+        """Do for other programs, and for other machines, on the server what the configuration allows: tasks, which the
+        caller cancels."""
         if self._bus is None:
             return []
         source = self._source
         runs: list[Coroutine[Any, Any, None]] = []
+        if self.reaches_others and others is not None:
+            from sidecar.mirror.actions import Deeds
+            from sidecar.mirror.machines import MACHINE, Machines
+
+            machines = self.machines = Machines(
+                self._machine, self._bus, others, lambda do: Deeds(source.store, identity, do, source.clean)
+            )
+            runs.append(self._owned(MACHINE, machines.run))
         if tools:
             from sidecar.mirror.remote_tools import ServedTools
 
@@ -249,7 +277,8 @@ class NatsService:
         """What ``status`` shows about NATS: ``mode``, ``connected``, ``servers`` (host and port without secrets, or
         null), ``version``, ``problem``; ``server`` and ``mirror`` (the status of the embedded server and of the mirror,
         or null); ``deltas`` (counts); ``owned`` (see ``Owning.status``); ``tools`` (see
-        ``ServedTools.status``); ``commands`` (each agent's consumer).
+        ``ServedTools.status``); ``commands`` (each agent's consumer); ``machines`` (see ``Machines.status``, and
+        ``problem``; or null).
         """
         session = self.sessions.current if self.sessions is not None else None
         server = self._server.status() if self._server is not None else None
@@ -268,7 +297,15 @@ class NatsService:
             "owned": self._owning.status() if self._owning is not None else [],
             "tools": self._served.status() if self._served is not None else [],
             "commands": self.commands.status() if self.commands is not None else [],
+            "machines": self._others(),
         }
+
+    def _others(self) -> dict[str, Any] | None:
+        if self.machines is None or self._owning is None:
+            return None
+        from sidecar.mirror.machines import MACHINE
+
+        return {**self.machines.status(), "problem": self._owning.refusal(MACHINE)}
 
     def _shown(self, server: dict[str, Any] | None) -> str | None:
         if self._config.mode == "external":

@@ -103,6 +103,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "intent_cancel": ("cancel", {"intent": "int_1"}),
     "intent_discard": ("discard", {"intent": "int_1"}),
     "intent_resume": ("spawn", {"intent": "int_1", "terminal": TERMINAL}),
+    "machine_apply": ("apply", {"machine": "m", "intent": "int_1", "directory": "/"}),
+    "machine_ask": ("spawn", {"machine": "m", "name": "spawn"}),
     "mirror_rebuild": ("rebuild", {}),
     "prune": ("prune", {"request": {"older_than_ms": 1, "max_bytes": None, "streams": []}}),
     "spawn": ("spawn", {"prompt": "do it", "directory": "/"}),
@@ -110,7 +112,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The requests that destroy or decide for a person: the deed, and arguments."""
 FREE = {
-    *("agents", "checkpoints", "intents", "metrics", "mirror", "nats", "ping", "requests", "reservations"),
+    *("agents", "checkpoints", "intent_changes", "intents", "metrics", "mirror", "nats", "ping", "requests"),
+    "reservations",
     *("status", "dlq_redrive", "import_file", "import_history", "mark", "notify_test", "send", "signal"),
     *("stop", "turn_stop"),
 }

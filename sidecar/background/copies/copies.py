@@ -13,6 +13,7 @@ user's files.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final, ParamSpec, TypeVar
@@ -181,6 +183,55 @@ class Copies:
         return Store(result / "store").diff((first, second), "--binary")
 
     @_in_thread
+    def packed(self, intent: str) -> str:
+        """The result of an intent as text, for another machine.
+
+        Raises:
+            CopyError: the intent has no result.
+        """
+        return json.dumps(work.packed(self.result(intent)))
+
+    @_in_thread
+    def unpack(self, machine: str, intent: str, text: str, directory: str) -> str:
+        """Take over the result of an intent of another machine, for the project of a directory here. Returns the name
+        under which ``apply`` and ``undo`` know it.
+
+        Raises:
+            CopyError: this is no result.
+        """
+        top = _top_of(directory)
+        name = _elsewhere(machine, intent, top)
+        try:
+            given = json.loads(text)
+        except ValueError:
+            given = {}
+        with self._locks[name]:
+            work.unpack(given, top, self.result(name), (machine, intent))
+        return name
+
+    @_in_thread
+    def unpacked(self, machine: str, intent: str, directory: str) -> str:
+        """The name of the result that was taken over for the project of a directory, of the intent of another machine
+        whose id begins with ``intent``.
+
+        Raises:
+            CopyError: none was, or several were (``no-changes``).
+        """
+        top, found = _top_of(directory), set[str]()
+        for each in (self._folder / "results").glob(f"int_*/{work.RESULT}"):
+            of, its_top = work.taken_from(each.parent)
+            if its_top == top and of[:1] == [machine] and of[1].startswith(intent):
+                found.add(each.parent.name)
+        if len(found) != 1:
+            why = "several results" if found else "no result"
+            raise CopyError("no-changes", f"{why} of {machine} whose id begins with {intent[:40]!a} applied in {top}")
+        return found.pop()
+
+    def top_of(self, intent: str) -> str:
+        """Whose files a result changes. Raises ``CopyError`` without a result."""
+        return self._top(self.result(intent))
+
+    @_in_thread
     def apply(self, intent: str, moment: Callable[[str], None] = lambda _: None) -> list[str]:
         """Apply a result to the user's files, all or none. Returns the files that were changed; none, if all were so
         before. ``moment``: see ``applying.apply``.
@@ -272,6 +323,16 @@ class Copies:
             gone = self._folder / "gone"
             gone.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.rename(Path(mkdtemp(dir=gone), path.name))
+
+
+def _top_of(directory: str) -> str:
+    """The project of a directory."""
+    real = os.path.realpath(directory)
+    return repository.top_of(real) or real
+
+
+def _elsewhere(machine: str, intent: str, top: str) -> str:
+    return f"int_{sha256(chr(0).join((machine, intent, top)).encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
 
 
 def _checked(intent: str) -> str:

@@ -164,8 +164,16 @@ class Store:
         Raises:
             CopyError: one is another content: somebody planted it in the user's repository.
         """
+        self.unpack(other.packed(names), names)
+
+    def packed(self, names: Collection[str]) -> bytes:
+        """Contents as one text."""
         given = "".join(f"{each}\n" for each in names).encode()
-        self.run("index-pack", "--stdin", given=other.run("pack-objects", "-q", "--stdout", "--window=0", given=given))
+        return self.run("pack-objects", "-q", "--stdout", "--window=0", given=given)
+
+    def unpack(self, pack: bytes, names: Collection[str]) -> None:
+        """Store what ``packed`` made of these contents; see ``take``."""
+        self.run("index-pack", "--stdin", given=pack)
         if lost := self._missing(names):
             raise _planted(lost[0])
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -38,6 +40,9 @@ _PART: Final = 100
 _MAX_WHY: Final = 200
 
 _KINDS: Final = {LINK: "link"}
+
+_MODES: Final = frozenset({"100644", "100755", LINK})
+_NAME: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 MANIFEST: Final = "manifest.json"
 RESULT: Final = "result.json"
@@ -257,6 +262,45 @@ def _store_result(store: Store, top: str, changes: Mapping[str, Change], result:
     draft.rename(result)
 
 
+def packed(result: Path) -> dict[str, Any]:
+    """A result as JSON, for another machine."""
+    found, store = read_result(result), Store(result / "store")
+    names = {each.content for pair in changes_of(found).values() for each in pair if each is not None}
+    pack = b64encode(store.packed(sorted(names))).decode()
+    return {"form": store.form, "changes": found["changes"], "pack": pack}
+
+
+def unpack(given: Mapping[str, Any], top: str, result: Path, of: Sequence[str]) -> None:
+    """Store the result of another machine, for the files below ``top``; nothing, if it is there. ``of`` names machine
+    and intent.
+
+    Raises:
+        CopyError: it is no result; ``apply-unsafe``: it leads out of the directory.
+    """
+    if (result / RESULT).exists():
+        return
+    draft = result.with_name(f"{result.name}.new")
+    if draft.exists():
+        shutil.rmtree(draft)
+    try:
+        changes = {str(path): changed(*pair) for path, pair in given["changes"].items()}
+        names = {each.content for pair in changes.values() for each in pair if each is not None}
+        modes = {each.mode for pair in changes.values() for each in pair if each is not None}
+        if given["form"] not in ("sha1", "sha256") or not modes <= _MODES or not all(map(_NAME.fullmatch, names)):
+            raise ValueError
+        pack = b64decode(given["pack"], validate=True)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise CopyError("copy-failed", f"what {of[0]} sent is no result of background work") from None
+    for path in changes:
+        if "\0" in path or not applying.is_name(path):
+            raise CopyError("apply-unsafe", f"{path!a} cannot be the name of a file; nothing was changed")
+    draft.mkdir(mode=0o700, parents=True)
+    own = Store.make(draft / "store", given["form"])
+    own.unpack(pack, names)
+    write(draft / RESULT, {"top": top, "changes": changes, "trees": own.trees(changes), "of": list(of)})
+    draft.rename(result)
+
+
 def summary(result: Path) -> dict[str, Any]:
     if not (result / RESULT).exists():
         return {"saved": False, "files": [], "count": 0, "diff": "", "is_cut": False}
@@ -291,6 +335,13 @@ def read_result(result: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CopyError("no-changes", f"there is no result of {result.name}") from None
     return found
+
+
+def taken_from(result: Path) -> tuple[list[str], str]:
+    """The machine and the intent that a result was taken over from (empty if it is of this home), and the directory
+    that it changes."""
+    found = read_result(result)
+    return list(found.get("of") or ()), str(found["top"])
 
 
 def changes_of(result: Mapping[str, Any]) -> dict[str, Change]:

@@ -33,6 +33,10 @@ class ApplyArgs(IntentArgs):
     undo: bool = Field(default=False, description="take back what was applied last")
 
 
+class ChangesArgs(IntentArgs):
+    packed: bool = Field(default=False, description="as the files themselves, not as a diff")
+
+
 class DiscardArgs(IntentArgs):
     preview: bool = Field(default=False, description="only tell")
 
@@ -47,6 +51,23 @@ def check_ended(state: State, intent: Intent) -> None:
         raise RequestError("still-running", f"{intent.id} has not ended yet: {intent.state}")
     if (other := continuing(state, intent.session or "-")) is not None:
         raise RequestError("still-running", f"{other.id} goes on with this work and has not ended yet")
+
+
+def check_saved(intent: Intent) -> None:
+    """Check that an intent has changes in a copy that are saved.
+
+    Raises:
+        RequestError: it has none (``no-changes``).
+    """
+    if intent.changes.get("saved"):
+        return
+    if intent.discarded:
+        why = f"the changes of {intent.id} were discarded"
+    elif intent.state in ENDED:
+        why = f"{intent.id} changed nothing in its copy"
+    else:
+        why = f"{intent.id} is still running, so its changes are not saved yet"
+    raise RequestError("no-changes", why)
 
 
 def check_waits(intent: Intent, is_of_one: bool) -> None:

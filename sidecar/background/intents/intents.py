@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.agents.agent import Output
+from sidecar.background import elsewhere
 from sidecar.background.hosts import v2_ids
 from sidecar.background.intents import afterwards, budgets, causes, edits, watch
 from sidecar.background.intents import intent_effects as asked
@@ -451,13 +452,17 @@ class IntentAgent(OwnAgent[State]):
         known: dict[str, Any] = {"title": intent.title, "parent": intent.parent, "created": intent.created}
         known |= {"directory": intent.directory, "gist": on_one_line(about.get("result") or intent.result)[:MAX_GIST]}
         child = intent.parent in self.data.sessions
-        heir, state = self.data.heir(intent), after(INTENT, intent.state, type_)
+        heir, state = self.data.heir(intent.parent, intent.created), after(INTENT, intent.state, type_)
         # The agent ``messages`` sends the result, and passes on what waits for the session that ends.
-        known |= {"child": child, "ends": intent.session, "heir": heir}
+        # What another machine asked for, that machine tells.
+        known |= {"child": child or bool(intent.asked_by), "ends": intent.session, "heir": heir}
         if heir is not None and state != "cancelled":
             more = any(each.parent == intent.parent and each.id != intent.id for each in self.data.unfinished())
             known["notice"] = {"to": heir, "text": notice_text(intent, state, about), "wake": intent.wake, "more": more}
-        return [Output(type_, {"intent": intent.id, "ts": ts, **known, **about})]
+        end = Output(type_, {"intent": intent.id, "ts": ts, **known, **about})
+        if not intent.asked_by or state == "cancelled":
+            return [end]
+        return [end, asked.effect(elsewhere.WAKE, intent.id, elsewhere.ended(intent, state, about))]
 
     # --- remembering ---
 

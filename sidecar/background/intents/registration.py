@@ -39,6 +39,10 @@ class RegisterArgs(Args):
     terminal: Terminal | None = Field(default=None, description="what the terminal may do that asks, as in `terminal`")
     variables: dict[str, str] = Field(default={}, description="those of the terminal that asks; never recorded")
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
+    rights: dict[str, Any] | None = Field(
+        default=None, description="what the session may do that asks on another machine; with `opencode`, 1 or 2"
+    )
+    asked_by: dict[str, str] = Field(default={}, description="the other machine that asks: `machine`, `ask`, `on`")
 
 
 class ResumeArgs(Args):

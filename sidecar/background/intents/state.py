@@ -138,6 +138,8 @@ class Intent:
     """The time when a person discarded the intent's changes and copy."""
     edited: list[str] = field(default_factory=list)
     """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a copy."""
+    asked_by: dict[str, str] = field(default_factory=dict)
+    """The other machine that asked for the intent; see ``elsewhere.AskedBy``. Empty if none did."""
     overlaps: dict[str, str] = field(default_factory=dict)
     """Maps each edited file that another agent also changed in the meantime to that agent's intent or session."""
 
@@ -194,11 +196,11 @@ class State:
             above = self.intents.get(above.starter or "")
         return found
 
-    def heir(self, intent: Intent) -> str | None:
-        """The session that gets a result: the one that asked. If its own work ended meanwhile, it is the one above."""
-        session = intent.parent
+    def heir(self, session: str | None, asked: int) -> str | None:
+        """The session that gets a result: the one that asked for it then. If its own work ended meanwhile, it is the
+        one above."""
         while (above := self.intents.get(self.sessions.get(session or "", ""))) is not None:
-            if above.ended is None or above.ended < intent.created:  # a person asked in the session of ended work
+            if above.ended is None or above.ended < asked:  # a person asked in the session of ended work
                 break
             session = above.parent
         return session
@@ -370,4 +372,5 @@ def intent_of(payload: Mapping[str, Any]) -> Intent:
 _REGISTERED: Final = (
     *("prompt", "title", "parent", "directory", "agent", "models", "wall_ms", "max_tokens", "max_cost"),
     *("rights", "environment", "said", "call", "turn", "depth", "starter", "isolation", "wake", "continues"),
+    "asked_by",
 )

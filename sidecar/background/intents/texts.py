@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -69,6 +70,12 @@ def overlap_text(intent: Intent) -> list[str]:
     return [f"Warning: {by} changed {file}, too, while it ran. Check this file." for file, by in shown]
 
 
+def named(intent: Intent) -> str:
+    """An intent as the commands that a text names take it: with the machine that did it, if it is another one."""
+    on = intent.asked_by.get("on")
+    return f"{intent.id} --on {shlex.quote(inline(on))}" if on else intent.id
+
+
 def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     """Lines about what an intent changed in its copy; empty if it had no copy or changed nothing."""
     if error := changes.get("error"):
@@ -83,10 +90,10 @@ def changes_text(intent: Intent, changes: Mapping[str, Any]) -> list[str]:
     if len(changes["diff"]) <= SHOWN_DIFF and not changes.get("is_cut"):
         lines += ["The changes:", quoted(changes["diff"].rstrip("\n"))]
     else:
-        lines.append(f"`durable-stream intents {intent.id} --diff` shows the changes.")
+        lines.append(f"`durable-stream intents {named(intent)} --diff` shows the changes.")
     return [
         *lines,
-        f"`durable-stream intents {intent.id} --apply` applies them here, if the user wants them.",
+        f"`durable-stream intents {named(intent)} --apply` applies them here, if the user wants them.",
         *kept_copy_text(changes),
     ]
 

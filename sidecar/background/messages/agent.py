@@ -1,8 +1,8 @@
 """The built-in agent ``messages``: everything that waits until a session or a person has heard it. Pure.
 
 The agent's inputs are commands (``signal``, ``signal.await``, ``message.raise``, ``message.troubles``, ``message.ask``,
-``message.answer``, ``message.later``, ``message.return``, ``host.ready``, ``tick``), the results of its effects, the
-ends of background work, and what capture records.
+``message.answer``, ``message.later``, ``message.return``, ``work.ended``, ``host.ready``, ``tick``), the results of its
+effects, the ends of background work, and what capture records.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class MessageAgent(OwnAgent[State]):
                 return self._questions.ask(data, given, event.ts)
             case "message.answer":
                 return self._questions.answer(data, given, event.ts)
+            case "work.ended":  # on another machine
+                return [*deliver.ended(given), *alerts.work_ended(self._person, data, event)]
             case "message.later":
                 return answers.no_longer([each for each in data.questions() if each.id in given["messages"]])
             case "message.return":

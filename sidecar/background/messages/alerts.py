@@ -25,7 +25,8 @@ WORK = "OpenCode: background work"
 
 def work_ended(person: Person, state: State, event: StreamEvent) -> list[Output]:
     """Show a toast at once, and queue an alert, except for short work that succeeded."""
-    given, is_done = event.payload, event.type == "intent.completed"
+    given = event.payload
+    is_done = event.type == "intent.completed" or given.get("state") == "completed"
     reason = "" if is_done else str(given.get("reason") or "unknown")
     worker = sentences.who(given.get("title") or "", given.get("directory") or "")
     sentence = sentences.ended(worker, reason, given.get("gist") or "")

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.config import Deed
-from sidecar.link.local import PEER
+from sidecar.link.local import ASKER, PEER
 from sidecar.processes import is_below, place_of
 
 log = logging.getLogger("sidecar.background")
@@ -65,6 +65,9 @@ class Answerers:
         Raises:
             RequestError: they may not.
         """
+        if (asker := ASKER.get()) is not None:  # `[machines]` says what is allowed there
+            by = "user" if asker.by == "user" else "process"
+            return Who(by, {"channel": "machine", "machine": asker.machine})
         if (pid := PEER.get()) is None:
             return Who("process", {"channel": "nats"})  # `[worker]` says what is allowed there
         if proof and hmac.compare_digest(proof, proof_of(self._token(), about, words)):

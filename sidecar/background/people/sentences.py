@@ -8,6 +8,7 @@ knows, such as how to answer there. What was lost is worded in ``sidecar/read/lo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -89,10 +90,11 @@ def sentence(known: Message) -> str:
     return on_one_line(f"{cut_middle(asks(known), MAX_ASK)[0]} · {since(known.queued)} · {how_to_answer(known)}")
 
 
-def how_to_answer(known: Message) -> str:
-    """The command that answers."""
+def how_to_answer(known: Message, on: str | None = None) -> str:
+    """The command that answers, on another machine if one is named."""
     fixed = {"permission": PERMISSION, "effect": map(repr, DECISIONS)}
-    return f"`durable-stream checkpoints {known.id} --answer {'|'.join(fixed.get(known.kind, ('TEXT',)))}` answers it"
+    named = known.id if on is None else f"--on {shlex.quote(on)} {known.id}"
+    return f"`durable-stream checkpoints {named} --answer {'|'.join(fixed.get(known.kind, ('TEXT',)))}` answers it"
 
 
 def how_it_stands(known: Message) -> str:

@@ -34,7 +34,7 @@ def check_nats(scene: Scene) -> list[Check]:
         fault = (
             [_note(now["problem"], "`durable-stream doctor` says more")] if now is not None and now["problem"] else []
         )
-        return [*fault, *_mirror(now)]
+        return [*fault, *_mirror(now), *_machines(now)]
     if scene.config is None:
         return []
     config = scene.config.nats
@@ -47,7 +47,7 @@ def check_nats(scene: Scene) -> list[Check]:
         return [*found, Check("nats", "ok", "off: the log is not mirrored")]
     if config.mode == "embedded":
         return [*found, *_embedded(config, scene.home.nats_path, now), *_mirror(now)]
-    return [*found, *_external(config), *_mirror(now)]
+    return [*found, *_external(config), *_mirror(now), *_machines(now)]
 
 
 def _embedded(config: NatsConfig, directory: Path, now: Mapping[str, Any] | None) -> list[Check]:
@@ -179,6 +179,15 @@ def _mirror(now: Mapping[str, Any] | None) -> list[Check]:
     stream = mirror["full"].get("stream", 0.0)
     room = f"; its stream is {stream:.0%} full, then its oldest messages go" if stream >= FULL_FROM else ""
     return [Check("mirror", "ok", f"{behind}{room}; `durable-stream mirror verify` compares the two")]
+
+
+def _machines(now: Mapping[str, Any] | None) -> list[Check]:
+    """Whether this home has its machine's name."""
+    machines = (now or {}).get("machines")
+    if now is None or machines is None or not now["connected"] or not machines["problem"]:
+        return []
+    text, _, hint = machines["problem"].partition("; ")
+    return [_note(text, hint)]
 
 
 def reserved_keys(mirror: Mapping[str, Any]) -> tuple[str, str] | None:

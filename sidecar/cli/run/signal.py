@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared.command import RUNS, Run
+from sidecar.cli.shared.machines import OnOption, request
 from sidecar.failure import Failure
 
 if RUNS:
@@ -26,6 +27,7 @@ async def signal(
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: a signal with the same key is raised only once.")
     ] = None,
+    on: OnOption = None,
 ) -> None:
     """Raise a signal for agents that wait for it with the tool wait_for, now or later."""
     if re.fullmatch(SIGNAL, name) is None:
@@ -42,6 +44,11 @@ async def signal(
             raise Failure(
                 "bad-json", f"the payload is not JSON ({error}); quote the payload: '{{\"by\": 1}}'"
             ) from None
+    if on is not None:
+        answer = await request(run, on, "signal", {"name": name, "payload": given}, key=key)
+        if answer is not None:
+            run.out.result(answer, f"{answer['name']} was raised on {on}; {answer['count']} so far")
+        return
     asked = {"name": name, "payload": given, "key": key}
     found = await ask(run.home, "signal", asked, "it is safe to run the same command again with the same `--key`")
     run.out.result(found, f"{found['name']} was raised; {found['count']} so far")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.machines import OnOption, request
 from sidecar.failure import Failure
 
 if RUNS:
@@ -104,15 +105,29 @@ async def spawn(
             help="Wait for the end, or at most so long, and print the result. Ctrl-C ends only the waiting.",
         ),
     ] = None,
+    on: OnOption = None,
 ) -> None:
     """Start background work that keeps going even if OpenCode or the sidecar restarts.
 
     Returns at once. With --wait, the exit code is 1 if the work fails, and stderr says why; 0 if it
     has not ended by then, and the last line says so.
+
+    With --on, --directory names a directory of that machine, and the result comes back here.
     """
     if not prompt.strip():
         raise typer.BadParameter("the prompt is empty")
     out = run.out
+    if on is not None:
+        if continues is not None or wait is not None:
+            raise typer.BadParameter("`--continue` and `--wait` work on this machine only: leave out `--on`")
+        if directory is None:
+            raise typer.BadParameter("name the project's directory on that machine with `--directory`")
+        asked: dict[str, Any] = {"prompt": prompt, "title": title, "directory": str(directory), "agent": agent}
+        asked |= {"models": model or [], "minutes": minutes, "tokens": tokens, "cost": cost, "isolation": isolation}
+        row = await request(run, on, "spawn", asked, key=key, session=parent)
+        if row is not None:
+            out.result(row, f"{row['id']}  {row['state']}  {row['title']}  on {on}")
+        return
     where = (directory or Path.cwd()).expanduser().resolve()
     given: dict[str, Any] = {
         "prompt": prompt,

@@ -24,6 +24,7 @@ OFF: Final[Mapping[str, Any]] = {
     "server": None,
     "mirror": None,
     "deltas": None,
+    "machines": None,
 }
 """What ``status`` says about NATS when it is off."""
 
@@ -84,6 +85,17 @@ def nats_words(found: Mapping[str, Any], *, runs: bool = True) -> str:
         return f"embedded server {server['state']}"
     again = f", {counted(server['restarts'], 'restart')}" if server["restarts"] else ""
     return f"embedded server {server['version']} {server['state']}, port {server['port']}, pid {server['pid']}{again}"
+
+
+def machines_words(found: Mapping[str, Any]) -> str:
+    """This machine among others in words, from ``nats.machines`` of ``status``."""
+    waits = [
+        f"{counted(count, 'request')} {'waits' if count == 1 else 'wait'} for {machine}"
+        for machine, count in found["waiting"].items()
+    ]
+    unasked = found["counts"].get("unasked", 0)
+    refused = [f"{counted(unasked, 'answer')} refused that nobody here asked for"] if unasked else []
+    return "; ".join([f"{found['name']} here", *waits, *refused])
 
 
 def mirror_words(found: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from sidecar.care.checks.team import team_words
 from sidecar.care.checks.tracing import traces_words
 from sidecar.cli.printing.output import Output
 from sidecar.cli.shared.identity import own_identity
-from sidecar.cli.shared.nats import OFF, at_rest, mirror_words, nats_words
+from sidecar.cli.shared.nats import OFF, at_rest, machines_words, mirror_words, nats_words
 from sidecar.cli.shared.project import waiting_lines
 from sidecar.home import Home
 from sidecar.read.wording import bytes_text, counted, local_time, stored_text
@@ -140,6 +140,7 @@ def print_status(out: Output, found: dict[str, Any]) -> None:
     if nats["mode"] != "off":
         rows.append(("nats", nats_words(nats, runs=bool(sidecar))))
         rows += [("mirror", mirror_words(nats["mirror"]))] if nats["mirror"] else []
+        rows += [("machines", machines_words(nats["machines"]))] if nats["machines"] else []
     if found.get("otel"):
         rows.append(("traces", traces_words(found["otel"])))
     if found.get("team"):

@@ -10,11 +10,13 @@ import typer
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.machines import OnOption, made, question, request
 from sidecar.failure import Failure
 
 if RUNS:
     from sidecar.background.messages.answers import as_row
     from sidecar.background.messages.message import Message
+    from sidecar.background.own_ids import of_person
     from sidecar.background.people import sentences
     from sidecar.background.people.consent import always_text
     from sidecar.background.reading import find_checkpoint, read_checkpoints, whole
@@ -48,6 +50,7 @@ async def checkpoints(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --answer always: do not ask.")] = False,
     all_: Annotated[bool, typer.Option("--all", help="Also list checkpoints that are no longer waiting.")] = False,
     limit: Annotated[int | None, limit_option("checkpoints")] = None,
+    on: OnOption = None,
 ) -> None:
     """List what is waiting for your answer in any session, or give an answer.
 
@@ -60,17 +63,26 @@ async def checkpoints(
                 "no-checkpoint",
                 "name the checkpoint to answer; `durable-stream checkpoints` lists the open checkpoints",
             )
+        if on is not None:
+            await _answer_on(run, on, checkpoint, answer, yes=yes)
+            return
         given: dict[str, Any] = {"checkpoint": checkpoint, "answer": answer, **proof()}
         if answer == ["always"] and not yes and not proof() and not await _agreed(run, checkpoint):
             return
         found = await ask(home, "checkpoint_answer", given, "run the same command again; the first answer wins")
         out.result(found, f"{found['id']} answered: {'; '.join(found['answer'])}")
         return
-    reader = run.reader
-    if checkpoint is not None:
-        _show(out, await whole(reader, await find_checkpoint(reader, checkpoint)))
-        return
-    listed = await read_checkpoints(reader, with_closed=all_)
+    if on is None:
+        reader = run.reader
+        if checkpoint is not None:
+            _show(out, await whole(reader, await find_checkpoint(reader, checkpoint)))
+            return
+        listed = await read_checkpoints(reader, with_closed=all_)
+    else:
+        listed = await _listed_on(run, on)
+        if checkpoint is not None:
+            _show(out, of_person(listed, checkpoint, "checkpoint"), on)
+            return
     shown = [each for each in listed if all_ or each.is_open][-limit if limit else 0 :]
     if out.json:
         for each in shown:
@@ -78,24 +90,45 @@ async def checkpoints(
     elif shown:
         _table(out, shown)
         if out.terminal and not all_:
-            out.prose("", "`durable-stream checkpoints ID` shows one whole, and how to answer it.", "dim")
+            there = f" --on {on}" if on is not None else ""
+            out.prose("", f"`durable-stream checkpoints{there} ID` shows one whole, and how to answer it.", "dim")
+    elif on is not None:
+        run.nothing(f"Nothing is waiting for an answer on {on}.")
     else:
-        empty = reader.head == NOTHING
+        empty = run.reader.head == NOTHING
         run.nothing(
-            f"Nothing is waiting for an answer: {await empty_text(reader)}."
+            f"Nothing is waiting for an answer: {await empty_text(run.reader)}."
             if empty
             else "Nothing is waiting for an answer."
         )
 
 
+async def _listed_on(run: Run, machine: str) -> list[Message]:
+    rows = (await question(run, machine, "checkpoints"))["checkpoints"]
+    return [made(Message, row, to=row["tell"], queued=row["opened"]) for row in rows]
+
+
+async def _answer_on(run: Run, machine: str, checkpoint: str, answer: list[str], *, yes: bool) -> None:
+    if answer == ["always"] and not yes:
+        each = of_person(await _listed_on(run, machine), checkpoint, "checkpoint")
+        if not _agreed_to(run, each, machine):
+            return
+    found = await request(run, machine, "answer", {"checkpoint": checkpoint, "answer": answer})
+    if found is not None:
+        run.out.result(found, f"{found['id']} answered on {machine}: {'; '.join(found['answer'])}")
+
+
 async def _agreed(run: Run, checkpoint: str) -> bool:
+    return _agreed_to(run, await whole(run.reader, await find_checkpoint(run.reader, checkpoint)))
+
+
+def _agreed_to(run: Run, each: Message, on: str | None = None) -> bool:
     """Show all that `always` allows, and ask whether it may."""
-    each = await whole(run.reader, await find_checkpoint(run.reader, checkpoint))
     if each.kind != "permission" or not each.is_open:
         return True  # the word has no such meaning there, or the sidecar says that it is too late
     if run.out.json or not sys.stdin.isatty():
         raise Failure("not-confirmed", "nothing was allowed, because nobody was asked; confirm it with `--yes`")
-    _show(run.out, each)
+    _show(run.out, each, on)
     run.out.flush()
     if typer.confirm("Allow this always?"):
         return True
@@ -122,7 +155,7 @@ def _table(out: Output, listed: list[Message]) -> None:
     )
 
 
-def _show(out: Output, each: Message) -> None:
+def _show(out: Output, each: Message, on: str | None = None) -> None:
     if out.json:
         out.object(as_row(each))
         return
@@ -145,7 +178,7 @@ def _show(out: Output, each: Message) -> None:
         out.text(f"  {each.left_out} characters are left out: their record was pruned")
     out.text(f"\n{visible(each.text)}")
     if each.is_open:
-        out.text(f"\n{sentences.how_to_answer(each)}.")
+        out.text(f"\n{sentences.how_to_answer(each, on)}.")
 
 
 def _via(via: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import typer
 from sidecar.cli.shared import complete
 from sidecar.cli.shared.arguments import limit_option
 from sidecar.cli.shared.command import RUNS, Run, note
+from sidecar.cli.shared.machines import OnOption, made, question, request
 from sidecar.cli.shared.removing import NOTHING_CHANGED
 from sidecar.failure import Failure
 
@@ -21,6 +22,7 @@ if RUNS:
     from sidecar.background.intents.state import Intent, State
     from sidecar.background.intents.texts import file_text, kept_copy_text, notes_text, overlap_text
     from sidecar.background.messages.deliver import notice_id
+    from sidecar.background.messages.message import Message
     from sidecar.background.own_ids import of_person
     from sidecar.background.people import sentences
     from sidecar.background.people.sentences import state_of, waits
@@ -68,14 +70,24 @@ async def intents(
         bool, typer.Option("--all", help="Also list the background agents that OpenCode started by itself.")
     ] = False,
     limit: Annotated[int | None, limit_option("intents")] = None,
+    on: OnOption = None,
 ) -> None:
-    """List background work, newest last: its state, age, cost, title, and why it failed."""
+    """List background work, newest last: its state, age, cost, title, and why it failed.
+
+    With --on, that of another machine; --apply and --undo then change the project of the current directory here.
+    """
     out, home = run.out, run.home
     if intent is None and (cancel or apply or undo or diff or discard or resume):
         raise Failure("no-intent", "name the intent; `durable-stream intents` lists all intents")
+    if on is not None and (discard or resume or everything):
+        raise typer.BadParameter("`--discard`, `--resume` and `--all` work on this machine only: leave out `--on`")
     if apply or undo:
         retry = "it is safe to run the same command again"
-        found = await ask(home, "intent_apply", {"intent": intent, "undo": undo}, retry)
+        if on is None:
+            found = await ask(home, "intent_apply", {"intent": intent, "undo": undo}, retry)
+        else:
+            asked = {"machine": on, "intent": intent, "undo": undo, "directory": str(Path.cwd())}
+            found = {"applied": True, **await ask(home, "machine_apply", asked, retry)}
         before = "Nothing had to be taken back" if undo else "Its changes had already been applied"
         if not found["applied"] and not undo:
             before = "Other edits had already made its changes, so nothing was applied"
@@ -90,6 +102,9 @@ async def intents(
             given = {"intent": intent, "terminal": await terminal(home, client, Path.cwd())}
             found = dict(await client.request("intent_resume", given))
         out.result(found, f"{found['id']} goes on with the rights of this terminal.")
+        return
+    if on is not None:
+        await _on(run, on, intent, cancel=cancel, diff=diff, limit=limit)
         return
     if cancel:
         found = await ask(home, "intent_cancel", {"intent": intent, **proof()}, "the intent is unchanged")
@@ -120,6 +135,36 @@ async def intents(
         run.nothing(f"No background work yet: {started if reader.head > NOTHING else await empty_text(reader)}.")
         return
     _table(out, listed, hosts, await _retries(reader, listed))
+
+
+async def _on(run: Run, machine: str, intent: str | None, *, cancel: bool, diff: bool, limit: int | None) -> None:
+    """Show, or cancel, background work of another machine."""
+    out = run.out
+    if cancel:
+        found = await request(run, machine, "cancel", {"intent": intent})
+        if found is not None:
+            out.result(found, f"{found['id']} is being cancelled on {machine}.")
+        return
+    if diff and not out.json:
+        changes = await question(run, machine, "intent_changes", {"intent": intent})
+        out.text(visible(str(changes["changes"]).rstrip("\n")))
+        return
+    rows = (await question(run, machine, "intents"))["intents"]
+    known = {each.id: each for each in (made(Intent, row) for row in rows)}
+    if intent is not None:
+        named = of_person(known.values(), intent, "intent")
+        checkpoints = (await question(run, machine, "checkpoints"))["checkpoints"] if named.asks else []
+        asks = [made(Message, row, to=row["tell"], queued=row["opened"]) for row in checkpoints]
+        _show(out, named, State(intents=known), waits(named, "", asks), None)
+        return
+    listed = list(known.values())[-limit if limit else 0 :]
+    if out.json:
+        for each in listed:
+            out.object({"machine": machine, **as_row(each)})
+    elif listed:
+        _table(out, listed, [], {})
+    else:
+        run.nothing(f"No background work on {machine}.")
 
 
 async def _discard(out: Output, home: Home, intent: str, *, yes: bool) -> None:

@@ -265,7 +265,7 @@ def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_in
 
 async def ask(made: DurableStream, name: str, **args: Any) -> dict[str, Any]:
     table = Requests()
-    WorkRequests(made, made._state, made._identity).register(table)
+    WorkRequests(made, made._identity).register(table)
     found: dict[str, Any] = await table.answer(name, args)
     return found
 
