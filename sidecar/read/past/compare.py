@@ -84,13 +84,12 @@ def figures(past: Past, since: int = 0, upto: int | None = None) -> dict[str, An
     tools: dict[str, int] = {}
     files: dict[str, None] = {}
     failed = 0
-    for record in past.records(since, upto):
+    for record in past.records(since, upto, calls=True):
         payload = record.event.payload
-        if record.event.type == "execution.step" and payload.get("kind") != "inference":
-            tool = as_text(payload.get("tool")) or "tool"
-            tools[tool] = tools.get(tool, 0) + 1
-            failed += has_failed(payload)
-            files |= dict.fromkeys(change.file for change in file_changes(payload))
+        tool = as_text(payload.get("tool")) or "tool"
+        tools[tool] = tools.get(tool, 0) + 1
+        failed += has_failed(payload)
+        files |= dict.fromkeys(change.file for change in file_changes(payload))
     before, after = _used(past, since), _used(past, upto)
     own = past.at(upto).catalog.sessions.get(past.session)
     return {

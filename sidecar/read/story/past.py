@@ -159,17 +159,23 @@ class Past:
         position = self.position(at)
         return self.story.records([position])[position] if position > NOTHING else None
 
-    def records(self, begin: int = 0, end: int | None = None) -> Iterator[Record]:
-        """The records from number ``begin`` up to ``end``, which does not count; by default, all.
+    def records(self, begin: int = 0, end: int | None = None, *, calls: bool = False) -> Iterator[Record]:
+        """The records from number ``begin`` up to ``end``, which does not count; by default, all. With ``calls``, only
+        those with the result of a tool, which is much quicker.
 
         Ends before a damaged one.
         """
         by, _, keys = self._rows
-        query = f"SELECT n FROM moment WHERE {by} = :key AND n > :after ORDER BY n LIMIT :most"  # noqa: S608
-        left, after, most = self.upto(end) - max(begin, 0), self.position(begin), FIRST
-        while left > 0:
-            given = {"after": after, "most": min(left, most)}
-            found = sorted(n for key in keys for (n,) in self.story.sql(query, key=key, **given))[: given["most"]]
+        table, some = "moment", f"{by} = :key"
+        if calls:
+            table, some, keys = "step", "session = :key AND kind <> 'inference'", [*self._now.all]
+        query = f"SELECT n FROM {table} WHERE {some} AND n > :after AND n <= :until ORDER BY n LIMIT :most"  # noqa: S608
+        after, until, most = self.position(begin), self.position(end), FIRST
+        while True:
+            given = {"after": after, "until": until, "most": most}
+            found = sorted(n for key in keys for (n,) in self.story.sql(query, key=key, **given))[:most]
+            if not found:
+                return
             try:
                 known = self.story.records(found)
             except CorruptLog:
@@ -180,7 +186,7 @@ class Past:
                 except CorruptLog as error:
                     self.fault = self.fault or error
                     return
-            left, most = left - len(found), min(2 * most, CHUNK)
+            most = min(2 * most, CHUNK)
 
     def marks(self, first: int = 0) -> list[tuple[int, str]]:
         """The number of each record that a person may want to jump to, and what it is, without the ``first`` ones."""
