@@ -74,7 +74,12 @@ class Asked:
     @property
     def is_of_events(self) -> bool:
         """Whether events are asked for, and not sessions alone."""
-        return bool(self.words or "tool" in self.filters or "failed" in self.filters)
+        return bool(self.words) or not self.filters.keys().isdisjoint(("tool", "failed", "agent", "model"))
+
+    @property
+    def is_of_turns(self) -> bool:
+        """Whether turns are asked for, and nothing in them."""
+        return self.is_of_events and not self.words and self.filters.keys().isdisjoint(("tool", "failed"))
 
     def is_of(self, project: str | None, agent: str, model: str) -> bool:
         """Whether a turn fits; ``None``: its project is known to fit."""
@@ -116,7 +121,10 @@ async def search(reader: LogReader, text: str, now_ms: int) -> dict[str, Any]:
     """What a text finds: ``groups``, each a session with its ``hits``, the best first; the ``words`` and ``filters``
     that were understood, and ``faults``. Without a text, the newest sessions."""
     wanted = asked(text, now_ms)
-    records = await _failures(reader, wanted) if "failed" in wanted.filters else await _with_words(reader, wanted)
+    if wanted.is_of_turns:
+        records = await ask_story(reader, lambda story: _begun(story, wanted))
+    else:
+        records = await _failures(reader, wanted) if "failed" in wanted.filters else await _with_words(reader, wanted)
 
     def question(story: Snapshot) -> tuple[list[Record], dict[str, str] | None, dict[str, str]]:
         fitting = _fitting(story, wanted)
@@ -155,6 +163,16 @@ async def _failures(reader: LogReader, wanted: Asked) -> list[Record]:
         return [found[n] for n in sorted(found)]
 
     return await ask_story(reader, question)
+
+
+def _begun(story: Snapshot, wanted: Asked) -> list[Record]:
+    """The first events of the newest turns of an agent or a model."""
+    some = " AND ".join(
+        f"lower({name}) LIKE '%' || :{name} || '%'" for name in ("agent", "model") if name in wanted.filters
+    )
+    newest_ones = f"SELECT first FROM turn WHERE {ALIVE} AND agent <> '' AND {some} ORDER BY first DESC LIMIT :most"  # noqa: S608
+    found = story.records(n for (n,) in story.sql(newest_ones, n=story.head, most=LOOKED, **wanted.filters))
+    return [found[n] for n in sorted(found)]
 
 
 def _fitting(story: Snapshot, wanted: Asked) -> dict[str, str] | None:

@@ -93,6 +93,7 @@ async def got(page: Starlette, path: str) -> Any:
         ("search?q=file", "groups"),
         ("search?q=failed", "groups"),
         ("search?q=tool:bash", "groups"),
+        ("search?q=agent:b+model:mock", "groups"),
         ("work", "hosts"),
         ("costs?days=0&by=session", "sums"),
     ],
