@@ -76,7 +76,8 @@ ANSWERS = """
 .said .task { list-style: none; margin-inline-start: -1.2em; }
 .said { margin: .8em 0; } .said blockquote { border: 0 solid var(--line); border-inline-start-width: 3px; padding: 0;
   margin: .6em 0; padding-inline-start: 1em; }
-.said sup { line-height: 1; } .said .footnote { font-size: .85em; color: var(--remark); }
+.said sup { line-height: 0; font-size: .75em; } .said .footnote sup { margin-inline-end: .3em; }
+.said .footnote { font-size: .85em; color: var(--remark); }
 .said hr { border: 0; border-top: 1px solid var(--line); } .said ul, .said ol { padding-inline-start: 1.6em; }
 .code .k { color: var(--key); } .code .s { color: var(--text-of); } .code .n { color: var(--number); }
 .code .c { color: var(--remark); font-style: italic; } pre .b { font-weight: 700; }

@@ -52,6 +52,13 @@ def happened() -> list[StreamEvent]:
     add("ses_top", "turn.ended", session="ses_sub", message="u", outcome="completed")
     add("ses_top", "turn.ended", message="t", outcome="completed")
 
+    add("ses_wide", "lifecycle.session.created", title=LONG, directory=f"/{LONG}", lineage="root", agent="build")
+    add("ses_wide", "human.input", message="w", parts=[{"type": "text", "text": LONG}])
+    add("ses_wide", "turn.started", message="w", agent="build", model={"provider": "mock", "model": LONG})
+    edit = {"kind": "tool", "tool": "edit", "input": {"filePath": f"/{LONG}"}, "metadata": {"diff": f"@@\n+{LONG}"}}
+    add("ses_wide", "execution.step", turn="w", message="a", call="c4", status="completed", **edit)
+    add("ses_wide", "execution.step", turn="w", message="a", kind="inference", cost=0.5, tokens={"input": 9})
+
     def own(type_: str, **payload: Any) -> None:
         about = {"stream_id": "agent/intents", "actor": "intents", "source": {"agent": "intents", "adapter": "engine"}}
         made.append(identity.stamp({**about, "type": type_, "payload": payload, "metadata": {"role": "output"}}))
@@ -134,7 +141,8 @@ def test_files_of_background_work_are_with_those_of_its_session(open_: tuple[Pag
 def test_a_long_word_makes_no_page_wider_than_the_screen(open_: tuple[Page, Served, list[str]], width: int) -> None:
     page, served, ids = open_
     page.set_viewport_size({"width": width, "height": 800})
-    for path in ("/work", "/costs", "/s/ses_run", "/s/ses_ask", *(f"/e/{each}" for each in ids[:6])):
+    wide = ["/", "/?q=xxx", "/s/ses_wide", "/s/ses_wide/files", "/s/ses_wide/timeline"]
+    for path in ("/work", "/costs", "/s/ses_run", "/s/ses_ask", *wide, *(f"/e/{each}" for each in (*ids[:6], ids[20]))):
         page.goto(served.base + path)
         page.wait_for_selector(".page, .session")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
