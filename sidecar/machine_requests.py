@@ -15,7 +15,7 @@ from sidecar.background.people.answerers import Answerers
 from sidecar.background.service import DurableStream
 from sidecar.config import Deed
 from sidecar.link.local import ASKER
-from sidecar.mirror.asking import Asks, accepted
+from sidecar.mirror.asking import TOLD, Asks, accepted
 from sidecar.mirror.service import NatsService
 from sidecar.registry import Args, Requests
 from streams.identity import Identity
@@ -80,7 +80,7 @@ class MachineRequests(Elsewhere):
         given = dict(args.args)
         if args.name == "spawn":
             session = self._durable.session(args.session) if args.session is not None else None
-            given |= await self._durable.rights_elsewhere(session, given.get("agent"))
+            given |= await self._durable.machines.rights(session, given.get("agent"))
             return await self._send(args.machine, args.name, given, args.key, session=session, by=by)
         return await self._send(args.machine, args.name, given, args.key, by=by)
 
@@ -102,9 +102,9 @@ class MachineRequests(Elsewhere):
         self._machines(machine)
         return await self._send(machine, "spawn", args, key, session=session, by="process")
 
-    async def wake(self, machine: str, args: dict[str, Any], key: str) -> None:
+    async def tell(self, machine: str, name: str, args: dict[str, Any], key: str) -> None:
         # It is recorded, and leaves as soon as the machines can reach each other.
-        await self._asks.send(machine, "wake", args, key, by="process")
+        await self._asks.send(machine, name, args, key, by="process")
 
     def _machines(self, machine: str) -> Machines:
         """Raises ``RequestError`` if other machines cannot be reached, or ``machine`` is this one."""
@@ -137,8 +137,8 @@ class MachineRequests(Elsewhere):
 
     async def do(self, machine: str, name: str, args: dict[str, Any]) -> Any:
         """Do the request of another machine, which it may send. Raises ``RequestError``."""
-        if name == "wake":
-            return await self._woken(machine, args)
+        if name in TOLD:
+            return await self._told(machine, name, args)
         if name == "spawn":
             here = self._nats.machines.name if self._nats.machines is not None else ""
             asker = ASKER.get()
@@ -146,11 +146,11 @@ class MachineRequests(Elsewhere):
             args = await asyncio.to_thread(_spawn, asked_by, args)
         return await self._requests.answer(name, args)
 
-    async def _woken(self, machine: str, args: dict[str, Any]) -> Any:
+    async def _told(self, machine: str, name: str, args: dict[str, Any]) -> Any:
         sent = await self._asks.find(str(args.get("ask")))
         if sent is None or (sent.machine, sent.name) != (machine, "spawn"):
             raise RequestError("not-asked", f"nobody here asked {machine[:100]!a} for this work")
-        await self._durable.woken(sent.id, machine, sent.session, sent.ts, args)
+        await self._durable.machines.told(name, sent.id, machine, sent.session, sent.ts, args)
         return {}
 
 

@@ -118,6 +118,13 @@ PLAN = (
         {"COMMAND_KILLS": 50},
     ),
     Part(
+        "machines",
+        "kill -9 of two machines and of the server at every step between a request and its answer",
+        ("tests/sidecar/mirror/test_machine_kills.py",),
+        2,
+        {"MACHINE_KILLS": 50},
+    ),
+    Part(
         "many-homes",
         "homes with one agent, their workers and their server tormented",
         (f"{TORTURE}/test_many_homes.py", f"{TORTURE}/test_home_steps.py"),

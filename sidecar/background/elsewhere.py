@@ -15,11 +15,21 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.background.intents.registration import DEFAULT_MINUTES
 from sidecar.background.intents.state import Intent
 from sidecar.background.intents.texts import notice_text
+from sidecar.background.messages.message import Message
+from sidecar.background.people import sentences
 from sidecar.read.ask_text import on_one_line
+from sidecar.read.wording import cut_middle
 from sidecar.registry import Args
 
-WAKE: Final = "machine.wake"
-"""The effect that tells the machine which asked for work how it ended."""
+TELL: Final = "machine.tell"
+"""The effect that tells the machine which asked for work what the work asks, and how it ended."""
+
+WAKE: Final = "wake"
+ASKS: Final = "asks"
+"""What it tells: the names of the requests."""
+
+MAX_QUESTION: Final = 350
+"""Maximum length of a question in the text about it, in characters."""
 
 _TOLD: Final = ("id", "title", "directory", "result", "resumes", "hangs", "steps", "copy", "overlaps")
 """What of an intent the message about its end needs."""
@@ -68,8 +78,8 @@ class Elsewhere(Protocol):
             RequestError: the machine refused, or cannot be asked.
         """
 
-    async def wake(self, machine: str, args: dict[str, Any], key: str) -> None:
-        """Tell a machine, now or when it can be reached, how work ended that it asked for. Idempotent by ``key``."""
+    async def tell(self, machine: str, name: str, args: dict[str, Any], key: str) -> None:
+        """Tell a machine, now or when it can be reached, about work that it asked for. Idempotent by ``key``."""
 
 
 def ended(intent: Intent, state: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,8 +87,18 @@ def ended(intent: Intent, state: str, about: Mapping[str, Any]) -> dict[str, Any
     told = {name: getattr(intent, name) for name in _TOLD}
     names = ("reason", "result", "changes", "left")
     how = {name: about[name] for name in names if name in about}
-    args = {"ask": intent.asked_by["ask"], "state": state, "on": intent.asked_by["on"], "intent": told, "about": how}
-    return {"machine": intent.asked_by["machine"], "args": args}
+    args = {"ask": intent.asked_by["ask"], "state": state, "intent": told, "about": how}
+    return {"machine": intent.asked_by["machine"], "name": WAKE, "key": intent.id, "args": args}
+
+
+def asks(asked_by: Mapping[str, str], question: Mapping[str, Any]) -> dict[str, Any]:
+    """The effect's arguments: that work of another machine asks a person. ``question`` is a ``message.queued``."""
+    about = {name: question.get(name) or default for name, default in _ASKED.items()}
+    args = {"ask": asked_by["ask"], "question": {"id": question["message"], **about}}
+    return {"machine": asked_by["machine"], "name": ASKS, "key": question["message"], "args": args}
+
+
+_ASKED: Final[dict[str, Any]] = {"kind": "", "text": "", "options": [], "always": [], "work": "", "directory": ""}
 
 
 class _Told(Args):
@@ -93,10 +113,24 @@ class _Told(Args):
     overlaps: dict[str, str]
 
 
+class _Question(Args):
+    id: str = Field(pattern=r"^chk_[0-9a-f]{1,64}$")
+    kind: Literal["ask", "effect", "permission", "question"]
+    text: str
+    options: list[str]
+    always: list[str]
+    work: str
+    directory: str
+
+
+class _Asks(Args):
+    ask: str
+    question: _Question
+
+
 class _Ended(Args):
     ask: str
     state: Literal["completed", "failed"]
-    on: str
     intent: _Told
     about: dict[str, Any]
 
@@ -122,3 +156,20 @@ def told(args: Mapping[str, Any], machine: str, ask: str, session: str | None, c
     if session is not None:
         known["notice"] = {"message": f"ntc_{ask[:12]}", "to": session, "text": text, "wake": True, "more": False}
     return known
+
+
+def asked(args: Mapping[str, Any], machine: str, session: str | None) -> dict[str, Any]:
+    """The command ``message.raise`` about what work on a machine asks; the screen of ``session`` shows it, if any.
+
+    Raises:
+        RequestError: this tells of no question (``bad-arguments``).
+    """
+    try:
+        found = _Asks.model_validate(args).question
+    except ValidationError:
+        raise RequestError("bad-arguments", "this tells of no question") from None
+    about = found.model_dump() | {"directory": f"{found.directory} on {machine}"}
+    known = Message(**about, queued=0)
+    shown, _ = cut_middle(sentences.asks(known), MAX_QUESTION)
+    text = f"{shown} · {sentences.how_to_answer(known, machine)}"
+    return {"message": f"alr_{found.id[4:]}", "to": session, "title": "OpenCode: background work", "text": text}

@@ -24,8 +24,9 @@ from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.registration import RegisterArgs, ResumeArgs
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
+from sidecar.background.machines import rights_unknown
 from sidecar.background.reservations.desk import FreeArgs
-from sidecar.background.service import DurableStream, rights_unknown
+from sidecar.background.service import DurableStream
 from sidecar.registry import NoArgs, Requests
 from streams.bus.command import Command
 from streams.identity import Identity

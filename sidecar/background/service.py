@@ -24,13 +24,11 @@ from sidecar.agents.runtime import Runtime
 from sidecar.background.copies.copies import Copies
 from sidecar.background.copies.effects import CopyActs
 from sidecar.background.copies.setup import Setup
-from sidecar.background.effects import Repeatable
-from sidecar.background.elsewhere import WAKE, Elsewhere, told
+from sidecar.background.elsewhere import Elsewhere
 from sidecar.background.gardener import GardenerAgent
 from sidecar.background.hosts.headless import Headless, Terminal
-from sidecar.background.hosts.host import Call, HostError
+from sidecar.background.hosts.host import Call
 from sidecar.background.hosts.hosts import Hosts
-from sidecar.background.hosts.rights import Rights
 from sidecar.background.hosts.v1 import V1Host
 from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_ids import session_id
@@ -44,7 +42,7 @@ from sidecar.background.intents.registration import RegisterArgs, check_agent, d
 from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent, State
 from sidecar.background.intents.works import Works
-from sidecar.background.messages.agent import NAME as MESSAGES
+from sidecar.background.machines import OtherMachines
 from sidecar.background.messages.deliver import waiting_sessions
 from sidecar.background.own_ids import Caller, of_person
 from sidecar.background.people.people import People
@@ -92,11 +90,6 @@ def write_tools(home: Home, wanted: bool, more: Mapping[str, Any], *, machines: 
         log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
 
 
-def rights_unknown(session: str | None, error: HostError) -> RequestError:
-    why = f"what the session {session} may do is not known, so the work may do nothing: {error}"
-    return RequestError("rights-unknown", why)
-
-
 class DurableStream:
     """A component: intents, phantoms and messages of one home.
 
@@ -129,7 +122,7 @@ class DurableStream:
         reaches_others: bool = False,
     ) -> None:
         self.agent = IntentAgent(config)
-        self._others, self._reaches_others = others, reaches_others
+        self._reaches_others = reaches_others
         self.works = Works(lambda: self.data, state)
         self.links, self.runtime, self._more_tools = links, runtime, more_tools
         self._home, self._config, self._identity, self._state = home, config, identity, state
@@ -145,6 +138,7 @@ class DurableStream:
         )
         two = V2Host(links, state, identity.now_ms, self.works.asked)
         self.hosts = Hosts(one, two)
+        self.machines = OtherMachines(self.hosts, lambda: self.data, runtime, others)
         self.copies = Copies(home.path / "copies")
         watching = GardenerAgent(self.works.root, lambda session: self.hosts.of(session).ran_as(session))
         self._gardener = (watching,) if has_gardener else ()
@@ -188,7 +182,7 @@ class DurableStream:
         setup = Setup(self._config.setup)
         of = (self._runner, self._is_starting, self._project)
         acts = CopyActs(self.copies, self.hosts, *of, setup, self._config.copied)
-        return {**acts.kinds, **self.people.kinds, WAKE: Repeatable(self._wake)}
+        return {**acts.kinds, **self.people.kinds, **self.machines.kinds}
 
     @property
     def data(self) -> State:
@@ -285,68 +279,6 @@ class DurableStream:
     def _is_starting(self, intent: str) -> bool:
         return intent in self.data.intents and self.data.intents[intent].state == "starting"
 
-    # --- other machines ---
-
-    @property
-    def others(self) -> Elsewhere:
-        """Raises ``RequestError`` if there are none."""
-        if self._others is None:
-            raise RequestError("nats-off", "this home reaches no other machine")
-        return self._others()
-
-    async def _wake(self, args: dict[str, Any], key: str) -> dict[str, Any]:
-        """``machine.wake``: has another machine told how work ended that it asked for. Result: ``{}``."""
-        await self.others.wake(args["machine"], args["args"], f"wake:{args['args']['intent']['id']}")
-        return {}
-
-    async def woken(self, ask: str, machine: str, session: str | None, asked: int, args: Mapping[str, Any]) -> None:
-        """Tell the session that asked for work, or a person, how the work ended on another machine.
-
-        Idempotent by ``ask``. ``asked`` is the time of the request, in ms UTC.
-
-        Raises:
-            RequestError: this tells of no end.
-            InputRefused, AgentFailed, StreamError: nothing was recorded.
-        """
-        payload = told(args, machine, ask, self.data.heir(session, asked), asked)
-        await self.runtime().command(MESSAGES, Command(f"wake:{ask}", "work.ended", payload, sender="sidecar"))
-
-    async def rights_elsewhere(
-        self,
-        session: str | None,
-        wanted: str | None,
-        agent: str | None = None,
-        link: ShimConnection | None = None,
-        *,
-        is_person: bool = True,
-    ) -> dict[str, Any]:
-        """What work on another machine must know of the session here that asks for it: ``rights``; nothing, if none
-        does. ``wanted`` is the agent that the work is to run, if it is named; else see ``register_intent``.
-
-        Raises:
-            RequestError: what the session may do is not known (``rights-unknown``), or it may not start that agent.
-        """
-        if session is None:
-            return {}
-        host = self.hosts.of(session)
-        try:
-            rights = await host.rights(session, agent, link)
-        except HostError as error:
-            raise rights_unknown(session, error) from None
-        if wanted not in (None, rights.agent):
-            check_agent(rights.effect(host.starts, wanted or ""), wanted or "", is_person=is_person)
-        return {"rights": {"opencode": 1 if host is self.hosts.one else 2, **rights.as_json()}}
-
-    def _rights_of(self, given: RegisterArgs) -> Rights | None:
-        """What the session may do that asks on another machine."""
-        if given.rights is None:
-            return None
-        ours = 1 if self.hosts.new(None) is self.hosts.one else 2
-        if (theirs := given.rights.get("opencode")) != ours:
-            why = f"the session that asks has the rules of OpenCode {theirs}, and work runs on OpenCode {ours} here"
-            raise RequestError("rights-unknown", f"{why}; ask for the work from a terminal")
-        return Rights.of(given.rights)
-
     def session(self, given: str) -> str:
         """The id of a recorded session; ``given`` is the id, or a unique beginning or end of it.
 
@@ -415,7 +347,7 @@ class DurableStream:
             if given.agent not in (None, rights.agent):
                 check_agent(rights.effect(host.starts, given.agent or ""), given.agent or "", is_person=call is None)
         elif found is None and before is None:
-            rights = self._rights_of(given)
+            rights = self.machines.rights_of(given.rights)
         environment = found.environment if found is not None else ""
         if before is not None:
             environment = before.environment

@@ -60,8 +60,9 @@ ACTIONS: Final = {
     "spawn": "spawn",
     "stop": "turn_stop",
     "wake": "wake",
+    "asks": "asks",
 }
-"""The actions, and the requests that do them. All but ``wake``, which only machines send, can be allowed."""
+"""The actions, and the requests that do them. Those that only machines send (``asking.TOLD``) cannot be allowed."""
 
 WORKER: Final = "ui_worker"
 """The agent that actions of user interfaces are for."""

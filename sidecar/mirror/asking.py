@@ -25,7 +25,9 @@ STREAM: Final = "system/requests"
 SENT: Final = "request.sent"
 RETURNED: Final = "request.returned"
 
-SPAWN: Final = "spawn"
+TOLD: Final = frozenset({"asks", "wake"})
+"""The requests that tell the machine which asked for work what the work asks, and how it ended. They are allowed
+because that machine asked for the work."""
 
 
 def accepted(machine: str, answer: Mapping[str, Any]) -> Any:

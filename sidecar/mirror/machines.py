@@ -41,7 +41,7 @@ from bridge.opencode.link.protocol import RequestError
 from sidecar.components import Tasks
 from sidecar.link.local import ASKER, Asker
 from sidecar.mirror.actions import Deeds
-from sidecar.mirror.asking import ForOthers, Sent, accepted
+from sidecar.mirror.asking import TOLD, ForOthers, Sent, accepted
 from streams.bus.contract import Again, Delivery, Done, Outcome, Poison
 from streams.bus.subjects import SubjectError
 from streams.errors import CodedError, StreamError
@@ -52,10 +52,6 @@ MACHINE: Final = "machine"
 """What a home owns while its machine's name is its own, beside agents."""
 
 DURABLE: Final = consumer_name(MACHINE)
-
-WAKE: Final = "wake"
-"""The request that tells the machine which asked for work how the work ended. That this home asked for the work allows
-it."""
 
 AGAIN_SECONDS: Final = 60.0
 """How often a request without an answer is sent again. The server keeps it once."""
@@ -258,7 +254,7 @@ class Machines:
         self, subject: MachineSubject, name: str, args: dict[str, Any], by: str, trace: str | None
     ) -> dict[str, Any]:
         machine = subject.sender
-        if name != WAKE and name not in self._allowed.get(machine, ()):
+        if name not in TOLD and name not in self._allowed.get(machine, ()):
             line = f'allow = {{ {orjson.dumps(machine).decode()} = ["{name}"] }}'
             why = f"it does not let {machine} do this; add there to [machines] in config.toml: {line}"
             return _rejected("not-allowed", why)

@@ -133,6 +133,7 @@ def test_a_person_asks_another_machine_and_answers_it_whoever_is_killed(machines
     wait_until(lambda: laptop.lines("checkpoints", "--on", "desk"), "the question there")
     (asks,) = laptop.lines("checkpoints", "--on", "desk")
     assert (asks["kind"], asks["intent"]) == ("permission", first["id"])
+    wait_until(lambda: [each for each in laptop.lines("notices") if asks["id"] in each["text"]], "the question here")
     killed = [machines.kill() for machines in (Killed(desk), Killed(laptop))]
     machines.server.kill()
     machines.server.start()
@@ -147,6 +148,18 @@ def test_a_person_asks_another_machine_and_answers_it_whoever_is_killed(machines
     assert refused(laptop, "checkpoints", "--on", "desk", asks["id"], "--answer", "once") == "already-answered"
     assert refused(laptop, "intents", "--on", "desk", first["id"], "--cancel") == "has-ended"
     assert refused(desk, "spawn", "SAY:x", "--on", "laptop", "--directory", "/") == "not-allowed"
+
+
+def test_work_elsewhere_may_do_no_more_than_the_session_that_asks(machines: Machines) -> None:
+    deny = [{"permission": "bash", "pattern": "*", "action": "deny"}]
+    parent = machines.here.create_session("careful", permission=deny)
+    script = 'CALL:bash {"command": "touch forbidden", "description": "d"}THEN: SAY:it tried'
+    where = f"desk:{machines.there.project}"
+    machines.here.prompt(parent, spawn(script, "forbidden", on=where, isolation="shared"))
+    wait_until(lambda: messages(machines, parent), "the result in the parent's history")
+    assert not (machines.there.project / "forbidden").exists()
+    (work,) = [each for each in on_desk(machines) if each["title"] == "forbidden"]
+    assert work["state"] == "completed"
 
 
 def answered(laptop: DurableStream, checkpoint: str) -> bool:

@@ -22,6 +22,7 @@ from sidecar.background.intents.intent_effects import ABORT, CHECK, COLLECT, CON
 from sidecar.background.intents.lifecycle import ENDED, INTENT, WORKING, after
 from sidecar.background.intents.state import Intent, State, intent_of
 from sidecar.background.intents.texts import cause_text, notice_text, result_of
+from sidecar.background.messages.message import QUESTIONS
 from sidecar.background.own_agent import OwnAgent
 from sidecar.read.ask_text import on_one_line
 from streams.event import StreamEvent
@@ -161,7 +162,7 @@ class IntentAgent(OwnAgent[State]):
             case "lifecycle.session.ended":
                 return self._session_ended(event)
             case "message.queued" | "message.waiting":
-                return watch.asked(self.data, event)
+                return [*watch.asked(self.data, event), *self._asks_elsewhere(event)]
             case "message.left" | "message.answered" | "message.expired" | "message.withdrawn":
                 return watch.answered(self.data, event)
         return []
@@ -409,6 +410,14 @@ class IntentAgent(OwnAgent[State]):
         model = f"{known['provider']}/{known['model']}"
         return [Output("intent.model", {"intent": intent.id, "model": model})] if model != intent.runs_on else []
 
+    def _asks_elsewhere(self, event: StreamEvent) -> list[Output]:
+        """Tell the machine that asked for work, if another one did, what the work asks a person."""
+        given, intent = event.payload, self.data.intents.get(str(event.payload.get("intent")))
+        if intent is None or given.get("kind") not in QUESTIONS:
+            return []
+        asked_by = self.data.line(intent)[-1].asked_by
+        return [asked.effect(elsewhere.TELL, given["message"], elsewhere.asks(asked_by, given))] if asked_by else []
+
     def _child(self, event: StreamEvent) -> list[Output]:
         session, parent = str(event.payload.get("session")), str(event.payload.get("parent"))
         intent = self.data.working(parent)
@@ -462,7 +471,7 @@ class IntentAgent(OwnAgent[State]):
         end = Output(type_, {"intent": intent.id, "ts": ts, **known, **about})
         if not intent.asked_by or state == "cancelled":
             return [end]
-        return [end, asked.effect(elsewhere.WAKE, intent.id, elsewhere.ended(intent, state, about))]
+        return [end, asked.effect(elsewhere.TELL, intent.id, elsewhere.ended(intent, state, about))]
 
     # --- remembering ---
 

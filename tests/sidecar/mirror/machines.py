@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from bridge.nats.jetstream.bus import JetStreamEventBus
+from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.opencode.link.protocol import RequestError
 from sidecar.link.local import ASKER
@@ -26,6 +28,8 @@ class Machine:
     def __init__(self, name: str, allowed: Mapping[str, Collection[str]] | None = None) -> None:
         self.name, self.allowed = name, allowed or {}
         self.store, self.identity = MemoryStore(), seeded_identity(sum(name.encode()))
+        self.options: ConnectOptions | None = None
+        """How it reaches the server, if not as everybody."""
         self.done: list[tuple[str, str, dict[str, Any]]] = []
         self.bys: list[str] = []
         self.answer: Any = {"rows": []}
@@ -61,12 +65,16 @@ def deeds(store: Any, identity: Identity) -> Any:
     return lambda do: Deeds(store, identity, do, lambda value: value)
 
 
+async def reach(home: Machine, server: RealServer) -> ConnectOptions:
+    return home.options or server.options
+
+
 @asynccontextmanager
 async def living(server: RealServer, *homes: Machine) -> AsyncIterator[None]:
     """These homes at work."""
     all_sessions, tasks = [], []
     for home in homes:
-        sessions = Sessions(server.ask_options)
+        sessions = Sessions(partial(reach, home, server))
         all_sessions.append(sessions)
         home.asks = Asks(home.store, home.identity, lambda value: value)
         await home.asks.start()

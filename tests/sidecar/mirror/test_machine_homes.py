@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,17 @@ from tests.sidecar.cli.helpers import run
 from tests.sidecar.support import wait_for
 from tests.torture.sidecars import RunningSidecar
 
+DEEDS = '["answer", "apply", "cancel", "spawn"]'
+
 
 class Machine:
     """A home of a machine; ``allow`` is what others may do there."""
 
-    def __init__(self, path: Path, name: str, server: RealServer, allow: str = "{}") -> None:
+    def __init__(self, path: Path, name: str, server: RealServer, allow: str = "{}", scripts: str = DEEDS) -> None:
         self.one = RunningSidecar(path / f"{name}-{len(list(path.iterdir()))}")
         self.path = self.one.home.path
         self.one.home.config_path.write_text(
-            f'link.scripts_may = ["answer", "cancel", "spawn", "apply", "claim"]\nteam.machine = "{name}"\n'
+            f'link.scripts_may = {scripts}\nteam.machine = "{name}"\n'
             f'machines.allow = {allow}\n[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{server.port}"]\n'
         )
 
@@ -60,7 +61,8 @@ def test_commands_reach_the_home_of_another_machine(places: tuple[Path, RealServ
     laptop = Machine(places[0], "laptop", places[1])
     desk = Machine(places[0], "desk", places[1], '{ laptop = ["signal"] }')
     twin = Machine(places[0], "desk", places[1])
-    machines = [laptop, desk, twin]
+    careful = Machine(places[0], "careful", places[1], scripts="[]")
+    machines = [laptop, desk, twin, careful]
     try:
         for each in machines:
             each.start()
@@ -73,6 +75,11 @@ def test_commands_reach_the_home_of_another_machine(places: tuple[Path, RealServ
         assert laptop.code("intents", "--on", "laptop") == "bad-arguments"
         assert laptop.code("signal", "go", "--on", "elsewhere") == "no-machine"
         assert laptop.code("intents", "--on", "elsewhere") == "machine-away"
+        for words in (("spawn", "p", "--directory", "/"), ("checkpoints", "chk_1", "--answer", "once")):
+            assert careful.code(*words, "--on", "desk") == "needs-person"
+        for words in (("--cancel",), ("--apply",), ("--undo",)):
+            assert careful.code("intents", "int_1", *words, "--on", "desk") == "needs-person"
+        assert careful.lines("intents", "--on", "desk") == []
         desk.one.kill()
         (queued,) = laptop.lines("signal", "go", "--on", "desk")
         assert queued["queued"] and laptop.others()["waiting"] == {"desk": 1}
@@ -86,4 +93,3 @@ def test_commands_reach_the_home_of_another_machine(places: tuple[Path, RealServ
     finally:
         for each in machines:
             each.one.close()
-    assert json.loads(json.dumps(queued))["machine"] == "desk"

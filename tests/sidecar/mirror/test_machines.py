@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import nats
 import orjson
 import pytest
 
 from bridge.nats.jetstream import streams as keeping
+from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from bridge.opencode.link.protocol import RequestError
-from tests.nats_servers import TOKEN, RealServer
+from tests.mirrors import unsynced
+from tests.nats_servers import TOKEN, RealServer, real_server
 from tests.sidecar.mirror.machines import Machine, living
 
 MAY = {"laptop": ("spawn", "cancel")}
@@ -109,3 +113,36 @@ async def test_what_nobody_asked_for_is_refused_and_counted(server: RealServer, 
                 await asyncio.sleep(0.01)
         assert laptop.asks.pending.keys() == {id_} and await laptop.types() == ["request.sent"]
     await client.close()
+
+
+def user(name: str) -> dict[str, Any]:
+    """A user of the server, as the page on teams advises."""
+    own = [f"cmd.{name}.*._home.>", f"ask.{name}.*"]
+    publish = ["$JS.API.>", "$JS.ACK.>", "_INBOX.>", "evt.>", "cg.>", "dlq.>", *own]
+    permissions = {"publish": {"allow": publish}, "subscribe": {"allow": ["_INBOX.>", f"ask.*.{name}"]}}
+    return {"user": name, "password": "secret", "permissions": permissions}
+
+
+async def test_with_a_user_for_each_machine_nobody_sends_as_another(tmp_path: Path) -> None:
+    users = {"users": [user("laptop"), user("desk")]}
+    with real_server(tmp_path, jetstream=unsynced(tmp_path), authorization=users) as server:
+        laptop, desk = Machine("laptop"), Machine("desk", MAY)
+        for each in (laptop, desk):
+            each.options = ConnectOptions((f"nats://{each.name}:secret@127.0.0.1:{server.port}",))
+        async with living(server, laptop, desk):
+            assert (await laptop.ask("desk", "spawn", {"prompt": "p"}, "k"))["status"] == "accepted"
+            desk.answer = LARGE
+            assert await laptop.machines.question("desk", "intents", {}) == LARGE
+            refused = asyncio.Event()
+
+            async def erred(error: Exception) -> None:
+                if "permissions violation" in str(error).lower():
+                    refused.set()
+
+            address = f"nats://desk:secret@127.0.0.1:{server.port}"
+            client = await nats.connect(address, error_cb=erred)
+            body = orjson.dumps({"name": "spawn", "args": {"prompt": "forged"}})
+            await client.publish("cmd.laptop.desk._home.ask.abc", body)
+            await asyncio.wait_for(refused.wait(), 20)
+            await client.close()
+        assert [args["prompt"] for _, _, args in desk.done] == ["p"]
