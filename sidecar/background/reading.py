@@ -275,7 +275,7 @@ async def costs_of(reader: LogReader, by: By, wanted: Filter) -> Costs:
 
     def question(story: Snapshot) -> Costs:
         catalog = Catalog(story)
-        catalog.sessions.values()  # read all at once
+        catalog.streams.values(), catalog.sessions.values()  # read all at once
 
         def moves(sessions: set[str]) -> set[int]:
             roots = {root_of(catalog, starters, session) for session in sessions}

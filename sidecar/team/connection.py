@@ -56,8 +56,9 @@ def _translate(error: psycopg.Error, config: TeamConfig) -> TeamUnavailable | Te
     return TeamUnavailable(told)
 
 
-def connect(config: TeamConfig) -> psycopg.Connection[Any]:
+def connect(config: TeamConfig, *, is_reader: bool = False) -> psycopg.Connection[Any]:
     """A connection in which each statement is a transaction of its own, and names are those of our schema. Blocks.
+    ``is_reader``: of the address's hosts, one that is a replica is taken first.
 
     Raises:
         TeamUnavailable: it cannot be reached.
@@ -65,6 +66,8 @@ def connect(config: TeamConfig) -> psycopg.Connection[Any]:
     password = config.password.get_secret_value() if config.password is not None else None
     with translated(config):
         given = settings(config.database, password, os.environ)
+        if is_reader:
+            given["target_session_attrs"] = "prefer-standby"
         # A server behind a pooler does not know the statements that another connection prepared.
         connection = psycopg.connect(**given, autocommit=True, prepare_threshold=None)
         try:

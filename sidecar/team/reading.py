@@ -16,10 +16,13 @@ from streams.log.elsewhere import ReaderElsewhere
 
 _TRANSACTIONS: Final = frozenset({"BEGIN", "ROLLBACK"})
 
-_SESSION: Final = (
-    f"SET search_path = {HOME}, {SCHEMA}; SET idle_in_transaction_session_timeout = '1h';"
-    " SET statement_timeout = '5min'"
+_MOMENT: Final = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
+    f" SET LOCAL search_path = {HOME}, {SCHEMA}; SET LOCAL idle_in_transaction_session_timeout = '1h';"
+    " SET LOCAL statement_timeout = '5min'"
 )
+"""Nothing of it outlives the transaction, because a pooler may give the next one another connection."""
+
 _HOMES: Final = """SELECT home, log_id, machine, head, head - least(told, head), ARRAY[head, told, removals, changes]
     FROM homes WHERE coalesce(%s, machine) = machine ORDER BY machine, log_id"""
 
@@ -64,8 +67,8 @@ class Reading:
     def turn_to(self, home: TeamHome) -> None:
         with translated(self._config):
             connection = self._between()
-            connection.execute("SELECT set_config(%s, %s, false)", [ONE, str(home.home)])
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(_MOMENT.encode())
+            connection.execute("SELECT set_config(%s, %s, true)", [ONE, str(home.home)])
 
     def reader(self, home: TeamHome) -> ReaderElsewhere:
         """A reader of a home, for whenever this is turned to it."""
@@ -79,9 +82,9 @@ class Reading:
     def execute(self, text: str, given: Any = (), /) -> psycopg.Cursor[Any]:
         with translated(self._config):
             assert self._connection is not None
-            # A transaction is open until the end, so that all answers are about one moment.
-            known = text not in _TRANSACTIONS
-            return self._connection.execute(for_postgres(text).encode() if known else b"SELECT", given if known else ())
+            if text in _TRANSACTIONS:  # one is open until the end, so that all answers are about one moment
+                return self._connection.cursor()
+            return self._connection.execute(for_postgres(text).encode(), given)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -90,8 +93,7 @@ class Reading:
     def _between(self) -> psycopg.Connection[Any]:
         """A connection without a transaction."""
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._config)
+            self._connection = connect(self._config, is_reader=True)
             self._connection.adapters.register_loader("numeric", Number)
-            self._connection.execute(_SESSION.encode())
         self._connection.execute("ROLLBACK")
         return self._connection

@@ -80,12 +80,16 @@ class Shipping:
         self.place: Place | None = None
         """Up to where the team has this home; ``None`` if that is not known now."""
 
-    def close(self) -> None:
-        """Forget what is known of the place, too."""
-        self.place = None
+    def rest(self) -> None:
+        """Close the connection until there is something to copy: a server holds few of them."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def close(self) -> None:
+        """Forget what is known of the place, too."""
+        self.place = None
+        self.rest()
 
     def step(self) -> bool:
         """Copy the next rows; false if there are none.
@@ -103,6 +107,8 @@ class Shipping:
             raise
 
     def _step(self) -> bool:
+        if self._connection is None and self._rests():
+            return False
         # A removal at home does not end while somebody reads, so nobody reads while the server is slow to answer.
         connection = self._connection or self._connected()
         place = self.place or self._found(connection)
@@ -123,9 +129,17 @@ class Shipping:
         self._copied(step.place.story, step.place.changes)
         return True
 
+    def _rests(self) -> bool:
+        """Whether there is nothing to copy behind the place, as far as that is known."""
+        if self.place is None or (copied := self._reader.copied()) is None:
+            return False
+        with copied as log:
+            return log.removals == self.place.removals and _next(log, self.place).place == self.place
+
     # --- where the team has this home ---
 
     def _connected(self) -> psycopg.Connection[Any]:
+        self.place = None  # another may have copied meanwhile
         self._connection = connect(self._config)
         prepare(self._connection)
         return self._connection
@@ -238,10 +252,11 @@ class Shipping:
 def _next(log: Copied, place: Place) -> Step:
     """What to copy next."""
     records = log.records(place.head, MOST, MOST_BYTES)
-    head, head_hash = log.head
-    if len(records) == MOST or sum(len(row[-1]) for row in records) >= MOST_BYTES:
-        head, head_hash = records[-1][0], records[-1][10]
     names = log.names({row[1] for row in records})
+    if len(records) == MOST or sum(len(row[-1]) for row in records) >= MOST_BYTES:
+        # Who reads the story reads records that it names, so it is never ahead of them.
+        return Step(place._replace(head=records[-1][0], head_hash=records[-1][10]), records, names)
+    head, head_hash = log.head
     place = place._replace(head=head, head_hash=head_hash)
     told, making = log.derived(STORY_VERSION), copying.making_of(log.db)
     if told is None or making is None:

@@ -27,6 +27,9 @@ log = logging.getLogger("sidecar.team")
 LOOK_SECONDS: Final = 1.0
 """How often new rows are looked for."""
 
+REST_SECONDS: Final = 60.0
+"""Without new rows for so long, the connection is closed. An idle one costs the server some 6 MiB."""
+
 RETRY: Final = Retry(1.0, 60.0, jitter=0.2)
 
 
@@ -78,11 +81,14 @@ class Team:
         }
 
     async def _run(self) -> None:
+        idle = 0.0
         while True:
             pause = LOOK_SECONDS
             try:
                 while await self._step():
-                    pass
+                    idle = 0.0
+                if (idle := idle + pause) > REST_SECONDS:
+                    self._shipping.rest()
                 self._failures, self._problem, self._next_ms = 0, "", None
             except Exception as error:  # noqa: BLE001 - say it instead of ending silently; recording goes on
                 # An unexpected error may quote data, so the log gets only its type.

@@ -71,11 +71,12 @@ class DatabaseElsewhere(SqliteReader):
 
 class _Tables:
     """The derived tables, in the form of ``DerivedTables``. They may lack the newest records, which are not read
-    instead."""
+    instead, or have only some rows of them."""
 
-    def __init__(self, asked: Asked, name: str, position: int) -> None:
+    def __init__(self, asked: Asked, name: str, position: int, top: int) -> None:
         self.db, self._name = asked, name
         self.position = self.head = position
+        self.top = top
         self.beside: dict[str, Any] = {}
 
     def clear(self) -> None:
@@ -128,7 +129,7 @@ class ReaderElsewhere(LogReader):
         row = self._asked.execute("SELECT version, position FROM derived").fetchone()
         if row is None or row[0] != version:
             return None
-        return cast("DerivedTables", _Tables(self._asked, self._name, row[1]))
+        return cast("DerivedTables", _Tables(self._asked, self._name, row[1], self.head))
 
     def verification(self) -> VerificationElsewhere:
         return VerificationElsewhere(self, self._asked, self._name)

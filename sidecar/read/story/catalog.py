@@ -102,7 +102,7 @@ class Catalog(Sessions):
         self._below: dict[str, list[SessionView]] = {}
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        self._open_texts: dict[int, OpenAsk | OpenCall] = {}
+        self._open_texts: dict[int, Any] = {}
         super().__init__(Lazy(self._stream_names, self._streams_of), Lazy(self._session_names, self._sessions_of))
 
     @property
@@ -132,6 +132,7 @@ class Catalog(Sessions):
         """What is known of the sessions with these rows."""
         runs, used = self.runs(rows), self._story.newest("step", "session", [row.key for row in rows], self.position)
         open_, names = self.open(rows, runs), self._place_names({row.place for row in rows})
+        self._read_texts((row.name, span) for row in rows for span in open_[row.key])
         return {
             row.name: self._view(row, names[row.place], runs.get(row.key), used.get(row.key), open_[row.key])
             for row in rows
@@ -186,26 +187,29 @@ class Catalog(Sessions):
         for span in open_:
             if span.kind == "pause":
                 view.retries = self._pause(span)
-            elif span.kind == "wait" and span.marked is None:
-                view.asks[span.request] = self._text(span, view.id)
-            elif span.kind == "tool" and span.at != span.about:
-                view.calls[span.call] = self._text(span, view.id)
+            elif _is_ask(span):
+                view.asks[span.request] = self._open_texts[span.key]
+            elif _is_call(span):
+                view.calls[span.call] = self._open_texts[span.key]
         if view.is_turn_open and view.pid and self._still_runs and not self._still_runs(view.pid, view.turn_ms):
             view.outcome = "unknown"
             view.asks.clear()
         return view
 
-    def _text(self, span: tables.Span, session: str) -> Any:
-        if span.key not in self._open_texts:
-            event = self._story.record(span.at).event
-            if span.kind == "wait":
+    def _read_texts(self, open_: Iterable[tuple[str, tables.Span]]) -> None:
+        """Read what is asked and called, in one query: the database may be far away."""
+        told = [(name, span) for name, span in open_ if _is_ask(span) or _is_call(span)]
+        new = [(name, span) for name, span in told if span.key not in self._open_texts]
+        records = self._story.records({span.at for _, span in new}) if new else {}
+        for name, span in new:
+            event = records[span.at].event
+            if _is_ask(span):
                 text = _cut(asked_text(event.payload))
-                self._open_texts[span.key] = OpenAsk(span.request, session, event.id, span.start, text)
+                self._open_texts[span.key] = OpenAsk(span.request, name, event.id, span.start, text)
             else:
                 from sidecar.read.rendering.describe import call_text  # which takes a while to import
 
                 self._open_texts[span.key] = OpenCall(event.ts, _cut(call_text(event.payload)))
-        return self._open_texts[span.key]
 
     def _pause(self, span: tables.Span) -> str:
         """Why the model is called again, unless something has happened since."""
@@ -468,6 +472,14 @@ class Catalog(Sessions):
 
 def _listed(values: Iterable[Any]) -> str:
     return json.dumps([*values])  # which takes any text that a person may have typed
+
+
+def _is_ask(span: tables.Span) -> bool:
+    return span.kind == "wait" and span.marked is None
+
+
+def _is_call(span: tables.Span) -> bool:
+    return span.kind == "tool" and span.at != span.about
 
 
 def _cut(text: str) -> str:

@@ -34,8 +34,8 @@ class Snapshot:
     """The tables at one moment of the log; nothing that is recorded meanwhile is in them. Its methods block.
 
     ``head`` is the position of the last record that counts, and ``behind`` how many records the tables do not know
-    yet, because they are being made again. ``top`` is the last record that they know: only above a damaged one, they
-    know more than counts.
+    yet, because they are being made again. ``top`` is the last record of which they know: above a damaged one, or in
+    a copy under way, they know more than counts.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class _Nothing:
 
     def __init__(self, head: int) -> None:
         self.db, self.position, self.head = sqlite3.connect(":memory:", check_same_thread=False), NOTHING, head
+        self.top = NOTHING
         self.beside: dict[str, Any] = {}
         tables.create(self.db)
 
@@ -214,7 +215,8 @@ async def hold(reader: LogReader) -> tuple[OpenSnapshot, CorruptLog | None]:
         opened.tables.db.close()
         raise
     _BEHIND[reader] = opened.head, opened.behind
-    return OpenSnapshot(opened.tables, over.records, opened.head, opened.behind, over=over.names), opened.fault
+    about = over.records, opened.head, opened.behind
+    return OpenSnapshot(opened.tables, *about, top=opened.top, over=over.names), opened.fault
 
 
 def behind_text(reader: LogReader) -> str | None:
@@ -312,6 +314,10 @@ class _Opened(NamedTuple):
     def behind(self) -> int:
         return self.tables.head - self.head
 
+    @property
+    def top(self) -> int:
+        return max(self.head, self.tables.top)
+
     def lay_over(self) -> Over:
         self.over.lay(self.above)
         return self.over
@@ -344,7 +350,7 @@ def _answer(opened: _Opened, question: Callable[[Snapshot], T], upto: int | None
     with opened.tables:
         over = opened.lay_over()
         head = opened.head if upto is None else min(opened.head, upto)
-        story = Snapshot(opened.tables.db, over.records, head, opened.behind, top=opened.head, over=over.names)
+        story = Snapshot(opened.tables.db, over.records, head, opened.behind, top=opened.top, over=over.names)
         return question(story)
 
 

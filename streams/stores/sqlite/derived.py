@@ -131,8 +131,8 @@ class DerivedTables:
         self.beside = reading.beside
         """What the caller keeps with its own tables. Both are there again at the next moment, unless the file was
         written in between, or there was an error."""
-        self.position = position
-        """The last record that the tables have."""
+        self.position = self.top = position
+        """The last record that the tables have. ``top``: the last one of which they have rows, perhaps not all."""
         self.head = head_of(self.db)
         """The last record of the log when the moment began. Those above ``position`` are to be read from the log."""
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 from sidecar.home import Home
 from sidecar.read import find_by_id
 from sidecar.read.story import past
+from sidecar.team.reading import Reading
 from tests.postgres import Postgres
 from tests.sidecar.cli.helpers import Done, run
 from tests.sidecar.cli.test_terminal import ANSI, on_terminal
@@ -184,6 +186,35 @@ def test_the_copies_prove_themselves(team: tuple[Postgres, TwoHomes]) -> None:
         found = run(homes.reader, "verify", "--machine", "ada", "--json")
         assert found.code == 1
         assert kind in {each["finding"]["kind"] for each in found.objects() if "finding" in each}
+
+
+def test_a_home_is_read_in_few_questions(team: tuple[Postgres, TwoHomes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a way to the server and back, so there must not be one for each session."""
+    asked: list[str] = []
+    execute = Reading.execute
+
+    def counted(self: Reading, text: str, given: Any = (), /) -> Any:
+        asked.append(text)
+        return execute(self, text, given)
+
+    monkeypatch.setattr(Reading, "execute", counted)
+    for words in (("streams", "--limit", "20"), ("costs",), ("query", "--type", "turn.ended", "--limit", "5")):
+        asked.clear()
+        assert run(team[1].reader, *words, "--machine", "bob").code == 0
+        assert len(asked) < 50, words
+
+
+def test_a_moment_leaves_nothing_in_the_session(team: tuple[Postgres, TwoHomes]) -> None:
+    """A pooler may give the next transaction another connection."""
+    state = "SELECT current_setting('search_path'), coalesce(current_setting('durable_stream.home', true), '')"
+    with closing(Reading(team[0].config())) as reading:
+        homes = reading.homes()
+        before = reading.execute(state).fetchall()
+        for home in homes:
+            reading.turn_to(home)
+            assert reading.execute(state).fetchall() != before
+        reading.let_go()
+        assert reading.execute(state).fetchall() == before
 
 
 def test_a_terminal_names_the_machines(team: tuple[Postgres, TwoHomes]) -> None:

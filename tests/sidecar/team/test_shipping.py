@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from sidecar.read.select import catalog_of
 from sidecar.read.story.writing import StoryTables
 from sidecar.team import shipping as module
+from sidecar.team.reading import Reading
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from streams.log.reader import LogReader
@@ -31,15 +34,24 @@ async def test_small_steps_come_to_the_same(
 ) -> None:
     monkeypatch.setattr(module, "MOST", 37)
     monkeypatch.setattr(module, "MOST_ROWS", 101)
-    await home.append(EVENTS[:800])
     shipping = home.shipping(postgres.config())
     told = [-1]
-    while shipping.step():
-        (now,) = postgres.ask("SELECT told FROM homes")
-        told.append(now[0])
+    with closing(Reading(postgres.config())) as reading:
+        for begin in (0, 400):
+            await home.append(EVENTS[begin : begin + 400])
+            while shipping.step():
+                ((now, head),) = postgres.ask("SELECT told, head FROM homes")
+                told.append(now)
+                assert postgres.ask("SELECT coalesce(max(n), -1) FROM moment")[0][0] <= head
+                if len(told) % 5 == 0:  # whatever is there can be read
+                    (copy,) = reading.homes()
+                    reading.turn_to(copy)
+                    catalog, fault = await catalog_of(reading.reader(copy))
+                    assert fault is None
+                    assert [catalog.stream_json(name)["stream_id"] for name in catalog.streams] == [*catalog.streams]
     shipping.close()
     # The story counts only once all of it is there.
-    assert set(told) == {-1, 799}
+    assert set(told) == {-1, 399, 799}
     assert list(differences(postgres, home.store, home.log_id)) == []
 
 

@@ -68,6 +68,24 @@ async def test_a_postgres_that_is_away_holds_nothing_up(postgres: Postgres, home
     assert list(differences(postgres, home.store, home.log_id)) == []
 
 
+async def test_a_home_at_rest_holds_no_connection(
+    postgres: Postgres, home: CopiedHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REST_SECONDS", 0.1)
+    open_now = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'durable-stream'"
+    async with copying(home, postgres.config()) as made, asyncio.timeout(60):
+        for begin in (0, 100, 200):
+            await home.append(EVENTS[begin : begin + 100])
+            await until(made, position=begin + 99)
+            while postgres.ask(open_now) != [(0,)]:
+                await asyncio.sleep(0.01)
+            assert made.status().items() >= {"position": begin + 99, "lag": 0, "problem": ""}.items()
+        postgres.ask("UPDATE homes SET head_hash = 'other' RETURNING 1")  # it looks again where the copy ends
+        await home.append(EVENTS[300:400])
+        while "not in its log" not in made.status()["problem"]:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_refusal_is_said(postgres: Postgres, home: CopiedHome) -> None:
     await home.append(EVENTS[:50])
     home.ship(postgres.config())
