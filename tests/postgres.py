@@ -87,6 +87,12 @@ class Postgres:
     def log(self) -> str:
         return (self._top / "log").read_text()
 
+    @property
+    def pid(self) -> int:
+        """The process that starts all others of the server."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """As a machine that stops: the server and all its processes."""
         self.signal(signal.SIGKILL)
