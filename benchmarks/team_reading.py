@@ -17,8 +17,8 @@ from benchmarks.million import EVENTS, build, index, records
 from benchmarks.report import Row
 from benchmarks.team_scale import sizes
 from sidecar.background.reading import costs_of
+from sidecar.read.find_by_id import catalog_of, newest
 from sidecar.read.past.moment import state
-from sidecar.read.select import catalog_of, newest
 from sidecar.read.story.past import asked
 from sidecar.read.story.writing import StoryTables
 from sidecar.team.reading import Reading

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.read.select import catalog_of
+from sidecar.read.find_by_id import catalog_of
 from sidecar.read.story.writing import StoryTables
 from sidecar.team import shipping as module
 from sidecar.team.reading import Reading
