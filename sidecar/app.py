@@ -269,6 +269,7 @@ async def _assemble(
         more_tools=model_tools.specs(),
         has_gardener=config.gardener.enabled,
         scripts_may=config.link.scripts_may,
+        team=lambda: worker.team,
         machine=config.team.machine_name,
         others=lambda: machines,
         reaches_others=nats.reaches_others,

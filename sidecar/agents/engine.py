@@ -39,7 +39,7 @@ from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, NotOwner, Owner
 from sidecar.agents.stops import Stop, never
 from streams.bus.command import Command
-from streams.errors import Conflict, StreamError
+from streams.errors import Conflict, OffsetConflict, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.store import NOTHING, Record, StreamStore
@@ -336,9 +336,9 @@ class Engine:
     async def _run(self) -> None:
         while True:
             if self._is_stale or self._history.is_behind:
-                self._is_stale = False
+                is_stale, self._is_stale = self._is_stale, False
                 async with self._deciding:
-                    await self._restore_or_break()
+                    await (self._restore_or_break() if is_stale else self._catch_up())
             if not self._waiting:
                 if self._closing:
                     return
@@ -362,6 +362,8 @@ class Engine:
         except Conflict as error:
             # Another engine recorded something for this agent, so read those records and decide again.
             self._waiting.extendleft(reversed(group))
+            if isinstance(error, OffsetConflict) and error.actual < error.expected:
+                self._history.forget_before()  # the log lost records, so the state of before is no longer of it
             await self._restore_or_break()
             try:
                 await self._decider.note_removed(error)
@@ -406,8 +408,10 @@ class Engine:
             self._fail(group, AgentFailed(self.name, self.last_error))
             return []
         self._check_owner()
-        if self._history.next < 0 or self._history.is_behind:
+        if self._history.next < 0:
             await self._restore()
+        elif self._history.is_behind:
+            await self._catch_up()
         self._history.remember(self.position)
         batch: list[StreamEvent] = []
         answers: list[tuple[_Waiting, Handled | Exception, int, int]] = []
@@ -497,6 +501,13 @@ class Engine:
             self.last_error = self._log_error = str(error)[:300]
             if self._others_write:  # a log that is elsewhere comes back by itself
                 asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._look_again)
+
+    async def _catch_up(self) -> None:
+        """Apply what other processes recorded. The state has nothing yet that is not in the log."""
+        try:
+            self.position = max(self.position, await self._history.catch_up())
+        except (HistoryBroken, StreamError):
+            await self._restore_or_break()
 
     def _look_again(self) -> None:
         self._is_stale = True

@@ -107,6 +107,11 @@ class History:
                 log.warning("agent %s: its snapshot cannot be used (%s)", self._agent.name, type(error).__name__)
                 self._forget()
                 position = NOTHING
+        return max(position, await self.catch_up())
+
+    async def catch_up(self) -> int:
+        """Apply the records of the agent's stream that the state does not have yet; as ``restore``."""
+        position = NOTHING
         async for record in self._store.read(agent_stream(self._agent.name), from_offset=self.next):
             event = record.event
             self.next, self._last_own = record.offset + 1, record.position

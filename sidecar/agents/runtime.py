@@ -17,20 +17,19 @@ from sidecar.agents.agent import Agent
 from sidecar.agents.chains import inherited
 from sidecar.agents.deciding import Handled
 from sidecar.agents.effects.claims import Claims
+from sidecar.agents.effects.ledger import request_of
 from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
 from sidecar.agents.history import hinted
-from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, RECEIVED, InputRefused, Outbox, agent_stream, effects_stream
+from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, InputRefused, Outbox, agent_stream
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, Owner
+from sidecar.agents.receivers import RESULTS, concerns_agents, lists, wants
 from sidecar.agents.stops import Stop, never
 from sidecar.agents.view import (
-    COMPLETED,
     DROPPED,
-    FAILED,
-    IN_DOUBT,
     REDRIVEN,
     REQUESTED,
     VIEW,
@@ -43,7 +42,6 @@ from streams.errors import CodedError, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.projection import resume
-from streams.query import type_matches
 from streams.store import NOTHING, Record, Snapshot, StreamStore
 from streams.trace import Chain, made_trace, parse_traceparent
 
@@ -57,8 +55,6 @@ MAX_TYPES: Final = 4096
 
 LOOK_SECONDS: Final = 0.01
 LEVEL_SECONDS: Final = 5.0
-
-_RESULTS: Final = frozenset({COMPLETED, FAILED, IN_DOUBT})
 
 
 class UnknownAgent(CodedError):
@@ -113,7 +109,7 @@ class Runtime:
             for agent in agents
         }
         self._listing = lru_cache(maxsize=MAX_TYPES)(
-            lambda type_: tuple(engine for engine in self.engines.values() if _lists(engine.agent, type_))
+            lambda type_: tuple(engine for engine in self.engines.values() if lists(engine.agent, type_))
         )
         self.view = RuntimeView()
         self.effects = EffectRunner(
@@ -326,6 +322,20 @@ class Runtime:
             return await self.effects.ledger.is_resolved(given["run"], given["key"], attempt, mark)
         return await self.effects.resolve(record, how, attempt=attempt, by=by, mark=mark)
 
+    async def doubts(self) -> list[StreamEvent]:
+        """The ``effect.in_doubt`` of each effect that is in doubt, as far as the view knows.
+
+        Raises:
+            StreamError: the log cannot be read.
+        """
+        found: dict[str, StreamEvent] = {}
+        for place in [each for each in self.view.effects.values() if each.in_doubt]:
+            if (record := await self._in(place.stream, place.offset)) is not None:
+                asked = request_of(record)
+                event = await self.effects.ledger.doubt(asked.effect.run, asked.key)
+                found |= {event.id: event} if event is not None else {}
+        return [*found.values()]
+
     # --- dead letters ---
 
     async def redrive(self, letter_id: str) -> str:
@@ -455,7 +465,7 @@ class Runtime:
         for engine in self.engines.values():
             if event.stream_id == agent_stream(engine.name):
                 engine.saw(record)
-        if event.type in _RESULTS and event.stream_id.endswith("/effects"):
+        if event.type in RESULTS and event.stream_id.endswith("/effects"):
             if payload.get("final") is True:
                 self.effects.ended(str(payload.get("request")))
             elif "resolved_by" in payload and (asked := self.view.effects.get(str(payload.get("request")))) is not None:
@@ -465,7 +475,7 @@ class Runtime:
                     self.effects.offer(request)
 
     def _wants(self, event: StreamEvent) -> bool:
-        if _concerns_agents(event):
+        if concerns_agents(event):
             return True
         engines = self._listing(event.type)
         if not all(engine.ignores(event) for engine in engines):
@@ -476,7 +486,7 @@ class Runtime:
         return False
 
     def _receivers(self, event: StreamEvent) -> Sequence[Engine]:
-        if _concerns_agents(event):
+        if concerns_agents(event):
             return [engine for engine in self.engines.values() if wants(engine.agent, event)]
         return self._listing(event.type)
 
@@ -492,30 +502,3 @@ class Runtime:
 def _no_letter(letter: str) -> InputRefused:
     text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` lists the open dead letters"
     return InputRefused("no-dead-letter", text)
-
-
-def _concerns_agents(event: StreamEvent) -> bool:
-    return "role" in event.metadata or "history" in event.metadata or event.stream_id.startswith("agent/")
-
-
-def wants(agent: Agent, event: StreamEvent) -> bool:
-    """Whether an event of the log is for an agent.
-
-    A command goes only to its receiver. Every other event goes to each agent that lists its type, and the result of an
-    effect always to the agent that asked for it. An agent never gets its own events, events of imported old sessions,
-    or the pointers with which other agents record their inputs.
-    """
-    if event.metadata.get("history") or event.type == RECEIVED:
-        return False
-    if event.metadata.get("role") == "command":
-        return event.metadata.get("to") == agent.name and event.metadata.get("route") == "log"
-    if event.stream_id == agent_stream(agent.name):
-        return False
-    if event.stream_id.endswith("/effects") and event.type in _RESULTS:
-        is_told = event.stream_id == effects_stream(agent.name) or _lists(agent, event.type)
-        return is_told and (event.type == IN_DOUBT or event.payload.get("final") is True)
-    return _lists(agent, event.type)
-
-
-def _lists(agent: Agent, type_: str) -> bool:
-    return any(type_matches(type_, wanted) for wanted in agent.events)

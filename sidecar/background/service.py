@@ -45,7 +45,7 @@ from sidecar.background.intents.works import Works
 from sidecar.background.machines import OtherMachines
 from sidecar.background.messages.deliver import waiting_sessions
 from sidecar.background.own_ids import Caller, of_person
-from sidecar.background.people.people import People
+from sidecar.background.people.people import People, TeamDoubts
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
 from sidecar.background.reservations.agent import ReservationAgent
@@ -120,6 +120,7 @@ class DurableStream:
         machine: str,
         others: Callable[[], Elsewhere] | None = None,
         reaches_others: bool = False,
+        team: Callable[[], TeamDoubts | None] = lambda: None,
     ) -> None:
         self.agent = IntentAgent(config)
         self._reaches_others = reaches_others
@@ -154,6 +155,7 @@ class DurableStream:
             lambda: [link.here for link in links()],
             scripts_may,
             self.works.asker,
+            team,
         )
         self._reserving = ReservationAgent()
         self.reservations = Desk(

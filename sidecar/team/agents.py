@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 from sidecar.agents.agent import Agent
 from sidecar.agents.deciding import Handled
 from sidecar.agents.effects.claims import Claims
+from sidecar.agents.effects.runner import Resolution
 from sidecar.agents.engine import Engine
 from sidecar.agents.inputs import MAX_DEPTH
 from sidecar.agents.runtime import Runtime, UnknownAgent
@@ -50,6 +51,9 @@ class TeamAgents:
         self._store_problem: Callable[[], str] = str
         self._problem = "the team's Postgres has not been reached yet"
         self._looked, self._came = asyncio.Event(), asyncio.Event()
+        self._doubts: list[dict[str, Any]] = []
+        self._doubts_at: tuple[Runtime, int] | None = None
+        """The runtime, and its position in the log, for which the doubts are known."""
 
     async def start(self, stack: AsyncExitStack) -> None:
         """See ``Component``. Does not wait for Postgres."""
@@ -168,6 +172,30 @@ class TeamAgents:
                     ended.cancel()
             if not self.is_known:
                 await asyncio.sleep(RETRY.first_s)
+
+    # --- effects in doubt ---
+
+    async def doubts(self) -> list[dict[str, Any]] | None:
+        """What is known of each effect in doubt: the payload of its ``effect.in_doubt``, and ``agent``. ``None`` if
+        that cannot be known now."""
+        runtime = self._runtime
+        if runtime is None or not runtime.is_known:
+            return None
+        if self._doubts_at != (runtime, runtime.view.position):
+            position = runtime.view.position
+            try:
+                found = await runtime.doubts()
+            except StreamError:
+                return None
+            self._doubts = [{**event.payload, "agent": event.actor} for event in found]
+            self._doubts_at = runtime, position
+        return self._doubts
+
+    async def resolve(self, given: Mapping[str, Any], how: Resolution, *, by: str, mark: str) -> bool:
+        """See ``Runtime``. Raises ``TeamUnavailable``, too."""
+        runtime = await self.running()
+        await runtime.until_level()
+        return await runtime.resolve(given, how, by=by, mark=mark)
 
     def status(self) -> list[dict[str, Any]]:
         """As ``Runtime.status``. An agent that stands still is degraded."""

@@ -44,8 +44,8 @@ class TeamClaims:
 
     is_shared = True
 
-    def __init__(self, store: TeamLog, name: str, term_seconds: float = TERM_SECONDS) -> None:
-        self._store, self._database, self._name, self._term = store, store.database, name, term_seconds
+    def __init__(self, store: TeamLog, name: str, term_seconds: float | None = None) -> None:
+        self._store, self._database, self._name, self._term = store, store.database, name, term_seconds or TERM_SECONDS
         self._numbers = count()
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         """Requests of this process with the same key wait for each other here, so each claim has one holder."""

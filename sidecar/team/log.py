@@ -147,14 +147,14 @@ class TeamLog(SharedLog):
         self.database = database
 
 
-async def open_log(config: TeamConfig, look_seconds: float = LOOK_SECONDS) -> TeamLog:
+async def open_log(config: TeamConfig, look_seconds: float | None = None) -> TeamLog:
     """The team's log; it needs not be there yet.
 
     Raises:
         TeamUnavailable, TeamRefused: it cannot be read.
     """
     database = TeamDatabase(config)
-    log = TeamLog(database, look_seconds)
+    log = TeamLog(database, look_seconds or LOOK_SECONDS)
     try:
         await database.prepare()
         await log.open()

@@ -29,7 +29,9 @@ Answer = TypeVar("Answer")
 AGAIN: Final = Retry(0.1, 5.0, jitter=0.2)
 """How a subscription that cannot read the log tries again."""
 
-_HEAD: Final = "SELECT coalesce(max(position), -1) FROM head"  # until the first append, it has no row
+_HEAD: Final = "SELECT position, hash, (SELECT hash FROM records WHERE position = ?) FROM head"
+"""The last record, and the hash at another position. Until the first append, it has no row."""
+
 _HINT: Final = (
     "SELECT version, hints.position, state FROM hints, head WHERE kind = ? AND name = ?"
     " AND hints.position <= head.position"
@@ -148,7 +150,9 @@ class SharedLog(DatabaseElsewhere):
     def __init__(self, database: Shared, name: str, look_seconds: float) -> None:
         super().__init__(None, name)
         self._shared, self._look_seconds = database, look_seconds
-        self._known = NOTHING
+        self._known, self._known_hash = NOTHING, b""
+        self._lost = ""
+        """Why this log is not the one any more that was opened; empty while it is."""
         self._closed = False
         self._looking: asyncio.Task[None] | None = None
         self._live = LiveTail(self._replayed)
@@ -168,13 +172,19 @@ class SharedLog(DatabaseElsewhere):
         return self._known
 
     async def head_now(self) -> int:
-        (head,) = await self._shared.reading(lambda asked: asked.execute(_HEAD).fetchone())
-        self._moved(head)
+        known, hash_ = self._known, self._known_hash
+        row = await self._shared.reading(lambda asked: asked.execute(_HEAD, [known]).fetchone())
+        head, head_hash, at_known = row or (NOTHING, b"", None)
+        if known != NOTHING and (at_known is None or bytes(at_known) != hash_):
+            self._lost = f"the log lost record {known}: it was put back from a backup, or emptied"
+            self._live.notify()
+            self._check_open()
+        self._moved(head, bytes(head_hash))
         return self._known
 
-    def _moved(self, head: int) -> None:
+    def _moved(self, head: int, hash_: bytes) -> None:
         if head > self._known:
-            self._known = head
+            self._known, self._known_hash = head, hash_
             self._live.notify()
 
     async def _look(self) -> None:
@@ -185,6 +195,8 @@ class SharedLog(DatabaseElsewhere):
                 failures, self.problem = 0, ""
             except StoreUnavailable as error:
                 failures, self.problem = failures + 1, str(error)
+                if self._lost:
+                    return
             await asyncio.sleep(AGAIN.pause(failures) if failures else self._look_seconds)
 
     # --- writing ---
@@ -204,10 +216,13 @@ class SharedLog(DatabaseElsewhere):
         answers = batch.answers(written, again=again)
         self.differences += batch.differences
         if written.new:
-            self._moved(max(position for position, _, _ in written.new.values()))
+            position, _, hash_ = max(written.new.values())
+            self._moved(position, hash_)
         return answers
 
     def _check_open(self) -> None:
+        if self._lost:
+            raise StoreUnavailable(self._lost, "open it again")
         if self._closed:
             raise StoreClosed("the log is closed", "open it again")
 
@@ -233,7 +248,11 @@ class SharedLog(DatabaseElsewhere):
     async def _replayed(self, after: int) -> AsyncIterator[Record]:
         """Yield the records up to the known head, however long the database is away."""
         failures = 0
-        while after < self._known and not self._closed:
+        while not self._closed:
+            if self._lost:
+                self._check_open()
+            if after >= self._known:
+                return
             try:
                 async for record in self._matching("", [], after, until=self._known):
                     yield record

@@ -114,10 +114,19 @@ class Ledger:
 
     async def get_last_by_key(self, run_id: str, idempotency_key: str) -> StepRecord | None:
         """The last step of an effect; ``None`` if no step is recorded."""
+        last = await self._last(run_id, idempotency_key)
+        return None if last is None else _step(last, run_id, idempotency_key)
+
+    async def doubt(self, run_id: str, idempotency_key: str) -> StreamEvent | None:
+        """The ``effect.in_doubt`` of an effect that is in doubt; ``None`` if it is not."""
+        last = await self._last(run_id, idempotency_key)
+        return None if last is None or last.event.type != IN_DOUBT else last.event
+
+    async def _last(self, run_id: str, idempotency_key: str) -> Record | None:
         base, attempt, last = _base(run_id, idempotency_key), 1, None
         while found := list(filter(None, await self._store.find_each([_key(base, attempt, t) for t in _LAST_FIRST]))):
             attempt, last = attempt + 1, found[0]
-        return None if last is None else _step(last, run_id, idempotency_key)
+        return last
 
     async def is_resolved(self, run_id: str, idempotency_key: str, attempt: int, mark: str) -> bool:
         """Whether the decision ``mark`` of a person ended the doubt about an attempt."""

@@ -87,6 +87,8 @@ class MessageAgent(OwnAgent[State]):
                 return self._person.notify(data, given["message"], given["to"], given["title"], given["text"], event.ts)
             case "message.troubles":
                 return alerts.troubled(self._person, data, given["troubles"], event.ts)
+            case "message.doubts":
+                return self._questions.doubts(data, given["doubts"], event.ts)
             case "message.ask":
                 return self._questions.ask(data, given, event.ts)
             case "message.answer":

@@ -31,6 +31,13 @@ from streams.event import StreamEvent
 ANSWER: Final = "opencode.answer"
 
 WORK_ENDED: Final = "the background work ended"
+GOES_ON: Final = "the effect went on by itself"
+
+TEAM: Final = "team"
+"""What the effect of a question says of its log, if that is the team's."""
+
+MOST_AT_ONCE: Final = 40
+"""How many questions about the team's effects one command raises or withdraws at most."""
 
 _TITLES: Final = {"ask": "OpenCode asks", "effect": "An agent asks"}
 
@@ -161,10 +168,25 @@ class Questions:
     def doubted(self, state: State, event: StreamEvent) -> list[Output]:
         """Ask about an effect in doubt. All requests that share its key share the question."""
         asks = effects_in_doubt.doubted(event.actor, event.payload)
-        identifier = checkpoint_id(str(asks["effect"]["run"]), "{key} {attempt}".format_map(asks["effect"]))
+        identifier = effects_in_doubt.identifier_of(asks["effect"])
         if identifier in state.messages:
             return []
         return [*overtaken(state, event), *self._opened(state, {**asks, "message": identifier}, event.ts)]
+
+    def doubts(self, state: State, given: list[dict[str, Any]], ts: int) -> list[Output]:
+        """Ask about effects of the team's agents, which are not in this log: all those that are in doubt now. What was
+        asked about another one is withdrawn."""
+        outputs: list[Output] = []
+        asked_now: set[str] = set()
+        for each in given:
+            asks = effects_in_doubt.doubted(each["agent"], each)
+            asks["effect"]["log"] = TEAM
+            identifier = effects_in_doubt.identifier_of(asks["effect"])
+            asked_now.add(identifier)
+            if len(outputs) < MOST_AT_ONCE:
+                outputs += self._opened(state, {**asks, "message": identifier}, ts)
+        over = [c for c in team_doubts(state) if c.id not in asked_now and _takes_answers(c)]
+        return [*outputs, *withdrawn(over[:MOST_AT_ONCE], GOES_ON, ts)]
 
     # --- what capture saw ---
 
@@ -208,7 +230,12 @@ def overtaken(state: State, event: StreamEvent) -> list[Output]:
     """Withdraw what was asked about an effect that has gone on without an answer."""
     effect = (event.payload.get("run"), event.payload.get("idempotency_key"))
     mine = [c for c in state.questions() if c.effect and (c.effect["run"], c.effect["key"]) == effect]
-    return withdrawn([c for c in mine if _takes_answers(c)], "the effect went on by itself", event.ts)
+    return withdrawn([c for c in mine if _takes_answers(c)], GOES_ON, event.ts)
+
+
+def team_doubts(state: State) -> list[Message]:
+    """The open questions about effects of the team's agents."""
+    return [c for c in state.questions() if c.effect and c.effect.get("log") == TEAM]
 
 
 def withdrawn(mine: list[Message], why: str, ts: int) -> list[Output]:

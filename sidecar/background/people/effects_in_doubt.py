@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.background.people.consent import MAX_TEXT
+from sidecar.read.ask_text import checkpoint_id
 from sidecar.read.wording import cut_middle, visible
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def doubted(agent: str, given: dict[str, Any]) -> dict[str, Any]:
     request, work = str(given.get("request")), f"the agent {agent}"
     about = {"kind": "effect", "session": "", "request": request, "work": work, "effect": effect}
     return {**about, "text": text, "left_out": left_out, "options": list(DECISIONS)}
+
+
+def identifier_of(effect: dict[str, Any]) -> str:
+    """The id of the checkpoint about an attempt."""
+    return checkpoint_id(str(effect["run"]), "{key} {attempt}".format_map(effect))
 
 
 def whole_text(effect: dict[str, Any], args: Any) -> str:

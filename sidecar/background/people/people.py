@@ -9,18 +9,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import Handled
-from sidecar.agents.effects.runner import EffectKind
+from sidecar.agents.effects.runner import EffectKind, Resolution
 from sidecar.agents.runtime import Runtime
 from sidecar.background.effects import HostActs, Repeatable, send
 from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.intents.works import Asker, user
-from sidecar.background.messages import alerts, person, signals
+from sidecar.background.messages import alerts, answers, person, signals
 from sidecar.background.messages.agent import NAME, MessageAgent
 from sidecar.background.messages.answers import answer_text, as_row, is_own
 from sidecar.background.messages.deliver import notice_id, waiting_sessions
@@ -30,7 +30,7 @@ from sidecar.background.people.answer_page import AnswerPage
 from sidecar.background.people.answerers import LINK, Answerers, Who
 from sidecar.background.people.channels import ChannelError, Channels
 from sidecar.background.people.consent import MAX_TEXT, PERMISSION, may_answer
-from sidecar.background.people.effects_in_doubt import DECISIONS, RESOLVE
+from sidecar.background.people.effects_in_doubt import DECISIONS, RESOLVE, identifier_of
 from sidecar.background.people.terminals import read_focus
 from sidecar.background.reading import find_checkpoint, read_checkpoints, waiting
 from sidecar.background.stream_read import read_lines
@@ -84,6 +84,13 @@ class SignalArgs(Args):
     key: str | None = Field(default=None, max_length=300, description="requests with the same key count once")
 
 
+class TeamDoubts(Protocol):
+    """What knows the effects in doubt of the team's agents; see ``TeamAgents``."""
+
+    async def doubts(self) -> list[dict[str, Any]] | None: ...
+    async def resolve(self, given: Mapping[str, Any], how: Resolution, *, by: str, mark: str) -> bool: ...
+
+
 class People:
     """The part of the orchestration that talks to people. Call ``keep_time`` often.
 
@@ -102,7 +109,9 @@ class People:
         linked: Callable[[], Iterable[int]] = tuple,
         scripts_may: Collection[Deed] = (),
         asker: Callable[[str], Asker] = user,
+        team: Callable[[], TeamDoubts | None] = lambda: None,
     ) -> None:
+        self._team = team
         self._home, self._identity, self._said = home, identity, said
         self._runtime, self._worker = runtime, worker
         self.answerers = Answerers(linked, scripts_may, home.read_token)
@@ -142,6 +151,17 @@ class People:
         if left := [each.id for each in waiting if (each.session, each.id) not in self._waited]:
             await self._command(f"later:{self._identity.ulid()}", "message.later", {"messages": left})
         await self._note_troubles()
+        await self._note_doubts()
+
+    async def _note_doubts(self) -> None:
+        """Ask about the effects in doubt of the team's agents, which another home may have left so."""
+        team = self._team()
+        if team is None or not self._runtime().is_known or (found := await team.doubts()) is None:
+            return
+        wanted = {identifier_of({**each, "key": each.get("idempotency_key")}) for each in found}
+        known = {each.id for each in answers.team_doubts(self.messages.data) if each.state != "answering"}
+        if known - wanted or wanted - self.messages.data.messages.keys():
+            await self._command(f"doubts:{self._identity.ulid()}", "message.doubts", {"doubts": found})
 
     async def _note_troubles(self) -> None:
         if not self._runtime().is_known or not self.channels.names:
@@ -177,7 +197,8 @@ class People:
         decision by its mark, so it is carried out once.
         """
         which, how = {**args["effect"], "request": args["request"]}, DECISIONS[args["answer"][0]]
-        is_settled = await self._runtime().resolve(which, how, by=args["by"], mark=key)
+        where: Runtime | TeamDoubts | None = self._runtime() if which.get("log") != answers.TEAM else self._team()
+        is_settled = where is not None and await where.resolve(which, how, by=args["by"], mark=key)
         return {"status": "answered" if is_settled else "gone"}
 
     # --- tools ---

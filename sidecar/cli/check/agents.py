@@ -16,6 +16,7 @@ if RUNS:
 
     from sidecar.cli.printing.output import Column, Output
     from sidecar.cli.shared.control import ask
+    from sidecar.cli.shared.team import team_log
     from sidecar.home import Home
     from sidecar.read.find_by_id import open_reader
     from sidecar.read.wording import amount, counted
@@ -133,12 +134,13 @@ async def _wanted(home: Home, agent: Any) -> list[Any]:
     """The newest events of the log that the agent would get, including commands to the agent and results of its
     effects."""
     from sidecar.agents.inputs import RECEIVED, agent_stream, effects_stream
-    from sidecar.agents.runtime import wants
+    from sidecar.agents.receivers import wants
 
     own = agent_stream(agent.name)
     found: deque[Any] = deque(maxlen=CHECKED_EVENTS)
-    reader = open_reader(home.store_path)
-    try:
+    own_log = open_reader(home.store_path)
+    with team_log(home) as shared:
+        reader = shared or own_log
         filters = [Filter(streams=(own, effects_stream(agent.name)))]
         filters += [Filter(types=tuple(agent.events))] if agent.events else []
         for wanted in filters:
@@ -147,8 +149,7 @@ async def _wanted(home: Home, agent: Any) -> list[Any]:
                 is_command = event.stream_id == own and event.metadata.get("role") == "input"
                 if (is_command and event.type != RECEIVED) or wants(agent, event):
                     found.append(event)
-    finally:
-        await reader.close()
+    await own_log.close()
     return list(found)
 
 

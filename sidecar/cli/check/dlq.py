@@ -16,8 +16,8 @@ if RUNS:
     from sidecar.cli.printing.output import Column
     from sidecar.cli.shared.command import complain
     from sidecar.cli.shared.control import control
+    from sidecar.cli.shared.team import team_log
     from sidecar.read.wording import local_time
-    from streams.log.reader import LogReader
 
 _CUT_OFF: Final = "it is safe to run the same command again"
 _LONGEST: Final = 120
@@ -37,7 +37,7 @@ async def list_(
 ) -> None:
     """List the messages that agents could not handle, oldest first."""
     out = run.out
-    found = await letters_of(run.reader)
+    found = await _letters(run)
     chosen = [each for each in found if agent in (None, each.agent) and (all_ or each.state == "open")]
     if out.json:
         for letter in chosen:
@@ -68,8 +68,11 @@ async def show(run: Run, letter: LetterArgument) -> None:
     from sidecar.cli.printing.records import outline
 
     out = run.out
-    found = _one(await letters_of(run.reader), letter)
+    found = _one(await _letters(run), letter)
     record = await run.reader.find_event(found.id)
+    if record is None:
+        with team_log(run.home) as shared:
+            record = await shared.find_event(found.id) if shared is not None else None
     if record is None:
         raise Failure("no-dead-letter", f"the record of {found.id} has just been removed")
     if out.json:
@@ -98,7 +101,7 @@ async def drop(run: Run, letters: LettersArgument) -> int:
 async def _settle(run: Run, request: str, given: list[str]) -> int:
     """Send the sidecar a request for each letter. If the sidecar refuses a letter, continue with the next one."""
     home, out, failed = run.home, run.out, False
-    known = await letters_of(LogReader(home.store_path))
+    known = await _letters(run)
     chosen = list(dict.fromkeys(_one(known, each).id for each in given))
     async with control(home, _CUT_OFF) as client:
         for letter in chosen:
@@ -116,6 +119,15 @@ async def _settle(run: Run, request: str, given: list[str]) -> int:
             if out.json:
                 out.object(done)
     return 1 if failed else 0
+
+
+async def _letters(run: Run) -> list[DeadLetter]:
+    """The dead letters of this home's agents and then of the team's, each oldest first."""
+    found = await letters_of(run.reader)
+    if run.elsewhere is None:
+        with team_log(run.home) as shared:
+            found += await letters_of(shared) if shared is not None else []
+    return found
 
 
 def _one(letters: list[DeadLetter], given: str) -> DeadLetter:

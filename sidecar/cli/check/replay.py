@@ -17,8 +17,10 @@ if RUNS:
     from sidecar.agents.loading import LoadError, UserAgent, load_agents
     from sidecar.background.intents.intents import NAME as INTENTS
     from sidecar.background.intents.intents import IntentAgent
+    from sidecar.cli.shared.team import team_log
     from sidecar.config import load_config
     from sidecar.read.find_by_id import find_stream, open_reader
+    from streams.log.reader import LogReader
 
 AGENT = "agent/"
 
@@ -36,8 +38,16 @@ async def replay(
     Compares the agent's outputs, its state after each input, and its snapshot with the log, and shows the first
     difference. Runs no effects and changes nothing.
     """
+    with team_log(run.home) as shared:
+        return await _replay(run, stream, agent, shared)
+
+
+async def _replay(run: Run, stream: str, agent: list[str] | None, shared: LogReader | None) -> int:
+    """``shared``: the log of the team's agents, which comes first."""
     out, home = run.out, run.home
     reader = open_reader(home.store_path)
+    if shared is not None and [1 async for _ in shared.read(_stream_of(stream))][:1]:
+        reader = shared
     found = await find_stream(reader, stream)
     name = found.removeprefix(AGENT).removesuffix("/effects")
     if not found.startswith(AGENT):
@@ -65,6 +75,10 @@ async def replay(
         out.prose("recorded  ", difference.recorded)
         out.prose("replayed  ", difference.replayed)
     return 0 if difference is None else 1
+
+
+def _stream_of(stream: str) -> str:
+    return stream if stream.startswith(AGENT) else f"{AGENT}{stream}"
 
 
 def _agent(name: str, specs: list[str], base: Path) -> UserAgent:

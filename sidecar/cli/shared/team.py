@@ -3,8 +3,8 @@ prints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,23 @@ import typer
 
 from sidecar.cli.printing.output import Column, Output
 from sidecar.cli.shared.command import Run, note
-from sidecar.config import load_config
+from sidecar.config import Config, ConfigError, load_config
 from sidecar.failure import Failure
+from sidecar.home import Home
 from sidecar.install.extras import extra_command
 from sidecar.notify_config import TeamConfig
 from sidecar.read.find_by_id import MISSED, SelectError
 from sidecar.read.wording import counted, printable
+from streams.errors import StreamError
+from streams.log.reader import LogReader
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from sidecar.team.reading import Reading, TeamHome
+
+TEAM_LOG = "team"
+"""What says that agents are the team's, and the id of their log."""
 
 TABLES = frozenset({"streams", "costs"})
 """The commands whose output on a terminal is a table, which has a column of machines; others have a heading."""
@@ -78,6 +84,30 @@ def team_config(run: Run) -> TeamConfig:
     if find_spec("psycopg") is None:
         raise Failure("team-off", f"the extra `team` is not installed: run `{extra_command('team')}`")
     return config
+
+
+@contextmanager
+def team_log(home: Home) -> Iterator[LogReader | None]:
+    """The log of the team's agents, if those of this home are the team's; ``None`` if not, if it is empty, or if it
+    cannot be read, which a note says."""
+    try:
+        config = load_config(home.config_path)
+    except ConfigError:
+        config = Config()
+    if config.worker.log != TEAM_LOG or find_spec("psycopg") is None:
+        yield None
+        return
+    from sidecar.team.reading import Reading
+
+    with closing(Reading(config.team)) as reading:
+        reader = None
+        try:
+            if (found := next((each for each in reading.homes() if each.log_id == TEAM_LOG), None)) is not None:
+                reading.turn_to(found)
+                reader = reading.reader(found)
+        except StreamError as error:
+            note(f"The log of the team's agents cannot be read: {error}.")
+        yield reader
 
 
 def for_each_home(run: Run, machine: str | None, work: Callable[[], Any]) -> int:

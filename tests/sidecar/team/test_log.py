@@ -15,7 +15,7 @@ from sidecar.team import line
 from sidecar.team.errors import TeamUnavailable
 from sidecar.team.log import TeamLog, open_log
 from sidecar.team.reading import Reading
-from streams.errors import OffsetConflict
+from streams.errors import OffsetConflict, StoreUnavailable
 from streams.store import StreamStore
 from tests.postgres import Postgres, Wire
 from tests.sidecar.cli.helpers import run
@@ -131,6 +131,25 @@ async def test_a_postgres_that_says_nothing_is_not_waited_for(
             await log.close()
     finally:
         postgres.signal(signal.SIGCONT)
+
+
+async def test_a_log_that_lost_records_is_not_gone_on_with(postgres: Postgres, log: TeamLog) -> None:
+    live = log.subscribe(after=3)
+    await log.append(events(5))
+    assert (await anext(live)).position == 4
+    other = await open_log(postgres.config(), 60.0)
+    # As after a restore from a backup, and another home has appended since.
+    postgres.ask("DELETE FROM records WHERE position > 1 RETURNING 1")
+    postgres.ask("UPDATE streams SET next_offset = 2, hash = (SELECT hash FROM records WHERE place = 1) RETURNING 1")
+    postgres.ask("UPDATE homes SET head = 1, head_hash = (SELECT hash FROM records WHERE place = 1) RETURNING 1")
+    await other.append(events(9, prefix="later"))
+    await other.close()
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreUnavailable):
+            await anext(live)
+        with pytest.raises(StoreUnavailable):
+            await log.append([event("x")])
+    assert await findings(postgres) == []
 
 
 def test_it_is_read_as_a_home_of_the_team(postgres: Postgres, tmp_path: Path) -> None:
