@@ -22,10 +22,10 @@ from sidecar.home import Home
 from sidecar.inspector.server import PAGE
 from streams.hashing import GENESIS, encode
 from streams.hashing import chain as chained
-from streams.identity import seeded_identity
+from streams.identity import seeded_identity, system_identity
 from streams.stores.plan import Placed
 from streams.stores.stored import Stored
-from tests.sidecar.inspector.conftest import WAIT_MS, Served, chromium, inspecting
+from tests.sidecar.inspector.conftest import WAIT_MS, Served, aside, chromium, inspecting, record
 
 EVENTS = 1_000_000
 LONG = 100_000
@@ -121,6 +121,18 @@ async (asks) => {
 }
 """
 """The ms of some answers, one after the other."""
+
+_TABS: Final = """
+async (count) => {
+  const { get } = await import("/page/lib.js");
+  const began = performance.now();
+  await Promise.all(Array.from({ length: count }, () => get("sessions")));
+  return performance.now() - began;
+}
+"""
+"""The ms until some tabs that ask at once all have the list."""
+
+TABS_OPEN: Final = 10
 
 _OTHERS: Final = """
 async ([short, long]) => {
@@ -231,7 +243,7 @@ def _measure(home: Home, name: str, long: int) -> list[Row]:
                         searches = [_answered(page, [["search", {"q": text}]] * ROUNDS) for text in SEARCHES]
                         page.evaluate(_ASK, [["costs", {}]])  # what was spent is read once, and kept
                         costs = _answered(page, [["costs", {"by": way, "days": 30}] for way in WAYS])
-                        listed = _answered(page, [["sessions", {}]] * ROUNDS)
+                        listed, tabs = (_listed(page, home, count) for count in (1, TABS_OPEN))
                         others = page.evaluate(_OTHERS, [SHORT, STREAM])[:ROUNDS] or [STREAM]
                         compared = _answered(page, [["compare", {"a": SHORT, "b": other}] for other in others])
                         memory = _peak(served)
@@ -245,7 +257,8 @@ def _measure(home: Home, name: str, long: int) -> list[Row]:
         *(Row(f"step of the slider, {tab}", taken, None, "s", 0.05, 0.025) for tab, taken in steps.items()),
         Row("step of the slider, conversation, beside a short one", 1 / step, 1 / short, "a short session", 0.5, 0.8),
         Row("search of the page", max(searches), None, "s", 0.2, 0.05),
-        Row("list of the page", listed, None, "s", 0.2, 0.1),
+        Row("list of the page, after an event", listed, None, "s", 0.2, 0.1),
+        Row(f"list of the page, after an event, for {TABS_OPEN} tabs", tabs, None, "s", 0.3, 0.15),
         Row("costs of the page, each way for the first time", costs, None, "s", 0.2, 0.1),
         Row("comparison of the page, each for the first time", compared, None, "s", 0.2, 0.1),
         Row("the page itself, gzip", size, None, "kB", 60, 40),
@@ -263,6 +276,15 @@ def _stepped(page: Any, served: Served, tab: str) -> float:
 def _answered(page: Any, asks: list[Any]) -> float:
     """How long one of some answers takes, in seconds: the median."""
     return statistics.median(page.evaluate(_ASK, asks)) / 1000
+
+
+def _listed(page: Any, home: Home, tabs: int) -> float:
+    """How long some tabs wait for the list together, in seconds, each time after one more event."""
+    times = []
+    for _ in range(ROUNDS):
+        aside(record, home.path, [system_identity().stamp(next(_turns(1)))])
+        times.append(page.evaluate(_TABS, tabs) / 1000)
+    return statistics.median(times)
 
 
 def _jumped(page: Any, tab: str, long: int) -> float:

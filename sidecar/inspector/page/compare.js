@@ -23,7 +23,7 @@ export async function compare(a, b) {
     ["failed", ...[left, right].map((side) => (side.failed ? h("span", { class: "bad" }, amount(side.failed)) : "–"))],
     ["tokens", ...[left, right].map((side) => amount(side.tokens || null))],
     ["cost", ...[left, right].map((side) => money(side.cost))],
-    ["turns took", ...[left, right].map((side) => span(side.working_ms))],
+    ["took", ...[left, right].map((side) => span(side.working_ms))],
     ["events", ...[left, right].map((side) => amount(side.records))],
   ];
   const text = (value) => (value instanceof Node ? value.textContent : value);

@@ -70,7 +70,7 @@ export async function session(name, tab = "conversation") {
         fact("tokens", amount(tokensOf(head.tokens) || null)),
         fact("cost", money(head.cost)),
         error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
-        h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, `${amount(head.records)} events`),
+        h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, plural(head.records, "event")),
         h("a", { class: "link", href: `/compare/${encodeURIComponent(head.stream_id)}${at === null ? "" : `/${encodeURIComponent(head.stream_id)}?at=${head.at}`}` }, at === null ? "Compare" : "Compare with now"),
       ),
       ...head.asks.map((ask) =>
