@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import Counter
@@ -11,6 +12,8 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
+from sidecar.inspector.data import Data
+from sidecar.read.find_by_id import open_reader
 from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -132,6 +135,28 @@ def refused(durable: DurableStream, *arguments: str) -> str:
     done = durable._run(*arguments)
     assert done.returncode == 1, done.stdout
     return done.stderr.strip().rpartition("[")[2].rstrip("]")
+
+
+def assert_shown_from_prompt_to_wake(durable: DurableStream, intent: dict[str, Any]) -> None:
+    """The page shows below the prompt of a session what its background work did, up to what woke the session."""
+
+    async def shown() -> dict[str, Any]:
+        reader = open_reader(durable.home / "store")
+        data = Data(durable.home, reader, lambda: 0, refusing, refusing)
+        found = await data.event(asked)
+        await reader.close()
+        return found
+
+    async def refusing(*_: Any) -> dict[str, Any]:
+        raise AssertionError("a page that is only looked at asks the sidecar for nothing")
+
+    types = [(record["event"]["type"], record["event"]["id"]) for record in durable.log(intent["parent"])]
+    asked = next(name for type_, name in types if type_ == "human.input")
+    found = asyncio.run(shown())
+    ways = iter(row["session"] for row in found["effects"])
+    assert all(each in ways for each in (intent["parent"], "", intent["session"], "", intent["parent"])), found
+    ids = {found["row"]["id"], *(row["id"] for row in found["effects"])}
+    assert {row["above"] for row in found["effects"]} <= ids
 
 
 def planted(ran: Path) -> dict[str, str]:

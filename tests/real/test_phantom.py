@@ -18,6 +18,7 @@ from sidecar.background.tools import TOOLS
 from tests.real.background import (
     assert_few_records,
     assert_one_chain,
+    assert_shown_from_prompt_to_wake,
     ended,
     intents,
     one,
@@ -65,6 +66,7 @@ def test_the_whole_line(client: RealOpenCode, durable: DurableStream, model: Mod
     wait_until(lambda: "42" in json.dumps(client.messages(parent)[-1]), "the parent's answer")
     assert_one_chain(durable, intent)
     wait_until(lambda: wakes(durable, parent) == ["seen"], "receipt")
+    assert_shown_from_prompt_to_wake(durable, intent)
     assert_few_records(durable, intent)
 
 

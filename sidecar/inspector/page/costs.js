@@ -79,7 +79,7 @@ function picture({ days, models }) {
     return svg("g", {}, svg("title", {}, lines.filter(Boolean).join("\n")), svg("rect", { class: "day", x: `${place * wide}%`, width: `${wide}%`, y: 0, height: HEIGHT }), parts);
   });
   const each = Math.ceil(days.length / (innerWidth < 600 ? 4 : 10));
-  const dates = days.map(({ day: date }, place) => (days.length - 1 - place) % each === 0 && svg("text", { x: `${(place + 0.5) * wide}%`, y: HEIGHT + 16 }, date.slice(5)));
+  const dates = days.map(({ day: date }, place) => (days.length - 1 - place) % each === 0 && svg("text", place === days.length - 1 ? { class: "last", x: "100%", y: HEIGHT + 16 } : { x: `${(place + 0.5) * wide}%`, y: HEIGHT + 16 }, date.slice(5)));
   const total = sums.reduce((sum, one) => sum + one, 0);
   const about = `${isCost ? "Costs" : "Tokens"} by day: together ${name(total)} in ${plural(days.length, "day")}, at most ${name(most)} on one`;
   return h(

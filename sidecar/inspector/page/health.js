@@ -1,6 +1,6 @@
 // Is it recording, and is the log intact: what `durable-stream status` says.
 
-import { ago, clock, coded, day, get, h, isTeam, plural } from "/page/lib.js";
+import { ago, amount, clock, coded, day, get, h, isTeam, plural } from "/page/lib.js";
 
 export async function health() {
   const element = h("div", { class: "page" });
@@ -19,7 +19,7 @@ export async function health() {
       ["log", isOpen ? `${plural(log.head + 1 - (log.pruned || 0), "record")}${typeof log.streams === "number" ? ` in ${plural(log.streams, "stream")}` : ""}` : "cannot be opened"],
       ["last record", isOpen && log.last_ts ? `${day(log.last_ts)} ${clock(log.last_ts)}, ${ago(log.last_ts, Date.now())}` : "–"],
       ["intact", log?.damaged ? "no: see above" : "as far as it was read; `durable-stream verify` reads every record"],
-      ["waiting in the spool", found.spool?.bytes ?? found.spool?.files ?? "nothing"],
+      ["waiting in the spool", found.spool?.files ? `${plural(found.spool.files, "file")}, ${amount(found.spool.bytes)} bytes` : "nothing"],
       ["gaps", found.gaps || "none"],
     ];
     element.replaceChildren(
