@@ -170,7 +170,7 @@ async def _copied(server: Postgres, homes: list[tuple[Home, int]]) -> None:
     """Wait until all that was recorded is in Postgres, with its story."""
     wanted = sorted(LogReader(home.store_path).head for home, _ in homes)
     until = time.monotonic() + PATIENCE_SECONDS
-    query = "SELECT least(head, told) FROM durable_stream.homes ORDER BY 1"
+    query = "SELECT least(head, story_head) FROM durable_stream.homes ORDER BY 1"
     while True:
         has_tables = server.ask("SELECT to_regclass('durable_stream.homes') IS NOT NULL")[0][0]
         if has_tables and [row[0] for row in await asyncio.to_thread(server.ask, query)] >= wanted:

@@ -16,7 +16,7 @@ from sidecar.background.reading import background_of, diff_of, newest_of_intents
 from sidecar.inspector.around import changed_by, relatives, roots_of, shown_status
 from sidecar.inspector.beside import beside
 from sidecar.inspector.drawn import MOST_CHOSEN, MOST_SPANS, drawn
-from sidecar.inspector.listed import Kept, listed
+from sidecar.inspector.listed import Cached, listed
 from sidecar.inspector.once import Once
 from sidecar.inspector.search import search
 from sidecar.inspector.spending import RANGES, Spending
@@ -64,7 +64,7 @@ MOST_CHANGED: Final = 20
 
 MOST_ROWS: Final = 500
 MOST_COMPARED: Final = 8
-"""How many comparisons are kept."""
+"""How many comparisons are cached."""
 
 _WAITING: Final = repr("waiting")
 _BINARY: Final = re.compile(r"^GIT binary patch\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
@@ -99,7 +99,7 @@ class Data:
         self.reader, self._now_ms, self._send, self.health = reader, now_ms, ask, health
         self._work: tuple[int, Any, State] | None = None
         self._spending = Spending(reader)
-        self._kept: Kept = {}
+        self._cached: Cached = {}
         self._once = Once(reader)
         self._beside: dict[Any, dict[str, Any]] = {}
 
@@ -139,7 +139,7 @@ class Data:
 
         async def made() -> dict[str, Any]:
             state = await self._intents()
-            found, self._kept = await ask_catalog(self.reader, lambda catalog: listed(catalog, state, self._kept))
+            found, self._cached = await ask_catalog(self.reader, lambda catalog: listed(catalog, state, self._cached))
             return found
 
         return await self._once.get("sessions", made) | {"now": self._now_ms()}

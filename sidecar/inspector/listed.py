@@ -15,14 +15,14 @@ from sidecar.read.story.catalog import Catalog
 FEW: Final = 100
 """So many changed sessions are read one by one; of more, all are read at once."""
 
-Kept = dict[str, tuple[tuple[int, int], dict[str, Any]]]
+Cached = dict[str, tuple[tuple[int, int], dict[str, Any]]]
 """The row of each stream at rest, with its ``stamps`` then."""
 
 
-def listed(catalog: Catalog, state: State, kept: Kept) -> tuple[dict[str, Any], Kept]:
+def listed(catalog: Catalog, state: State, cached: Cached) -> tuple[dict[str, Any], Cached]:
     """Every root session, the newest first, and what to keep for the next time."""
     stamps = catalog.stamps()
-    same = {stream: found for stream, found in kept.items() if stamps.get(stream) == found[0]}
+    same = {stream: found for stream, found in cached.items() if stamps.get(stream) == found[0]}
     changed = [stream for stream in stamps if stream not in same and not is_agents(stream)]
     if len(changed) > FEW:
         catalog.sessions.values()

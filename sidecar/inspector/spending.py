@@ -1,4 +1,4 @@
-"""What the page on costs shows. What was spent is kept, so that a look reads only the steps that are new."""
+"""What the page on costs shows. What was spent is cached, so that a look reads only the steps that are new."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ASKED: Final = f"""SELECT key, session, asked, first FROM turn
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Spent:
     """What the steps up to a ``position`` used. ``turns`` has the cost and the time of the dearest turns, by
     their keys."""
 
@@ -59,7 +59,7 @@ class Spending:
     """The costs of one log."""
 
     def __init__(self, reader: LogReader) -> None:
-        self._reader, self._kept, self._starters = reader, _Kept(), dict[str, str]()
+        self._reader, self._spent, self._starters = reader, _Spent(), dict[str, str]()
         self._answers: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     async def shown(self, by: str, days: int, now_ms: int) -> dict[str, Any]:
@@ -73,25 +73,25 @@ class Spending:
         key = self._reader.head, way, days, today
         if key in self._answers:
             return self._answers[key]
-        if self._reader.head > self._kept.position:
+        if self._reader.head > self._spent.position:
             self._starters = await starters_of(self._reader)
         removed = await self._reader.removed()
-        if removed != self._kept.removed or self._reader.head < self._kept.position:
-            self._kept = _Kept(removed=removed)
+        if removed != self._spent.removed or self._reader.head < self._spent.position:
+            self._spent = _Spent(removed=removed)
 
-        def question(story: Snapshot) -> tuple[_Kept, dict[str, Any]]:
-            kept, known = self._more(story), _Sessions(story, self._starters)
-            return kept, _answer(story, kept, known, way, days, today)
+        def question(story: Snapshot) -> tuple[_Spent, dict[str, Any]]:
+            spent, known = self._more(story), _Sessions(story, self._starters)
+            return spent, _answer(story, spent, known, way, days, today)
 
-        kept, found = await ask_story(self._reader, question)
-        if self._kept.removed == kept.removed:
-            self._kept = kept
+        spent, found = await ask_story(self._reader, question)
+        if self._spent.removed == spent.removed:
+            self._spent = spent
         self._answers = {each: answer for each, answer in self._answers.items() if each[0] == key[0]} | {key: found}
         return found
 
-    def _more(self, story: Snapshot) -> _Kept:
-        """What is kept, with the steps that are new."""
-        old = self._kept if self._kept.position <= story.head else _Kept(removed=self._kept.removed)
+    def _more(self, story: Snapshot) -> _Spent:
+        """All that was spent, with the steps that are new."""
+        old = self._spent if self._spent.position <= story.head else _Spent(removed=self._spent.removed)
         if old.position == story.head:
             return old
         catalog = Catalog(story)
@@ -103,7 +103,7 @@ class Spending:
         moved = {name for (name,) in story.sql("SELECT stream FROM place WHERE moved > 0")}
         new = cells(story, When(None, None), moves if moved else lambda sessions: (), old.position)
         turns = story.sql(_TURNS, after=old.position, head=story.head, most=DEAREST)
-        return _Kept(
+        return _Spent(
             story.head,
             old.removed,
             joined([*old.cells, *new]),
@@ -137,9 +137,9 @@ class _Sessions(Tree[Session]):
         return self._directories.get(root) or self._catalog.directory(root, at)
 
 
-def _answer(story: Snapshot, kept: _Kept, known: _Sessions, way: By, days: int, today: date) -> dict[str, Any]:
+def _answer(story: Snapshot, spent: _Spent, known: _Sessions, way: By, days: int, today: date) -> dict[str, Any]:
     since = (today - timedelta(days - 1)).isoformat() if days else ""
-    shown = [cell for cell in kept.cells if cell.day >= since]
+    shown = [cell for cell in spent.cells if cell.day >= since]
     found = costs(shown, way, known.counts_in, known.directory)
     sums = [each.as_json() for each in found.sums()]
     if way == "session":
@@ -151,8 +151,8 @@ def _answer(story: Snapshot, kept: _Kept, known: _Sessions, way: By, days: int, 
         "total": found.total().as_json(),
         "is_partial": found.is_partial,
         **stacked(shown, days, today),
-        "weeks": weeks(kept.cells, today),
-        "turns": _dearest(story, kept, known, since),
+        "weeks": weeks(spent.cells, today),
+        "turns": _dearest(story, spent, known, since),
     }
 
 
@@ -192,10 +192,10 @@ def weeks(some: Iterable[Cell], today: date) -> list[float]:
     return [round(each, 9) for each in found]
 
 
-def _dearest(story: Snapshot, kept: _Kept, known: _Sessions, since: str) -> list[dict[str, Any]]:
+def _dearest(story: Snapshot, spent: _Spent, known: _Sessions, since: str) -> list[dict[str, Any]]:
     """The turns that cost most since a day: where each is, what was asked, and the event with which it began."""
     begin = datetime.fromisoformat(since).astimezone().timestamp() * 1000 if since else 0
-    dear = ((cost, key, ts) for key, (cost, ts) in kept.turns.items() if ts >= begin)
+    dear = ((cost, key, ts) for key, (cost, ts) in spent.turns.items() if ts >= begin)
     found = nlargest(DEAREST, dear)
     rows = story.sql(_ASKED, n=story.head, keys=orjson.dumps([key for _, key, _ in found]).decode())
     turns = {key: (known.names.get(session, ""), asked, first) for key, session, asked, first in rows}

@@ -69,7 +69,7 @@ class TeamData:
         self._team, self._news, self._now_ms, self._patience = open_team(), open_team(), now_ms, patience
         self._turn, self._only = asyncio.Lock(), only
         self._data: dict[int, Data] = {}
-        self._kept: dict[tuple[str, int], tuple[list[int], Any]] = {}
+        self._cached: dict[tuple[str, int], tuple[list[int], Any]] = {}
         self.warnings: dict[str, str | None] = {}
 
     def head(self) -> Any:
@@ -129,7 +129,7 @@ class TeamData:
         return answer | {"now": self._now_ms()} if name in KEPT else answer
 
     async def _answer(self, home: HomeRow, question: Question, name: str) -> Any:
-        state, known = self._kept.get((name, home.home), (None, None))
+        state, known = self._cached.get((name, home.home), (None, None))
         if state == home.state:
             return known
         await asyncio.to_thread(self._team.turn_to, home)
@@ -139,7 +139,7 @@ class TeamData:
             return {"records": home.head + 1, "behind": home.behind}
         answer = await question(self._data[home.home])
         if name in KEPT:
-            self._kept[name, home.home] = home.state, answer
+            self._cached[name, home.home] = home.state, answer
         return answer
 
 

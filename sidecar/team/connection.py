@@ -50,10 +50,10 @@ def _translate(error: psycopg.Error, config: TeamConfig) -> TeamUnavailable | Te
     text = lines[-1] if isinstance(error, psycopg.OperationalError) else lines[0]
     if config.password is not None and (secret := config.password.get_secret_value()):
         text = text.replace(secret, "…")
-    told = f"the team's Postgres ({place_of(config.database)}): {text.strip()[:300]}"
+    problem = f"the team's Postgres ({place_of(config.database)}): {text.strip()[:300]}"
     if isinstance(error, _REFUSED):
-        return TeamRefused(told, "see the roles in the page on teams")
-    return TeamUnavailable(told)
+        return TeamRefused(problem, "see the roles in the page on teams")
+    return TeamUnavailable(problem)
 
 
 def connect(config: TeamConfig, *, is_reader: bool = False) -> psycopg.Connection[Any]:

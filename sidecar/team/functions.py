@@ -92,7 +92,8 @@ BEGIN
         WHERE p IS NOT NULL;
     UPDATE streams SET next_offset = tail.ended, hash = tail.last
         FROM unnest(numbers, ends, tails) AS tail (id, ended, last) WHERE home = 0 AND streams.id = tail.id;
-    UPDATE homes SET head = latest, head_hash = hashes[array_position(positions, latest)], told = latest WHERE home = 0;
+    UPDATE homes SET head = latest, head_hash = hashes[array_position(positions, latest)], story_head = latest
+        WHERE home = 0;
 END $$"""  # noqa: S608 - constants
 
 _HINT: Final = f"""CREATE FUNCTION keep_hint(kind_of text, called text, version_of bigint, at bigint, kept bytea)

@@ -23,7 +23,8 @@ _MOMENT: Final = (
 )
 """Nothing of it outlives the transaction, because a pooler may give the next one another connection."""
 
-_HOMES: Final = """SELECT home, log_id, machine, head, head - least(told, head), ARRAY[head, told, removals, changes]
+_HOMES: Final = """SELECT home, log_id, machine, head, head - least(story_head, head),
+        ARRAY[head, story_head, removals, changes]
     FROM homes WHERE coalesce(%s, machine) = machine ORDER BY machine, log_id"""
 
 

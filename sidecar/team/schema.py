@@ -32,7 +32,7 @@ LOG: Final = """
     CREATE TABLE homes (
         home INT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, log_id TEXT NOT NULL UNIQUE, machine TEXT NOT NULL,
         head BIGINT NOT NULL DEFAULT -1, head_hash BYTEA NOT NULL DEFAULT '', removals BIGINT NOT NULL DEFAULT 0,
-        story TEXT NOT NULL DEFAULT '', changes BIGINT NOT NULL DEFAULT 0, told BIGINT NOT NULL DEFAULT -1,
+        story TEXT NOT NULL DEFAULT '', changes BIGINT NOT NULL DEFAULT 0, story_head BIGINT NOT NULL DEFAULT -1,
         owner NAME NOT NULL DEFAULT session_user
     );
     CREATE TABLE streams (
@@ -84,7 +84,7 @@ _VIEWS: Final = {
 }
 _OF_HOMES: Final = {
     "head": "head AS position, head_hash AS hash FROM homes WHERE true",
-    "derived": f"{tables.STORY_VERSION} AS version, least(told, head) AS position FROM homes WHERE story <> ''",
+    "derived": f"{tables.STORY_VERSION} AS version, least(story_head, head) AS position FROM homes WHERE story <> ''",
     "removals": "removals AS version FROM homes WHERE true",
     "removed_ranges": 'head AS first, head AS "end" FROM homes WHERE false',
     "pending": "1 AS what FROM homes WHERE false",

@@ -43,7 +43,7 @@ class Place(NamedTuple):
     """How far a home is copied: its row of ``homes``, and the last key of each table of the story.
 
     ``head`` and ``head_hash`` are the last record, ``removals`` the last removal that was followed, ``story`` the
-    making of the tables, ``changes`` the last of its changes, and ``told`` the last record that the story knows.
+    making of the tables, ``changes`` the last of its changes, and ``story_head`` the last record that the story knows.
     """
 
     home: int
@@ -52,7 +52,7 @@ class Place(NamedTuple):
     removals: int
     story: str
     changes: int
-    told: int
+    story_head: int
     upto: dict[str, int]
 
 
@@ -146,7 +146,7 @@ class Shipping:
 
     def _found(self, connection: psycopg.Connection[Any]) -> Place:
         """The place, after a look whether the team's last record is one of this log."""
-        own = "SELECT home, head, head_hash, removals, story, changes, told, machine FROM homes WHERE log_id = %s"
+        own = "SELECT home, head, head_hash, removals, story, changes, story_head, machine FROM homes WHERE log_id = %s"
         if (row := connection.execute(own, [self._log_id]).fetchone()) is None:
             new = "INSERT INTO homes (log_id, machine) VALUES (%s, %s) ON CONFLICT DO NOTHING"
             connection.execute(new, [self._log_id, self._machine])
@@ -176,9 +176,9 @@ class Shipping:
         """A transaction that moves the place. Raises ``TeamRefused`` if it is not where it was."""
         with connection.transaction(), connection.cursor() as cursor:
             cursor.execute(
-                "UPDATE homes SET head = %s, head_hash = %s, removals = %s, story = %s, changes = %s, told = %s"
-                " WHERE home = %s AND head = %s AND removals = %s AND story = %s AND changes = %s AND told = %s",
-                [*new[1:7], old.home, old.head, old.removals, old.story, old.changes, old.told],
+                "UPDATE homes SET head = %s, head_hash = %s, removals = %s, story = %s, changes = %s, story_head = %s"
+                " WHERE home = %s AND head = %s AND removals = %s AND story = %s AND changes = %s AND story_head = %s",
+                [*new[1:7], old.home, old.head, old.removals, old.story, old.changes, old.story_head],
             )
             if cursor.rowcount != 1:
                 raise TeamRefused(
@@ -220,7 +220,7 @@ class Shipping:
 
     def _follow(self, connection: psycopg.Connection[Any], log: Copied, old: Place, removals: int) -> Place:
         """Remove what was removed at home since. The story was dropped there, and is copied anew."""
-        new = old._replace(removals=removals, story="", changes=0, told=-1, upto={})
+        new = old._replace(removals=removals, story="", changes=0, story_head=-1, upto={})
         home = old.home
         with self._moving(connection, old, new) as cursor:
             for row in _missing(
@@ -258,17 +258,17 @@ def _next(log: Copied, place: Place) -> Step:
         return Step(place._replace(head=records[-1][0], head_hash=records[-1][10]), records, names)
     head, head_hash = log.head
     place = place._replace(head=head, head_hash=head_hash)
-    told, making = log.derived(STORY_VERSION), copying.making_of(log.db)
-    if told is None or making is None:
+    story_head, making = log.derived(STORY_VERSION), copying.making_of(log.db)
+    if story_head is None or making is None:
         return Step(place, records, names)
     is_new = making != place.story or not copying.has_changes(log.db, place.changes)
     if is_new:
-        place = place._replace(story=making, changes=0, told=-1, upto={})
-    story, place = _story(log, place, told)
+        place = place._replace(story=making, changes=0, story_head=-1, upto={})
+    story, place = _story(log, place, story_head)
     return Step(place, records, names, story, is_new)
 
 
-def _story(log: Copied, place: Place, told: int) -> tuple[tuple[tuple[str, list[Row], list[int]], ...], Place]:
+def _story(log: Copied, place: Place, story_head: int) -> tuple[tuple[tuple[str, list[Row], list[int]], ...], Place]:
     """The next rows of the story, and the place after them. A row that was changed by a later
     record does no harm, but the story of a record is complete only with all rows up to it."""
     left, upto = MOST_ROWS, dict(place.upto)
@@ -287,7 +287,7 @@ def _story(log: Copied, place: Place, told: int) -> tuple[tuple[tuple[str, list[
             found[name] = ([*changed, *rows], keys)
     is_all = left > 0
     changes = some[-1][0] if some else place.changes
-    place = place._replace(changes=changes, upto=upto, told=told if is_all else place.told)
+    place = place._replace(changes=changes, upto=upto, story_head=story_head if is_all else place.story_head)
     return tuple((name, *rows) for name, rows in found.items()), place
 
 

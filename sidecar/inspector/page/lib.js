@@ -192,8 +192,8 @@ setInterval(() => {
 export const coded = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 /** Make the children of an element those wanted, and touch only what differs: drawing is what takes time. */
 export function sync(parent, wanted) {
-  const kept = new Set(wanted);
-  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
+  const stays = new Set(wanted);
+  for (const child of [...parent.children]) if (!stays.has(child)) child.remove();
   wanted.forEach((child, place) => {
     if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
   });

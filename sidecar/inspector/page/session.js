@@ -25,7 +25,7 @@ export async function session(name, tab = "conversation") {
   let drawing = 0;
   let resting = 0;
   let kin = ""; // what the sessions beside are drawn from
-  const kept = {};
+  const cache = {};
   let drawn = {}; // what the view that is shown drew and can use again
 
   const side = h("aside", { class: "side", "aria-label": "Sessions of this tree" });
@@ -129,13 +129,13 @@ export async function session(name, tab = "conversation") {
 
   /** All turns in columns. They are asked for again only when one more began or ended, and not at each step. */
   async function map() {
-    if (at === null) kept.status = head.status;
-    const stamp = `${head.marks.filter(([, kind]) => kind === "turn").length} ${kept.status}`;
-    if (kept.mapped !== stamp) {
-      kept.mapped = stamp;
-      kept.columns = get(`${path}/columns`).then((found) => found.columns);
+    if (at === null) cache.status = head.status;
+    const stamp = `${head.marks.filter(([, kind]) => kind === "turn").length} ${cache.status}`;
+    if (cache.mapped !== stamp) {
+      cache.mapped = stamp;
+      cache.columns = get(`${path}/columns`).then((found) => found.columns);
     }
-    const columns = await kept.columns;
+    const columns = await cache.columns;
     bar.strip(columns);
     return columns;
   }
@@ -145,7 +145,7 @@ export async function session(name, tab = "conversation") {
     const isAtEnd = keep && shown === "conversation" && innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     if (!keep) drawn = {};
     const goal = shown === "conversation" ? target : null;
-    const made = await VIEWS[shown]({ path, ask, at, head, known: () => head, select, history: history_, kept, drawn, since: bar.since(), goal, map });
+    const made = await VIEWS[shown]({ path, ask, at, head, known: () => head, select, history: history_, cache, drawn, since: bar.since(), goal, map });
     if (mine !== drawing) return;
     sync(body, [made]);
     map().catch(() => {}); // the slider is of use without it
@@ -257,8 +257,8 @@ export async function session(name, tab = "conversation") {
     leave: () => bar.leave(),
     stays: (args, make) => make === session && args[0] === name && (follow(TABS.includes(args[1]) ? args[1] : TABS[0]), true),
     key(key) {
-      if (key === "Escape") return panel.hidden ? kept.timeline?.out() : unselect(), true;
-      if (shown === "timeline" && kept.timeline?.key(key)) return true;
+      if (key === "Escape") return panel.hidden ? cache.timeline?.out() : unselect(), true;
+      if (shown === "timeline" && cache.timeline?.key(key)) return true;
       if (TABS[Number(key) - 1]) return pick(TABS[Number(key) - 1]), true;
       return bar.key(key);
     },

@@ -2,12 +2,12 @@
 
 import { h, span as lasted, visible } from "/page/lib.js";
 
-/** The view, made once for a page; `kept` remembers it. */
-export async function timeline({ ask, select, kept, known, map, at }) {
-  kept.timeline ??= view(ask, select, map);
-  await kept.timeline.draw();
-  kept.timeline.until(at === null ? Infinity : known().ts);
-  return kept.timeline.element;
+/** The view, made once for a page; `cache` remembers it. */
+export async function timeline({ ask, select, cache, known, map, at }) {
+  cache.timeline ??= view(ask, select, map);
+  await cache.timeline.draw();
+  cache.timeline.until(at === null ? Infinity : known().ts);
+  return cache.timeline.element;
 }
 
 const STEP = 1.6; // how much more or less time one step of the wheel or a key shows

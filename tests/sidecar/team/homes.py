@@ -95,7 +95,7 @@ _LOG = {
 def differences(postgres: Postgres, store: Path, log_id: str) -> Iterator[tuple[str, Any, Any]]:
     """Every row that only one of the two has, each with the name of its table."""
     with closing(sqlite3.connect(store / "log.db")) as db, postgres.connect() as team:
-        row = team.execute("SELECT home, head, head_hash, removals, told FROM homes WHERE log_id = %s", [log_id])
+        row = team.execute("SELECT home, head, head_hash, removals, story_head FROM homes WHERE log_id = %s", [log_id])
         home, *place = row.fetchone() or [0]
         own = "SELECT head.position, head.hash, removals.version, derived.position FROM head, removals, derived"
         if tuple(place) != (mine := db.execute(own).fetchone()):

@@ -40,7 +40,7 @@ async def test_small_steps_come_to_the_same(
         for begin in (0, 400):
             await home.append(EVENTS[begin : begin + 400])
             while shipping.step():
-                ((now, head),) = postgres.ask("SELECT told, head FROM homes")
+                ((now, head),) = postgres.ask("SELECT story_head, head FROM homes")
                 told.append(now)
                 assert postgres.ask("SELECT coalesce(max(n), -1) FROM moment")[0][0] <= head
                 if len(told) % 5 == 0:  # whatever is there can be read
@@ -111,7 +111,7 @@ async def test_tables_that_are_made_again_are_copied_again(postgres: Postgres, h
     await home.open()
     # Changes are noted from the start on, before anything is recorded.
     async with asyncio.timeout(60):
-        while postgres.ask("SELECT told FROM homes") != [(899,)]:
+        while postgres.ask("SELECT story_head FROM homes") != [(899,)]:
             await asyncio.sleep(0.01)
             home.ship(config)
     assert list(differences(postgres, home.store, home.log_id)) == []

@@ -117,7 +117,9 @@ def test_a_sidecar_copies_what_it_records(postgres: Postgres, tmp_path: Path) ->
         assert run(home.path, "play", str(RECORDINGS / "chat.jsonl")).code == 0
         (status,) = run(home.path, "status", "--json").objects()
         head = status["log"]["head"]
-        wait_for(lambda: postgres.ask("SELECT 1 FROM homes WHERE told >= %s", head), "the copy is level", every_s=0.1)
+        wait_for(
+            lambda: postgres.ask("SELECT 1 FROM homes WHERE story_head >= %s", head), "the copy is level", every_s=0.1
+        )
         (status,) = run(home.path, "status", "--json").objects()
         assert status["team"].items() >= {"machine": "desk", "lag": 0, "problem": ""}.items()
         assert any(words[0].startswith("team") for words in run(home.path, "status").rows())
