@@ -20,6 +20,9 @@ const AWAY = ["offline", "no-login"];
 /** The view that is shown: `element`, and what it does with `key`, `news` and `leave`. */
 let view = { element: h("div") };
 let turn = 0;
+let standing; // the row on which the keys are; it may be drawn anew
+
+const nameOf = (row) => row?.getAttribute("href") || row?.dataset.event || row?.id;
 
 const ROUTES = [
   [/^\/$/, "sessions", sessions],
@@ -58,6 +61,7 @@ async function show() {
   }
   view.leave?.();
   view = made;
+  standing = null;
   main.replaceChildren(made.element);
   made.shown?.();
   entitle(made.title);
@@ -107,7 +111,7 @@ addEventListener("keydown", (press) => {
   const isTaken = view.key?.(press.key);
   if (press.key === "/") find("");
   else if (press.key === "?") keys.showModal();
-  else if (by && !isTaken) step(main.querySelectorAll("[data-row]"), by);
+  else if (by && !isTaken) standing = nameOf(step(main.querySelectorAll("[data-row]"), by));
   else if (press.key === "Enter") main.querySelector("[data-row].at")?.click();
   else if (!isTaken) return;
   press.preventDefault();
@@ -146,6 +150,8 @@ async function news() {
   asking = true;
   try {
     await view.news?.();
+    const rows = [...main.querySelectorAll("[data-row]")];
+    if (standing && !rows.some((row) => row.classList.contains("at"))) rows.find((row) => nameOf(row) === standing)?.classList.add("at");
     await badge();
   } catch {
     // The view stays as it was. The mark in the bar says that nothing arrives.

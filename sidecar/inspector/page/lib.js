@@ -204,10 +204,11 @@ export function step(rows, by) {
   const list = [...rows].filter((row) => row.offsetParent !== null);
   const at = list.findIndex((row) => row.classList.contains("at"));
   const next = list[Math.max(0, Math.min(list.length - 1, at < 0 ? (by > 0 ? 0 : list.length - 1) : at + by))];
-  if (!next) return;
+  if (!next) return null;
   list[at]?.classList.remove("at");
   next.classList.add("at");
   next.scrollIntoView({ block: next.offsetHeight > innerHeight / 2 ? "start" : "nearest" });
+  return next;
 }
 
 export function diffOf(patch) {

@@ -447,6 +447,7 @@ def test_nine_tabs_are_live_and_one_that_is_left_takes_over(browser: Browser, tm
             tabs.append(context.new_page())
             tabs[-1].goto(served.base if number else served.link)
             expect(tabs[-1].locator("#live")).to_have_text("live")
+        tabs[-1].keyboard.press("j")
         for turn in range(2):
             title = f"Session {turn}"
             payload = {"session": f"ses_{turn}", "title": title, "directory": "/home/ada/shop", "lineage": "root"}
@@ -455,6 +456,7 @@ def test_nine_tabs_are_live_and_one_that_is_left_takes_over(browser: Browser, tm
             for tab in tabs:
                 expect(tab.locator(".row", has_text=title)).to_be_visible()
             tabs.pop(0).close()  # the one that listens for all
+        expect(tabs[-1].locator(".row.at")).to_have_count(1)  # the list was drawn anew around it
         context.close()
 
 
