@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import Field, ValidationError
 
 from bridge.opencode.link.protocol import RequestError
+from sidecar.agents.inputs import digest
 from sidecar.background.copies.copies import MAX_FILES
-from sidecar.background.elsewhere import AskedBy, Elsewhere, Spawned
+from sidecar.background.elsewhere import Elsewhere, Spawned
 from sidecar.background.people.answerers import Answerers
 from sidecar.background.service import DurableStream
 from sidecar.config import Deed
@@ -78,9 +79,12 @@ class MachineRequests(Elsewhere):
         if args.name in QUESTIONS:
             return {"id": "", "queued": False, "value": await machines.question(args.machine, args.name, args.args)}
         given = dict(args.args)
+        if args.name == "cancel" and (waiting := self._asks.waiting(args.machine, str(given.get("intent")))):
+            await machines.withdraw(waiting)
+            return {"id": waiting.id, "queued": False, "value": {"id": waiting.id, "state": "withdrawn"}}
         if args.name == "spawn":
             session = self._durable.session(args.session) if args.session is not None else None
-            given |= await self._durable.machines.rights(session, given.get("agent"))
+            given |= await self._durable.machines.about(session, given.get("agent"))
             return await self._send(args.machine, args.name, given, args.key, session=session, by=by)
         return await self._send(args.machine, args.name, given, args.key, by=by)
 
@@ -111,6 +115,8 @@ class MachineRequests(Elsewhere):
         if (machines := self._nats.machines) is None:
             why = 'machines reach each other over a NATS server: set `mode = "external"` in [nats] in config.toml'
             raise RequestError("nats-off", f"{why}, and run `durable-stream stop`")
+        if taken := self._nats.machine_taken():
+            raise RequestError("not-owner", taken)
         if machine == machines.name:
             raise RequestError("bad-arguments", f"{machine} is this machine: leave out `--on`")
         return machines
@@ -142,7 +148,7 @@ class MachineRequests(Elsewhere):
         if name == "spawn":
             here = self._nats.machines.name if self._nats.machines is not None else ""
             asker = ASKER.get()
-            asked_by = AskedBy(machine=machine, ask=asker.id if asker is not None else "", on=here)
+            asked_by = {"machine": machine, "ask": asker.id if asker is not None else "", "on": here}
             args = await asyncio.to_thread(_spawn, asked_by, args)
         return await self._requests.answer(name, args)
 
@@ -154,7 +160,7 @@ class MachineRequests(Elsewhere):
         return {}
 
 
-def _spawn(asked_by: AskedBy, args: dict[str, Any]) -> dict[str, Any]:
+def _spawn(asked_by: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the request ``spawn`` for work that another machine asks for."""
     key = str(args.pop("key", ""))
     try:
@@ -165,4 +171,8 @@ def _spawn(asked_by: AskedBy, args: dict[str, Any]) -> dict[str, Any]:
     directory = Path(given.directory).expanduser()
     if not directory.is_absolute():
         raise RequestError("bad-arguments", f"{given.directory[:200]!a} is not absolute; name a directory there")
-    return {**given.model_dump(), "directory": str(directory), "key": key, "asked_by": asked_by.model_dump()}
+    asked_by["depth"] = given.depth
+    if given.root:  # all work of that root counts together here
+        asked_by["root"] = f"int_{digest(chr(0).join((asked_by['machine'], given.root)).encode())[:12]}"
+    about = given.model_dump(exclude={"root", "depth"})
+    return {**about, "directory": str(directory), "key": key, "asked_by": asked_by}

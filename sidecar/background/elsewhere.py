@@ -35,14 +35,6 @@ _TOLD: Final = ("id", "title", "directory", "result", "resumes", "hangs", "steps
 """What of an intent the message about its end needs."""
 
 
-class AskedBy(Args):
-    """Which machine asked for work, with which request, and what it calls the machine that does the work."""
-
-    machine: str = Field(max_length=100, description="the machine that asked")
-    ask: str = Field(max_length=100, description="its request")
-    on: str = Field(max_length=100, description="the machine that does the work")
-
-
 class AskersRights(Args):
     """What a session on another machine may do: ``Rights.as_json``, and the version of OpenCode whose rules these
     are."""
@@ -66,6 +58,10 @@ class Spawned(Args):
     cost: float = Field(default=0.0, ge=0)
     isolation: Literal["auto", "copy", "shared"] | None = None
     rights: AskersRights | None = None
+    root: str = Field(default="", max_length=200)
+    """The root of the session that asks."""
+    depth: int = Field(default=0, ge=0, le=1000)
+    """How many pieces of work led to that session."""
 
 
 class Elsewhere(Protocol):

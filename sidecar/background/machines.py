@@ -16,6 +16,7 @@ from sidecar.background.hosts.hosts import Hosts
 from sidecar.background.hosts.rights import Rights
 from sidecar.background.intents.registration import check_agent
 from sidecar.background.intents.state import State
+from sidecar.background.intents.works import Works
 from sidecar.background.messages.agent import NAME
 from sidecar.link.links import ShimConnection
 from streams.bus.command import Command
@@ -32,11 +33,13 @@ class OtherMachines:
     def __init__(
         self,
         hosts: Hosts,
+        works: Works,
         data: Callable[[], State],
         runtime: Callable[[], Runtime],
         others: Callable[[], Elsewhere] | None,
     ) -> None:
-        self._hosts, self._data, self._runtime, self._others = hosts, data, runtime, others
+        self._hosts, self._works, self._data = hosts, works, data
+        self._runtime, self._others = runtime, others
         self.kinds: Mapping[str, EffectKind] = {elsewhere.TELL: Repeatable(self._tell)}
 
     @property
@@ -48,7 +51,7 @@ class OtherMachines:
 
     # --- work that a session here asks for ---
 
-    async def rights(
+    async def about(
         self,
         session: str | None,
         wanted: str | None,
@@ -57,8 +60,9 @@ class OtherMachines:
         *,
         is_person: bool = True,
     ) -> dict[str, Any]:
-        """What work on another machine must know of the session here that asks for it: ``rights``; nothing, if none
-        does. ``wanted`` is the agent that the work is to run, if it is named; for the others see ``register_intent``.
+        """What work on another machine must know of the session here that asks for it: ``rights``, ``root`` and
+        ``depth``; nothing, if none does. ``wanted`` is the agent that the work is to run, if it is named; for the
+        others see ``register_intent``.
 
         Raises:
             RequestError: what the session may do is not known (``rights-unknown``), or it may not start that agent.
@@ -72,7 +76,9 @@ class OtherMachines:
             raise rights_unknown(session, error) from None
         if wanted not in (None, rights.agent):
             check_agent(rights.effect(host.starts, wanted or ""), wanted or "", is_person=is_person)
-        return {"rights": {"opencode": 1 if host is self._hosts.one else 2, **rights.as_json()}}
+        root, depth = self._works.chain(session)
+        version = 1 if host is self._hosts.one else 2
+        return {"rights": {"opencode": version, **rights.as_json()}, "root": root, "depth": depth}
 
     async def told(
         self, name: str, ask: str, machine: str, session: str | None, asked: int, args: Mapping[str, Any]

@@ -139,7 +139,7 @@ class DurableStream:
         )
         two = V2Host(links, state, identity.now_ms, self.works.asked)
         self.hosts = Hosts(one, two)
-        self.machines = OtherMachines(self.hosts, lambda: self.data, runtime, others)
+        self.machines = OtherMachines(self.hosts, self.works, lambda: self.data, runtime, others)
         self.copies = Copies(home.path / "copies")
         watching = GardenerAgent(self.works.root, lambda session: self.hosts.of(session).ran_as(session))
         self._gardener = (watching,) if has_gardener else ()
@@ -380,7 +380,7 @@ class DurableStream:
             "above": list(self.works.above(given.parent)) if before is None else [],
             "root": self._root(given.parent) if before is None else before.root,
             "continues": continues(before) if before is not None else {},
-            **({"asked_by": given.asked_by} if given.asked_by else {}),
+            **({"asked_by": given.asked_by, "root": given.asked_by.get("root")} if given.asked_by else {}),
         } | ({"said": said} if said else {})
         about, cause, trace = causes.of_call(self._state.sessions.get(given.parent or ""), call, before)
         if found is None:

@@ -174,7 +174,7 @@ class ToolCalls:
         given |= {"agent": args.agent, "models": _models(args), "minutes": args.minutes or DEFAULT_MINUTES}
         given |= {"tokens": args.tokens or 0, "cost": args.cost or 0.0, "isolation": args.isolation}
         agent = str(context.get("agent") or "") or None
-        given |= await self._durable.machines.rights(call.session, args.agent, agent, link, is_person=False)
+        given |= await self._durable.machines.about(call.session, args.agent, agent, link, is_person=False)
         found = await self._durable.machines.others.spawn(machine, given, call.key, call.session)
         told = "Its result will come as a message; go on with your work."
         if found["queued"]:

@@ -7,7 +7,6 @@ has come, under keys made of the request's id. So a request survives every proce
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +20,9 @@ from streams.trace import made_trace
 
 STREAM: Final = "system/requests"
 """The requests of other programs and machines, and those of this home to other machines."""
+
+SHORTEST: Final = 4
+"""How many characters of a request's id name it, at least."""
 
 SENT: Final = "request.sent"
 RETURNED: Final = "request.returned"
@@ -141,9 +143,14 @@ class Asks:
         record = await self._store.find(f"{SENT}:{id_}")
         return Sent.of(record.event) if record is not None and "machine" in record.event.payload else None
 
-    def status(self) -> dict[str, int]:
-        """How many requests have no answer yet, by machine."""
-        return dict(Counter(each.machine for each in self.pending.values()))
+    def waiting(self, machine: str, id_: str) -> Sent | None:
+        """The request without an answer to a machine, whose id begins so, if there is one."""
+        found = [each for each in self.pending.values() if each.machine == machine and each.id.startswith(id_)]
+        return found[0] if len(found) == 1 and len(id_) >= SHORTEST else None
+
+    def status(self) -> list[dict[str, Any]]:
+        """The requests without an answer: ``id``, ``machine``, ``name`` and ``ts``."""
+        return [{"id": one.id, "machine": one.machine, "name": one.name, "ts": one.ts} for one in self.pending.values()]
 
     async def _record(self, type_: str, id_: str, actor: str, payload: dict[str, Any], trace: str | None) -> Record:
         key = f"{type_}:{id_}"

@@ -26,7 +26,7 @@ from bridge.nats.jetstream.connection import JetStream
 from bridge.nats.jetstream.errors import NatsError, NatsUnavailable, WrongExpectation
 from bridge.nats.jetstream.publishing import EXPECTED_REVISION
 from bridge.nats.jetstream.stream_plan import COMMANDS
-from bridge.nats.jetstream.streams import listed
+from bridge.nats.jetstream.streams import listed, purge
 from bridge.nats.jetstream.wire import Received
 from bridge.nats.subjects import (
     MachineSubject,
@@ -102,7 +102,7 @@ class Machines:
                 await asyncio.sleep(1.0)
 
     def status(self) -> dict[str, Any]:
-        """``name``, ``waiting`` (how many requests of this home have no answer yet, by machine) and ``counts``."""
+        """``name``, ``waiting`` (see ``Asks.status``) and ``counts``."""
         return {"name": self.name, "waiting": self._asks.status(), "counts": dict(self.counts)}
 
     # --- asking ---
@@ -132,7 +132,7 @@ class Machines:
         return _value(machine, whole)
 
     def _away(self, machine: str) -> RequestError:
-        waiting = self._asks.status().get(machine, 0)
+        waiting = sum(each.machine == machine for each in self._asks.pending.values())
         queued = f"; {waiting} of your requests wait for it" if waiting else ""
         why = f"no sidecar of a machine {machine!a} answers{queued}; start one there: `durable-stream serve`"
         return RequestError("machine-away", why)
@@ -153,6 +153,27 @@ class Machines:
         if machine not in known:
             names = f"those that were are {', '.join(known)}" if known else "no other was"
             raise RequestError("no-machine", f"no machine {machine!a} was ever on this NATS server; {names}")
+
+    async def withdraw(self, sent: Sent) -> None:
+        """Take back a request that its machine has not taken yet.
+
+        Raises:
+            RequestError: the machine has it (``still-running``).
+            NatsError: the server cannot be reached.
+        """
+        session = await self._connected()
+        busy = RequestError("still-running", f"{sent.machine} has taken requests of others or this one; try again")
+        if await self._is_busy(session, sent.machine):
+            raise busy
+        await purge(session, COMMANDS, subject=str(MachineSubject(self.name, sent.machine, "ask", sent.id)))
+        if await self._is_busy(session, sent.machine):  # it came back just now
+            raise busy
+        await self._asks.returned(sent.machine, sent.id, _rejected("withdrawn", "it was taken back"))
+
+    async def _is_busy(self, session: JetStream, machine: str) -> bool:
+        consumers = await listed(session, f"CONSUMER.LIST.{COMMANDS}", "consumers")
+        mine = [each for each in consumers if each["config"].get("filter_subject") == machine_pattern(machine)]
+        return any(each["num_ack_pending"] for each in mine)
 
     async def _connected(self) -> JetStream:
         try:

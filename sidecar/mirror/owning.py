@@ -138,6 +138,10 @@ class Owning(Owner):
                     task.cancel()
                 await asyncio.gather(running, lost, return_exceptions=True)
 
+    def is_taken(self, agent: str) -> bool:
+        """Whether another home is known to own an agent."""
+        return not self.holds(agent) and bool(self._names[agent].others)
+
     def refusal(self, agent: str) -> str:
         if self.holds(agent):
             return ""

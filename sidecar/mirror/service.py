@@ -300,6 +300,13 @@ class NatsService:
             "machines": self._others(),
         }
 
+    def machine_taken(self) -> str:
+        """Why this home cannot ask other machines, if another home has the name of this one; empty if none has."""
+        from sidecar.mirror.machines import MACHINE
+
+        taken = self._owning is not None and self._owning.is_taken(MACHINE)
+        return self._owning.refusal(MACHINE) if self._owning is not None and taken else ""
+
     def _others(self) -> dict[str, Any] | None:
         if self.machines is None or self._owning is None:
             return None

@@ -174,7 +174,7 @@ class IntentAgent(OwnAgent[State]):
         above = [self.data.sessions[each] for each in given.get("above", ()) if each in self.data.sessions]
         starter = self.data.intents.get(above[0]) if above else None
         root = starter.root if starter is not None else given.get("root") or given.get("parent") or given["intent"]
-        depth = starter.depth + 1 if starter is not None else 1
+        depth = (starter.depth if starter is not None else (given.get("asked_by") or {}).get("depth", 0)) + 1
         about = {key: value for key, value in given.items() if key != "above"}
         payload = {**about, "ts": event.ts, "root": root, "depth": depth, "starter": above[0] if above else None}
         refused = refusal(self.data, self._limits, intent_of(payload))

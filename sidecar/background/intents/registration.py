@@ -42,7 +42,9 @@ class RegisterArgs(Args):
     rights: dict[str, Any] | None = Field(
         default=None, description="what the session may do that asks on another machine; with `opencode`, 1 or 2"
     )
-    asked_by: dict[str, str] = Field(default={}, description="the other machine that asks: `machine`, `ask`, `on`")
+    asked_by: dict[str, Any] = Field(
+        default={}, description="the other machine that asks: `machine`, `ask`, `on`, `root`, `depth`"
+    )
 
 
 class ResumeArgs(Args):

@@ -138,8 +138,9 @@ class Intent:
     """The time when a person discarded the intent's changes and copy."""
     edited: list[str] = field(default_factory=list)
     """The user's files that the intent edited, at most ``MOST_EDITED``; empty if the intent has a copy."""
-    asked_by: dict[str, str] = field(default_factory=dict)
-    """The other machine that asked for the intent; see ``elsewhere.AskedBy``. Empty if none did."""
+    asked_by: dict[str, Any] = field(default_factory=dict)
+    """Who asked for the intent, if another machine did: its name as ``machine``, its request as ``ask``, what it calls
+    this machine as ``on``, and how many pieces of work led to the session that asked as ``depth``. Else empty."""
     overlaps: dict[str, str] = field(default_factory=dict)
     """Maps each edited file that another agent also changed in the meantime to that agent's intent or session."""
 

@@ -57,6 +57,11 @@ class Works:
         """The root of the background work that a session belongs, or belonged, to; empty if there is none."""
         return next((intent.root for intent in self._line(session)), "")
 
+    def chain(self, session: str) -> tuple[str, int]:
+        """The root under which work counts that a session asks for, and how many pieces of work led to the session."""
+        line, known = self._line(session), self._state.sessions.get(session)
+        return (line[0].root, line[0].depth) if line else ((known.root if known is not None else "") or session, 0)
+
     def asked(self, session: str) -> tuple[str, str] | None:
         """Of a session at work: the session that asked for the work, or itself if a terminal did, and the project."""
         intent = self.intent(session)

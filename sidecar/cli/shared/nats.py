@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -91,7 +92,7 @@ def machines_words(found: Mapping[str, Any]) -> str:
     """This machine among others in words, from ``nats.machines`` of ``status``."""
     waits = [
         f"{counted(count, 'request')} {'waits' if count == 1 else 'wait'} for {machine}"
-        for machine, count in found["waiting"].items()
+        for machine, count in Counter(each["machine"] for each in found["waiting"]).items()
     ]
     unasked = found["counts"].get("unasked", 0)
     refused = [f"{counted(unasked, 'answer')} refused that nobody here asked for"] if unasked else []

@@ -143,7 +143,8 @@ async def _on(run: Run, machine: str, intent: str | None, *, cancel: bool, diff:
     if cancel:
         found = await request(run, machine, "cancel", {"intent": intent})
         if found is not None:
-            out.result(found, f"{found['id']} is being cancelled on {machine}.")
+            did = "was taken back" if found["state"] == "withdrawn" else f"is being cancelled on {machine}"
+            out.result(found, f"{found['id']} {did}.")
         return
     if diff and not out.json:
         changes = await question(run, machine, "intent_changes", {"intent": intent})

@@ -57,6 +57,13 @@ def test_work_that_was_cancelled_and_work_of_this_home_tells_nobody() -> None:
         assert not [kind for kind, _, _ in world.effects if kind == TELL] and not world.done[TELL, "int_1"]
 
 
+def test_a_chain_of_work_ends_also_across_machines_and_a_session_elsewhere_has_a_budget() -> None:
+    world = World(max_sessions=2)
+    assert world.register("1", None, asked_by={**ASKED, "depth": 20}, root="int_a").code == "recursion_depth_exceeded"
+    found = [world.register(name, None, asked_by={**ASKED, "depth": 3}, root="int_b") for name in "234"]
+    assert [(each.depth, each.code) for each in found] == [(4, ""), (4, ""), (4, "budget-sessions")]
+
+
 def test_a_question_of_work_names_the_machine_where_it_is_answered() -> None:
     given = {"message": "chk_1f", "kind": "permission", "text": "bash rm\x1b[2J", "work": "tidy", "directory": "/shop"}
     told = elsewhere.asks(ASKED, given)

@@ -82,11 +82,14 @@ def test_commands_reach_the_home_of_another_machine(places: tuple[Path, RealServ
         assert careful.lines("intents", "--on", "desk") == []
         desk.one.kill()
         (queued,) = laptop.lines("signal", "go", "--on", "desk")
-        assert queued["queued"] and laptop.others()["waiting"] == {"desk": 1}
+        assert queued["queued"] and [each["id"] for each in laptop.others()["waiting"]] == [queued["request"]]
+        (unwanted,) = laptop.lines("signal", "never", "--on", "desk")
+        assert laptop.lines("intents", unwanted["request"][:8], "--cancel", "--on", "desk")[0]["state"] == "withdrawn"
+        assert twin.code("signal", "go", "--on", "laptop") == "not-owner"
         assert "1 request waits for desk" in run(laptop.path, "status").out
         assert laptop.code("checkpoints", "--on", "desk") == "machine-away"
         desk.start()
-        wait_for(lambda: laptop.others()["waiting"] == {}, "the answer")
+        wait_for(lambda: not laptop.others()["waiting"], "the answer")
         again = laptop.lines("signal", "go", '{"n": 1}', "--on", "desk", "--key", "k")
         assert again == [raised], "it is not raised again"
         assert laptop.lines("signal", "go", "--on", "desk")[0]["count"] == 3

@@ -54,10 +54,13 @@ async def test_while_a_machine_is_away_requests_wait_and_are_done_once_when_it_i
         pass
     async with living(server, laptop):
         assert await laptop.ask("desk", "spawn", {"prompt": "p"}, "k", 0.2) is None
-        assert laptop.machines.status()["waiting"] == {"desk": 1}
+        assert [each["machine"] for each in laptop.machines.status()["waiting"]] == ["desk"]
         with pytest.raises(RequestError) as away:
             await laptop.machines.question("desk", "intents", {})
         assert away.value.code == "machine-away" and "1 of your requests" in str(away.value)
+        assert await laptop.ask("desk", "spawn", {"prompt": "never"}, "other", 0.2) is None
+        unwanted = next(each for each in laptop.asks.pending.values() if each.args["prompt"] == "never")
+        await laptop.machines.withdraw(unwanted)
     async with living(server, laptop):  # it was restarted, and sends again what has no answer
         assert await laptop.ask("desk", "spawn", {"prompt": "p"}, "k", 0.2) is None
     assert (await keeping.facts(await sessions.get(), COMMANDS)).messages == 1
