@@ -1,18 +1,29 @@
-"""The copy to a team's Postgres against bare ``COPY`` of the same records into one table without an index."""
+"""The copy to a team's Postgres against bare ``COPY`` of the same records into one table without an index; an agent of
+the team against bare conditional updates of one row.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.limits import beside
 from benchmarks.million import build, records
 from benchmarks.report import Row
+from benchmarks.runtime import Echo
+from benchmarks.store import IDENTITY, PAYLOAD, an_event
+from sidecar.agents.loading import UserAgent
+from sidecar.agents.runtime import Runtime
 from sidecar.read.story.writing import StoryTables
+from sidecar.team.claims import TeamClaims
 from sidecar.team.connection import connect
+from sidecar.team.log import open_log
 from sidecar.team.schema import RECORDS
 from sidecar.team.shipping import Shipping
+from streams.bus.command import Command
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
 from tests.postgres import Postgres
@@ -31,9 +42,75 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     try:
         copies = _Copies(store, server)
         rate, limit = await beside(lambda _: copies.bare(), lambda _: copies.shipped(), seconds)
-        return [Row("team, records and story", rate, limit, "bare COPY", 0.25, 0.4)]
+        rows = [Row("team, records and story", rate, limit, "bare COPY", 0.25, 0.4)]
+        return rows + await _agents(server, seconds)
     finally:
         await asyncio.to_thread(server.close)
+
+
+async def _agents(server: Postgres, seconds: float) -> list[Row]:
+    """Commands of an agent, two records each: appended to the team's log, and from the command to its result."""
+    config = server.config("bench")
+    log = await open_log(config)
+    claims = TeamClaims(log, "bench")
+    runtime = Runtime(log, IDENTITY, [UserAgent("benchmarks:Echo", Echo)], claims=claims)
+    await runtime.start()
+    bare, end = _Epochs(server), 0
+
+    async def append(commands: int) -> None:
+        nonlocal end
+        batch = [an_event(0) for _ in range(2 * commands)]
+        await log.append(batch, expected={batch[0].stream_id: end})
+        end += len(batch)
+
+    async def handle(commands: int) -> None:
+        given = [Command(IDENTITY.ulid(), "say", PAYLOAD) for _ in range(commands)]
+        await asyncio.gather(*(runtime.command("echo", each) for each in given))
+
+    async def rate_of(slice_: float, work: Callable[[int], Awaitable[None]], commands: int) -> float:
+        begun, count = time.perf_counter(), 0
+        while time.perf_counter() - begun < slice_:
+            await work(commands)
+            count += commands
+        return count / (time.perf_counter() - begun)
+
+    rows = []
+    for label, work, commands, *promise in (
+        ("an append of 1 command", append, 1, 0.25, 0.4),
+        ("an append of 16 commands", append, 16, 4.0, 7.0),
+        ("1 command to its result", handle, 1),
+        ("16 commands to their results", handle, 16),
+    ):
+        await rate_of(seconds / 10, work, commands)
+        rate, limit = await beside(bare.rate, partial(rate_of, work=work, commands=commands), seconds)
+        rows.append(Row(f"team's agents, {label}", rate, limit, "bare update", *promise))
+    bare.close()
+    await runtime.close()
+    await claims.close()
+    await log.close()
+    return rows
+
+
+class _Epochs:
+    """The limit: conditional updates of one row, one after the other."""
+
+    def __init__(self, server: Postgres) -> None:
+        self._connection = connect(server.config("bench"))
+        self._connection.prepare_threshold = 1
+        self._connection.execute("CREATE TABLE public.epochs (id INT PRIMARY KEY, epoch INT) WITH (fillfactor = 50)")
+        self._connection.execute("INSERT INTO public.epochs VALUES (1, 0)")
+        self._epoch = 0
+
+    def rate(self, seconds: float) -> float:
+        begun, first = time.perf_counter(), self._epoch
+        while time.perf_counter() - begun < seconds:
+            query = "UPDATE public.epochs SET epoch = epoch + 1 WHERE id = 1 AND epoch = %s"
+            assert self._connection.execute(query, [self._epoch]).rowcount == 1
+            self._epoch += 1
+        return (self._epoch - first) / (time.perf_counter() - begun)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class _Copies:

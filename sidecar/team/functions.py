@@ -12,7 +12,11 @@ SCHEMA: Final = "durable_stream"
 LOG_ID: Final = "team"
 """The id and the machine of home 0."""
 
-_AS: Final = f"LANGUAGE plpgsql SECURITY DEFINER SET search_path = {SCHEMA}, pg_temp SET enable_seqscan = off AS $$"
+_AS: Final = (
+    f"LANGUAGE plpgsql SECURITY DEFINER SET search_path = {SCHEMA}, pg_temp SET enable_seqscan = off"
+    " SET plan_cache_mode = force_generic_plan AS $$"
+)
+"""The plans are the same for any batch, and making one takes longer than the work."""
 
 # One row is locked by all: positions are then dense, and their order is that of the commits. With a sequence, a
 # follower that goes by position alone would miss the records of transactions that committed late.
