@@ -79,6 +79,13 @@ PLAN = (
         {"TEAM_KILLS": 30, "TEAM_HOMES": 4},
     ),
     Part(
+        "team-agent-kills",
+        "kill -9, and sleep, of homes with the team's agents, and kill -9 of Postgres",
+        ("tests/sidecar/team/test_agent_kills.py",),
+        1,
+        {"TEAM_AGENT_KILLS": 30},
+    ),
+    Part(
         "background-kills",
         "kill -9 of three processes while many agents work in background, on both OpenCodes",
         (f"{TORTURE}/test_background_crowds.py", "-m", "torture or not torture"),
