@@ -181,11 +181,12 @@ class Data:
         # Turns run and a person is waited for until now, although nothing is recorded meanwhile.
         since = max(now - found["ts"], 0)
         found["waiting_ms"] += past.at(at).waits * since
-        found["working_ms"] += sum(each.is_turn_open for each in known.values()) * since
+        is_told = past.upto(at) < past.count or not past.story.is_here
+        at_work = [each for each in known.values() if is_told or is_there(each)]
+        found["working_ms"] += sum(each.is_turn_open for each in at_work) * since
         own = {each["id"] for each in found["sessions"]}
         found["beside"] = [each for each in relatives(past.catalog, work, past.session, now) if each["id"] not in own]
-        is_told = past.upto(at) < past.count or not past.story.is_here
-        found["running"] = running_in(each for each in known.values() if is_told or is_there(each))
+        found["running"] = running_in(at_work)
         place = short_directory(found["directory"], str(Path.home()))
         return found | {"place": place, "marks": past.marks(marks), "behind": past.story.behind}
 

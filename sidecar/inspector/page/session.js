@@ -71,6 +71,7 @@ export async function session(name, tab = "conversation") {
         fact("cost", money(head.cost)),
         error ? h("button", { class: "link bad", title: "Show the last one", onclick: () => show(error[0]) }, plural(head.counts.error, "error")) : null,
         h("span", { class: "faint", title: `position ${head.position} ${head.hash}` }, plural(head.records, "event")),
+        h("button", { class: "link copy", title: `Copy the id: ${name}`, onclick: () => navigator.clipboard.writeText(name) }, `…${name.slice(-6)}`),
         h("a", { class: "link", href: `/compare/${encodeURIComponent(head.stream_id)}${at === null ? "" : `/${encodeURIComponent(head.stream_id)}?at=${head.at}`}` }, at === null ? "Compare" : "Compare with now"),
       ),
       ...head.asks.map((ask) =>
