@@ -29,7 +29,6 @@ COSTS = "inspector-costs"
 PICTURES = (
     ("inspector", f"{SESSION}?at=34", "light", 1280, ".talk > *"),
     ("inspector-timeline", f"{SESSION}/timeline", "dark", 1280, ".map button"),
-    ("inspector-sessions", "/", "light", 1280, ".row"),
     ("inspector-search", f"{SESSION}/timeline?q=login", "light", 1280, "#found .hit"),
     ("inspector-files", f"{SESSION}/files", "dark", 1280, ".diff"),
     (COSTS, "/costs?by=project", "light", 1280, ".spent"),
