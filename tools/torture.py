@@ -73,10 +73,10 @@ PLAN = (
     Part("kills", "kill -9 of the sidecar", (f"{TORTURE}/test_kills.py",), 20, {"SIDECAR_KILLS": 50}),
     Part(
         "team-kills",
-        "kill -9 of Postgres and of the copy to it",
-        ("tests/sidecar/team",),
-        1,
-        {"TEAM_KILLS": 30, "TEAM_HOMES": 4},
+        "kill -9 of Postgres and of the copies to it, wires that are cut, clocks hours apart",
+        ("tests/sidecar/team/test_kills.py",),
+        4,
+        {"TEAM_KILLS": 20, "TEAM_HOMES": 4, "TEAM_EVENTS": 1_000},
     ),
     Part(
         "team-agent-kills",
