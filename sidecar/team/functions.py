@@ -133,7 +133,7 @@ BEGIN
 END $$"""  # noqa: S608 - constants
 
 TABLES: Final = """
-    CREATE UNIQUE INDEX records_key ON records (key) WHERE home = 0;
+    CREATE UNIQUE INDEX records_key ON records (home, key) WHERE home = 0;
     CREATE TABLE hints (
         home INT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, version BIGINT NOT NULL, position BIGINT NOT NULL,
         state BYTEA NOT NULL, PRIMARY KEY (home, kind, name)
