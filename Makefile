@@ -17,7 +17,7 @@ UNIT_WORKERS ?= $(shell echo $$(( $(CORES) * 2 )))
 # Compiled modules are kept: the tests start about a thousand Python processes of this checkout.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test compiled test-unit test-python test-shim torture lint format docs bench opencode nats-server chromium newest-git bwrap clean help
+.PHONY: demo demo-team test compiled test-unit test-python test-shim torture lint format docs bench opencode nats-server chromium newest-git bwrap clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -29,6 +29,11 @@ demo: $(VENV)/installed ## Kill the sidecar and OpenCode under a recording and a
 	@echo "2 of 2: OpenCode and the sidecar are killed while a background agent works: half a minute"
 	@$(BIN)/python tools/install_opencode.py >/dev/null
 	@$(BIN)/python -m tools.demo.background
+
+demo-team: $(VENV)/installed ## Play two machines of a team: who edits what, work and answers from the other one, one page
+	@echo "Two OpenCodes with a home each, a Postgres and a NATS server, all on this machine: half a minute"
+	@$(BIN)/python tools/install_opencode.py >/dev/null
+	@$(BIN)/python -m tools.demo.team
 
 test: test-shim test-python ## All tests, the real OpenCode included
 

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.real.durable import PLUGIN, DurableStream, wait_until
 from tests.real.model_server import ModelRequest, ModelServer, Step
 from tests.real.opencode import RealOpenCode
 from tests.sidecar.background.receiver import Receiver
+from tools.demo.telling import Teller
 from tools.install_opencode import binary_path
 
 PROMPT = "Find out in the background which tests are slow, and tell me."
@@ -44,22 +44,8 @@ def story(request: ModelRequest) -> Step | None:
     return Step(say=RESULT, hold=GATE) if worked else Step(calls=[("bash", SHELL)])
 
 
-class Demo:
-    """One run; ``say`` prints a line of the story."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def say(self, who: str, text: str, style: str = "") -> None:
-        """Who does what."""
-        width = self._console.width - 13 if self._console.is_terminal else max(len(text), 1)
-        for row, line in enumerate(textwrap.wrap(text, width)):
-            name = who if row == 0 else ""
-            self._console.print(f"  {name:10}", line, style=style, highlight=False, markup=False, soft_wrap=True)
-
-    def mark(self, text: str, style: str) -> None:
-        """Something that would end other background work."""
-        self._console.print(f"──── {text} ────", style=style, highlight=False, markup=False)
+class Demo(Teller):
+    """One run."""
 
     def run(self, directory: Path) -> bool:
         """Tell the story; return whether everything held."""
@@ -70,7 +56,7 @@ class Demo:
             (durable.home / "config.toml").write_text(notify)
             durable.start()
             plugins = {PLUGIN: durable.plugin()}
-            self._console.print("Starting OpenCode …", style="dim")
+            self.console.print("Starting OpenCode …", style="dim")
             with RealOpenCode(binary_path(), model.port, plugins=plugins, plugin_scope="global") as client:
                 return self._story(phone, model, durable, client)
 
@@ -109,18 +95,14 @@ class Demo:
     def _sums(self, phone: Receiver, durable: DurableStream, client: RealOpenCode, parent: str, session: str) -> bool:
         children = [child["id"] for child in client.children(parent)]
         wakes = sum("background-agent" in json.dumps(message) for message in client.messages(parent))
-        found = {"sessions": (children, [session]), "wakes": (wakes, 1), "messages": (len(phone.taken), 1)}
-        self._console.print()
-        self._console.print(f"  sessions of the agent       {len(children)}")
-        self._console.print(f"  results told to the parent  {wakes}")
-        self._console.print(f"  messages on the phone       {len(phone.taken)}")
-        self._console.print()
+        found: dict[str, tuple[Any, Any]] = {
+            "sessions of the agent": (children, [session]),
+            "results told to the parent": (wakes, 1),
+            "messages on the phone": (len(phone.taken), 1),
+        }
+        self.sums({name: len(got) if isinstance(got, list) else got for name, (got, _) in found.items()})
         held = self._intent(durable, "completed")["session"] == session and all(a == b for a, b in found.values())
-        if held:
-            self._console.print("Nothing was lost, and nothing came twice.", style="bold green")
-            self._console.print("To record your own sessions, see “Install” in README.md.")
-        else:
-            self._console.print("This must not happen: please report it, with the output above.", style="bold red")
+        self.end(held, "Nothing was lost, and nothing came twice.")
         return held
 
 

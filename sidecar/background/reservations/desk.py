@@ -217,11 +217,12 @@ class Desk:
             self.changed()
 
     async def _entries(self) -> list[dict[str, Any]]:
-        live = list(self._held().live(self._identity.now_ms()))[-MOST_PUSHED:]
+        live = list(self._held().live(self._identity.now_ms()))
         if not live:
             return []
         sessions = list(self._state.busy)
         roots = await self._roots(sessions)
+        here = sorted((each for each in live if each[0] in roots), key=lambda each: each[1].since)
         above = {session: set(self._works.above(session)) for session in sessions}
         return [
             {
@@ -231,8 +232,7 @@ class Desk:
                 "free": self._free(each, above),
                 "text": self._told(asdict(each)),
             }
-            for project, each in live
-            if project in roots
+            for project, each in here[-MOST_PUSHED:]
         ]
 
     def _free(self, held: Held, above: Mapping[str, Iterable[str]]) -> list[str]:
