@@ -22,6 +22,7 @@ from bridge.opencode.redact import Redactor
 from sidecar.background.forks.forks import Forks
 from sidecar.background.model_tools import ModelTools
 from sidecar.background.requests import WorkRequests
+from sidecar.background.reservations.agent import NAME as RESERVATIONS
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.logs import log_to
@@ -253,6 +254,7 @@ async def _assemble(
     nats = NatsService(home, config.nats, outside.nonce, source, config.team.machine_name)
     asks = Asks(store, identities.agents, redact.clean)
     model_tools = ModelTools(log_id, config.worker.tools if config.nats.mode != "off" else {})
+    is_shared = config.worker.log == "team"
     durable = DurableStream(
         home,
         config.phantom,
@@ -273,6 +275,7 @@ async def _assemble(
         machine=config.team.machine_name,
         others=lambda: machines,
         reaches_others=nats.reaches_others,
+        reserving=lambda: worker.of(RESERVATIONS),
     )
     worker = Worker(
         home,
@@ -280,7 +283,8 @@ async def _assemble(
         store,
         identities.agents,
         redact.clean,
-        built_in=(*durable.agents, *model_tools.agents),
+        built_in=(*durable.agents, *model_tools.agents, *(() if is_shared else durable.shared)),
+        team_built_in=durable.shared if is_shared else (),
         kinds=durable.kinds,
         count=lambda what, of, much: metrics.count(what, of, much),
         remote=nats.calls(config.worker, identities.agents),

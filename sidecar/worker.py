@@ -197,7 +197,7 @@ class Worker:
         """The names of all agents that were loaded."""
         return [*self.runtime.engines, *(self.team.names if self.team is not None else ())]
 
-    def _of(self, agent: str) -> Runtime | TeamAgents:
+    def of(self, agent: str) -> Runtime | TeamAgents:
         """What runs an agent."""
         return self.team if self.team is not None and agent in self.team.names else self.runtime
 
@@ -215,13 +215,13 @@ class Worker:
     async def stop(self, args: StopArgs) -> dict[str, Any]:
         """End a turn of an agent before its time."""
         command = Command(f"stop:{args.turn}", "inbox.stop", {"reason": args.reason})
-        if not await self._of(args.agent).stop(args.agent, args.turn, args.epoch, command):
+        if not await self.of(args.agent).stop(args.agent, args.turn, args.epoch, command):
             raise RequestError("no-turn", f"the agent {args.agent} has no open turn with this id and epoch")
         return {"stopped": True}
 
     async def claim(self, args: ClaimArgs) -> dict[str, Any]:
         """Take an agent from the home that owns it."""
-        if self._of(args.agent) is not self.runtime:
+        if self.of(args.agent) is not self.runtime:
             raise RequestError("not-allowed", f"the agent {args.agent} is the team's: every home handles its commands")
         if args.agent not in self.runtime.engines.keys() | SHARED:
             raise UnknownAgent(args.agent)
@@ -260,7 +260,7 @@ class Worker:
         """Hand a command to an agent, as a person; answers when its results are durable."""
         key = args.key or self._identity.ulid()
         await self._owner.until_known(args.agent)  # a moment after the start, it may not be
-        handled = await self._of(args.agent).command(args.agent, Command(f"cli:{key}", args.type, args.payload))
+        handled = await self.of(args.agent).command(args.agent, Command(f"cli:{key}", args.type, args.payload))
         # Only the command itself was recorded, so the agent has nothing to do for it.
         outcome = "ignored" if handled.outcome == "done" and len(handled.records) == 1 else handled.outcome
         return {"outcome": outcome, "key": key, "records": [record.as_json() for record in handled.records]}

@@ -49,7 +49,7 @@ from sidecar.background.people.people import People, TeamDoubts
 from sidecar.background.people.terminals import CardFile, card_text
 from sidecar.background.reading import read_intent
 from sidecar.background.reservations.agent import ReservationAgent
-from sidecar.background.reservations.desk import Desk
+from sidecar.background.reservations.desk import Commanded, Desk
 from sidecar.background.tools import tools_json
 from sidecar.background.unredacted import Said
 from sidecar.components import in_background
@@ -97,6 +97,8 @@ class DurableStream:
     runtime that runs ``agents``, and ``worker`` the status of all agents. ``more_tools`` are tools that the model gets
     beside ours, in the form of ``tools_json``. ``machine`` is what others call this machine; ``others`` returns the
     other machines, and ``reaches_others`` says whether there are any.
+    beside ours, in the form of ``tools_json``. ``machine`` is what others call this machine.
+    ``reserving`` returns what runs the agents ``shared``; ``runtime`` does if it is ``None``.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class DurableStream:
         others: Callable[[], Elsewhere] | None = None,
         reaches_others: bool = False,
         team: Callable[[], TeamDoubts | None] = lambda: None,
+        reserving: Callable[[], Commanded] | None = None,
     ) -> None:
         self.agent = IntentAgent(config)
         self._reaches_others = reaches_others
@@ -163,7 +166,7 @@ class DurableStream:
             self.works,
             state,
             identity,
-            runtime,
+            reserving or runtime,
             lambda: self._reserving.data,
             links,
             refuses=config.reservations == "refuse",
@@ -177,7 +180,12 @@ class DurableStream:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        return (self.agent, self.people.messages, self._reserving, *self._gardener)
+        return (self.agent, self.people.messages, *self._gardener)
+
+    @property
+    def shared(self) -> tuple[Agent, ...]:
+        """The agents that a whole team may share."""
+        return (self._reserving,)
 
     @property
     def kinds(self) -> Mapping[str, EffectKind]:

@@ -9,13 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic import Field
 
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
-from sidecar.agents.runtime import Runtime
+from sidecar.agents.deciding import Handled
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.works import Works
 from sidecar.background.messages.wording import inline
@@ -47,12 +47,20 @@ MOST_PLACES: Final = 500
 _TITLE: Final = 80
 
 
+class Commanded(Protocol):
+    """A runtime, or what stands for one that may be away."""
+
+    async def command(self, agent: str, command: Command) -> Handled:
+        """See ``Runtime``."""
+        ...
+
+
 class FreeArgs(Args):
     session: str = Field(min_length=1, max_length=300, description="the beginning of its id")
 
 
 class Desk:
-    """``runtime`` returns the runtime that runs the agent, and ``held`` the agent's state as far as this machine knows
+    """``runtime`` returns what runs the agent, and ``held`` the agent's state as far as this machine knows
     it. ``changed`` is called when ``context`` changed. With ``refuses``, an edit of another session's path fails.
     """
 
@@ -62,7 +70,7 @@ class Desk:
         works: Works,
         state: CaptureState,
         identity: Identity,
-        runtime: Callable[[], Runtime],
+        runtime: Callable[[], Commanded],
         held: Callable[[], State],
         links: Callable[[], Sequence[ShimConnection]],
         *,

@@ -148,7 +148,7 @@ async def orchestration(
     )
     made.hosts = host  # type: ignore[assignment]
     kinds = {**made.kinds, **HostActs(made.hosts, made._said, made.people.toasts.append).kinds}
-    async with bench(log, [*made.agents, *agents(Watcher)], kinds, clock, clean=clean) as run:
+    async with bench(log, [*made.agents, *made.shared, *agents(Watcher)], kinds, clock, clean=clean) as run:
         yield made, host, run
     if store is None:
         await log.close()
