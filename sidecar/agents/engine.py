@@ -220,6 +220,11 @@ class Engine:
             self._history.next = -1  # the engine must read the stream again
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the agent's state is that of some moment, and not one that is being read."""
+        return self._history.is_whole
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 

@@ -49,6 +49,8 @@ class History:
         self.next = 0
         """The offset at which the agent's stream goes on; -1 if it must be read again."""
         self.handled = 0
+        self.is_whole = False
+        """Whether the agent's state is that of some moment; false while it is read again, and if that failed."""
         self.has_begun = False
         """Whether a snapshot has the position that the agent has reached."""
         self.since_snapshot = 0
@@ -93,6 +95,7 @@ class History:
             HistoryBroken: the agent raised an error on an event of its own.
             StreamError: the log cannot be read.
         """
+        self.is_whole = False
         self._forget()
         position = NOTHING
         snapshot = self._before or await self._store.snapshot(self.cursor, SNAPSHOT_VERSION)
@@ -123,6 +126,7 @@ class History:
                 said = f"apply raised {type(error).__name__} on its own event at offset {record.offset}"
                 raise HistoryBroken(said) from None
             position = max(position, handled_position(event))
+        self.is_whole = True
         return position
 
     async def keep_snapshot(self, reached: int) -> None:

@@ -167,7 +167,7 @@ class DurableStream:
             state,
             identity,
             reserving or runtime,
-            lambda: self._reserving.data,
+            self._reserving,
             links,
             refuses=config.reservations == "refuse",
         )

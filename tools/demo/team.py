@@ -160,7 +160,8 @@ def machine(
         f'[nats]\nmode = "external"\nservers = ["nats://{TOKEN}@127.0.0.1:{nats}"]\n[machines.allow]\n{rights}'
     )
     durable = stack.enter_context(DurableStream(home))
-    durable.start()  # it says which tools there are
+    if not allow:
+        durable.start()  # it says which tools there are, because one of them reaches other machines
     models = {"mock": {"models": {MODEL_ID: {"cost": PRICE}}}}
     config = {"provider": models, "permission": {"bash": "ask"}}
     files = {FILE: "def login(name, password):\n    return password is STORED[name]\n"}
@@ -176,7 +177,7 @@ def machine(
     )
     subprocess.run(["git", "remote", "add", "origin", REMOTE], cwd=client.project, check=True)
     durable.terminal = client.environment()
-    client.sessions()  # loads the plugin
+    client.sessions()  # loads the plugin, which starts the sidecar: what others ask for may do what this OpenCode may
     durable.wait_linked()
     return Machine(name, durable, client)
 
@@ -203,14 +204,14 @@ def shown(page: str, wanted: set[tuple[str, str]]) -> list[dict[str, Any]]:
     request = Request(f"{address}api/sessions", headers={"authorization": f"Bearer {secret}"})
     with urlopen(request) as answer:
         rows: list[dict[str, Any]] = json.load(answer)["sessions"]
-    return rows if wanted <= {(row["machine"], row["session"]) for row in rows} else []
+    return rows if wanted <= {(row["machine"], row["own"]) for row in rows} else []
 
 
 def main(console: Console | None = None) -> int:
     """Run the demo; 0 if everything held."""
     console = console or Console(highlight=False)
     console.print()
-    console.print("Two machines of a team: who edits what, work and answers from the other one, one page", style="bold")
+    console.print("Two machines of a team: reservations, work for the other one, one page", style="bold")
     console.print()
     with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
         return 0 if Demo(console, 7).run(Path(directory)) else 1

@@ -16,10 +16,11 @@ from pydantic import Field
 from bridge.opencode.capture.state import CaptureState
 from bridge.opencode.link.protocol import RequestError
 from sidecar.agents.deciding import Handled
+from sidecar.agents.engine import Engine
 from sidecar.background.intents.lifecycle import ENDED
 from sidecar.background.intents.works import Works
 from sidecar.background.messages.wording import inline
-from sidecar.background.reservations.agent import NAME, Held, State
+from sidecar.background.reservations.agent import NAME, Held, ReservationAgent, State
 from sidecar.background.reservations.paths import BadPath, folded, shown
 from sidecar.background.reservations.project import Project, path_in, project_of
 from sidecar.background.tools import ReleaseArgs, ReserveArgs
@@ -50,6 +51,11 @@ _TITLE: Final = 80
 class Commanded(Protocol):
     """A runtime, or what stands for one that may be away."""
 
+    @property
+    def engines(self) -> Mapping[str, Engine]:
+        """The engines that run now, by agent."""
+        ...
+
     async def command(self, agent: str, command: Command) -> Handled:
         """See ``Runtime``."""
         ...
@@ -60,8 +66,8 @@ class FreeArgs(Args):
 
 
 class Desk:
-    """``runtime`` returns what runs the agent, and ``held`` the agent's state as far as this machine knows
-    it. ``changed`` is called when ``context`` changed. With ``refuses``, an edit of another session's path fails.
+    """``runtime`` returns what runs the ``agent``. ``changed`` is called when ``context`` changed. With ``refuses``, an
+    edit of another session's path fails.
     """
 
     def __init__(
@@ -71,17 +77,25 @@ class Desk:
         state: CaptureState,
         identity: Identity,
         runtime: Callable[[], Commanded],
-        held: Callable[[], State],
+        agent: ReservationAgent,
         links: Callable[[], Sequence[ShimConnection]],
         *,
         refuses: bool = False,
     ) -> None:
         self._machine, self._works, self._state, self._identity = machine, works, state, identity
-        self._runtime, self._held, self._links, self._refuses = runtime, held, links, refuses
+        self._runtime, self._agent, self._links, self._refuses = runtime, agent, links, refuses
+        self._last = State()
         self.changed: Callable[[], None] = lambda: None
         self._pushed: list[dict[str, Any]] = []
         self._places: dict[str, tuple[float, Project]] = {}
         self._failed = ""
+
+    def _held(self) -> State:
+        """The agent's state, as far as this machine knows it; while it is read again, what it was before."""
+        engine = self._runtime().engines.get(NAME)
+        if engine is not None and engine.is_whole:
+            self._last = self._agent.data
+        return self._last
 
     # --- the tools ---
 

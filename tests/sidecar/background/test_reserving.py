@@ -188,7 +188,7 @@ async def test_a_log_that_does_not_answer_keeps_nobody_waiting(tmp_path: Path, m
     monkeypatch.setattr(desk, "ANSWER_SECONDS", 0.01)
     async with world(tmp_path) as made:
         await made.call(ONE, "reserve", "src")
-        silent = SimpleNamespace(command=lambda *_: asyncio.Event().wait())
+        silent = SimpleNamespace(command=lambda *_: asyncio.Event().wait(), engines={})
         monkeypatch.setattr(made.made.reservations, "_runtime", lambda: silent)
         assert "[reservations-unavailable]" in await made.call(TWO, "reserve", "docs/")
         made.made._state.sessions[ONE].ended = True
