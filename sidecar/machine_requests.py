@@ -171,8 +171,8 @@ def _spawn(asked_by: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
     directory = Path(given.directory).expanduser()
     if not directory.is_absolute():
         raise RequestError("bad-arguments", f"{given.directory[:200]!a} is not absolute; name a directory there")
-    asked_by["depth"] = given.depth
+    asked_by |= {"session": given.session, "depth": given.depth}
     if given.root:  # all work of that root counts together here
         asked_by["root"] = f"int_{digest(chr(0).join((asked_by['machine'], given.root)).encode())[:12]}"
-    about = given.model_dump(exclude={"root", "depth"})
+    about = given.model_dump(exclude={"session", "root", "depth"})
     return {**about, "directory": str(directory), "key": key, "asked_by": asked_by}

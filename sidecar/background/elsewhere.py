@@ -58,6 +58,8 @@ class Spawned(Args):
     cost: float = Field(default=0.0, ge=0)
     isolation: Literal["auto", "copy", "shared"] | None = None
     rights: AskersRights | None = None
+    session: str = Field(default="", max_length=200)
+    """The session that asks; empty: a person does."""
     root: str = Field(default="", max_length=200)
     """The root of the session that asks."""
     depth: int = Field(default=0, ge=0, le=1000)

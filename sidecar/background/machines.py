@@ -60,8 +60,8 @@ class OtherMachines:
         *,
         is_person: bool = True,
     ) -> dict[str, Any]:
-        """What work on another machine must know of the session here that asks for it: ``rights``, ``root`` and
-        ``depth``; nothing, if none does. ``wanted`` is the agent that the work is to run, if it is named; for the
+        """What work on another machine must know of the session here that asks for it: ``rights``, ``session``,
+        ``root`` and ``depth``; nothing, if none does. ``wanted`` is the agent that the work is to run, if it is named; for the
         others see ``register_intent``.
 
         Raises:
@@ -78,7 +78,8 @@ class OtherMachines:
             check_agent(rights.effect(host.starts, wanted or ""), wanted or "", is_person=is_person)
         root, depth = self._works.chain(session)
         version = 1 if host is self._hosts.one else 2
-        return {"rights": {"opencode": version, **rights.as_json()}, "root": root, "depth": depth}
+        asks = {"session": session, "root": root, "depth": depth}
+        return {"rights": {"opencode": version, **rights.as_json()}, **asks}
 
     async def told(
         self, name: str, ask: str, machine: str, session: str | None, asked: int, args: Mapping[str, Any]

@@ -89,7 +89,8 @@ def test_a_model_asks_another_machine_and_is_woken_here(machines: Machines, mode
     (told,) = messages(machines, parent)
     (done,) = on_desk(machines)
     assert "> the answer is 42" in told and "+two" in told and f"intents {done['id']} --on desk --apply" in told
-    assert (done["asked_by"]["machine"], done["asked_by"]["on"], done["depth"]) == ("laptop", "desk", 1)
+    asked_by = done["asked_by"]
+    assert (asked_by["machine"], asked_by["session"], asked_by["on"], done["depth"]) == ("laptop", parent, "desk", 1)
     assert done["parent"] is None and done["asked_by"]["root"] == done["root"]
     assert done["state"] == "completed" and machines.laptop.lines("intents") == []
     wait_until(lambda: any("<background-agent" in str(each.body) for each in model.of(parent)), "the parent's answer")

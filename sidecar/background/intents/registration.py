@@ -43,7 +43,7 @@ class RegisterArgs(Args):
         default=None, description="what the session may do that asks on another machine; with `opencode`, 1 or 2"
     )
     asked_by: dict[str, Any] = Field(
-        default={}, description="the other machine that asks: `machine`, `ask`, `on`, `root`, `depth`"
+        default={}, description="the other machine that asks: `machine`, `ask`, `on`, `session`, `root`, `depth`"
     )
 
 

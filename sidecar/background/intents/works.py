@@ -49,6 +49,10 @@ class Works:
             # What capture has not seen yet, or has forgotten, the intent may still know.
             session = session or (intent.parent if intent is not None else None)
 
+    def above_elsewhere(self, session: str) -> str:
+        """The session of another machine that asked for the work that a session belongs to; empty if none did."""
+        return next((asking for each in self._line(session) if (asking := each.asked_by.get("session"))), "")
+
     def _line(self, session: str) -> list[Intent]:
         """The background work that a session belongs, or belonged, to, and the work above that, nearest first."""
         return [intent for each in self.above(session) if (intent := self.intent(each)) is not None]

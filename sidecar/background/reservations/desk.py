@@ -108,7 +108,7 @@ class Desk:
         """
         project = await self._project(session, directory)
         paths = await asyncio.to_thread(_paths, project.root, directory, args.paths)
-        _, *above = self._works.above(session)
+        _, *above = self._above(session)
         about = {"paths": paths, "minutes": args.minutes, "why": inline(args.why, _TITLE), "above": above[:50]}
         records = await self._send(session, project.key, "reserve", {**about, "title": self._title(session)}, key)
         given = next((each.event.payload for each in records if each.event.type.startswith("reservation.")), None)
@@ -245,7 +245,7 @@ class Desk:
         sessions = list(self._state.busy)
         roots = await self._roots(sessions)
         here = sorted((each for each in live if each[0] in roots), key=lambda each: each[1].since)
-        above = {session: set(self._works.above(session)) for session in sessions}
+        above = {session: self._above(session) for session in sessions}
         return [
             {
                 "roots": roots[project],
@@ -257,10 +257,13 @@ class Desk:
             for project, each in here[-MOST_PUSHED:]
         ]
 
-    def _free(self, held: Held, above: Mapping[str, Iterable[str]]) -> list[str]:
-        if held.machine != self._machine:
-            return []
-        return sorted({held.session, *(session for session, those in above.items() if held.session in those)})
+    def _above(self, session: str) -> list[str]:
+        """A session and those that it works for, nearest first; the last one may be another machine's."""
+        return list(filter(None, [*self._works.above(session), self._works.above_elsewhere(session)]))
+
+    def _free(self, held: Held, above: Mapping[str, Sequence[str]]) -> list[str]:
+        own = [held.session] if held.machine == self._machine else []
+        return sorted({*own, *(session for session, those in above.items() if held.session in those)})
 
     async def _roots(self, sessions: Iterable[str]) -> dict[str, list[str]]:
         """The roots of the clones in which the sessions, and all linked OpenCodes, are, by project."""

@@ -171,6 +171,24 @@ async def test_background_work_reserves_in_the_project_that_was_copied_until_it_
         assert made.held() == []
 
 
+async def test_work_that_another_machine_asked_for_may_edit_what_its_asker_holds(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        asked_by = {"machine": "laptop", "ask": "1", "on": "here", "session": "ses_far"}
+        given = RegisterArgs(prompt="do it", directory=str(made.clones[ONE]), asked_by=asked_by)
+        session = f"ses_{(await made.made.register_intent(given)).id}"
+        await made.run.settled()
+        known = SessionState(session, session, session, None, known=True, event_id="e", directory=str(made.clones[ONE]))
+        made.made._state.sessions[session] = known
+        made.made._state.busy[session] = None
+        far = {"project": "example.org/shop", "machine": "laptop", "session": "ses_far", "paths": ["src/**"]}
+        await made.run.command("reservations", "reserve", **far, minutes=5)
+        await made.made.reservations.push()
+        (entry,) = made.pushed[-1]["reserved"]
+        assert entry["free"] == [session] and " on laptop until " in entry["text"]
+        assert (await made.call(session, "reserve", "src")).startswith("Reserved")
+        assert (await made.call(ONE, "reserve", "src")).startswith("Not reserved")
+
+
 async def test_a_person_releases_what_any_session_holds(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
         await made.call(ONE, "reserve", "src", "docs/")
