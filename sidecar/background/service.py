@@ -304,8 +304,9 @@ class DurableStream:
     # --- observe, register_intent, resume ---
 
     async def observe(self, link: ShimConnection) -> None:
-        """Handle a new link of an OpenCode: deliver what is waiting for its sessions, and check whether work in these
-        sessions has stopped."""
+        """Handle a new link of an OpenCode: tell it what is reserved, deliver what is waiting for its sessions, and
+        check whether work in these sessions has stopped."""
+        await self.reservations.push()
         host = self.hosts.at(link)
         environment = await host.know(link)
         waiting = waiting_sessions(self.people.messages.data)

@@ -88,7 +88,7 @@ class Desk:
         self.changed: Callable[[], None] = lambda: None
         self._pushed: list[dict[str, Any]] = []
         self._places: dict[str, tuple[float, Project]] = {}
-        self._failed = ""
+        self._failed, self._pushing = "", asyncio.Lock()
 
     def _held(self) -> State:
         """The agent's state, as far as this machine knows it; while it is read again, what it was before."""
@@ -233,10 +233,11 @@ class Desk:
 
     async def push(self) -> None:
         """Tell all plugins what is held, if that changed."""
-        found = await self._entries() if self._held().projects else []
-        if found != self._pushed:
-            self._pushed = found
-            self.changed()
+        async with self._pushing:
+            found = await self._entries() if self._held().projects else []
+            if found != self._pushed:
+                self._pushed = found
+                self.changed()
 
     async def _entries(self) -> list[dict[str, Any]]:
         live = list(self._held().live(self._identity.now_ms()))
