@@ -61,8 +61,8 @@ class OtherMachines:
         is_person: bool = True,
     ) -> dict[str, Any]:
         """What work on another machine must know of the session here that asks for it: ``rights``, ``session``,
-        ``root`` and ``depth``; nothing, if none does. ``wanted`` is the agent that the work is to run, if it is named; for the
-        others see ``register_intent``.
+        ``root`` and ``depth``; nothing, if none does. ``wanted`` is the agent that the work is to run, if it is named;
+        for the others see ``register_intent``.
 
         Raises:
             RequestError: what the session may do is not known (``rights-unknown``), or it may not start that agent.
