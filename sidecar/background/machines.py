@@ -113,8 +113,8 @@ class OtherMachines:
             return None
         ours = 1 if self._hosts.new(None) is self._hosts.one else 2
         if (theirs := given.get("opencode")) != ours:
-            why = f"the session that asks has the rules of OpenCode {theirs}, and work runs on OpenCode {ours} here"
-            raise RequestError("rights-unknown", f"{why}; ask for the work from a terminal")
+            why = f"the session that asks has the rules of OpenCode {theirs}, and work there runs on OpenCode {ours}"
+            raise RequestError("rights-unknown", f"{why}; open OpenCode {theirs} alone there, or ask from a terminal")
         return Rights.of(given)
 
     async def _tell(self, args: dict[str, Any], key: str) -> dict[str, Any]:

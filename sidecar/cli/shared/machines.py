@@ -49,7 +49,7 @@ async def request(
     if not found["queued"]:
         return dict(found["value"])
     about = {"machine": machine, "queued": True, "request": found["id"]}
-    run.out.result(about, f"queued: {machine} is away; it is done when {machine} is back ({found['id']})")
+    run.out.result(about, f"queued: {machine} does not answer now; it is done when {machine} is back ({found['id']})")
     return None
 
 

@@ -15,6 +15,10 @@ from bridge.nats.jetstream.options import ConnectOptions
 from bridge.nats.jetstream.sessions import Sessions
 from bridge.nats.jetstream.stream_plan import COMMANDS, DEAD
 from bridge.opencode.link.protocol import RequestError
+from sidecar.mirror.asking import Asks
+from streams.identity import seeded_identity
+from streams.store import NOTHING
+from tests.memory import MemoryStore
 from tests.mirrors import unsynced
 from tests.nats_servers import TOKEN, RealServer, real_server
 from tests.sidecar.mirror.machines import Machine, living
@@ -94,6 +98,14 @@ async def test_a_question_is_answered_at_once_whatever_its_size_and_stored_nowhe
             await laptop.machines.check_known("nobody")
         assert unknown.value.code == "no-machine" and "desk" in str(unknown.value)
     assert await laptop.types() == await desk.types() == []
+
+
+async def test_what_redaction_hides_does_not_leave_the_machine() -> None:
+    store = MemoryStore()
+    asks = Asks(store, seeded_identity(1), lambda args: {**args, "prompt": "[redacted]"})
+    with pytest.raises(RequestError) as refused:
+        await asks.send("desk", "spawn", {"prompt": "the password"}, "k")
+    assert refused.value.code == "redacted-argument" and store.head == NOTHING
 
 
 async def test_what_nobody_asked_for_is_refused_and_counted(server: RealServer, sessions: Sessions) -> None:
