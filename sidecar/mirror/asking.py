@@ -102,7 +102,7 @@ class Asks:
         id_ = digest(f"{machine}\0{key}".encode("utf-8", "surrogatepass"))
         about = {"id": id_, "machine": machine, "name": name, "args": args, "by": by, "session": session}
         record = await self._record(SENT, id_, by, about, str(made_trace(id_)))
-        if any(record.event.payload.get(each) != about[each] for each in ("name", "args", "session")):
+        if _same(record.event.payload) != _same(about):
             raise RequestError("key-conflict", f"this key was already used for another request to {machine}")
         if not record.duplicate:
             self.pending[id_] = Sent.of(record.event)
@@ -170,6 +170,12 @@ class Asks:
 
 Answer = Callable[[str, str, dict[str, Any]], Awaitable[Any]]
 """Answers a machine's question, or does its request: the machine, the name, the arguments. Raises ``RequestError``."""
+
+
+def _same(payload: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two requests with one key have in common. What the session may do can change in between."""
+    args = {name: value for name, value in payload.get("args", {}).items() if name not in ("rights", "root", "depth")}
+    return payload.get("name"), args, payload.get("session")
 
 
 class ForOthers(NamedTuple):

@@ -34,7 +34,10 @@ async def test_a_request_is_done_once_with_the_right_to_do_so_and_its_answer_com
     laptop, desk = Machine("laptop"), Machine("my desk", MAY)
     async with living(server, laptop, desk):
         given = {"prompt": "p", "key": "mine"}
-        answers = await asyncio.gather(*(laptop.ask("my desk", "spawn", given, "k1") for _ in range(3)))
+        rights = ({"agent": "build"}, {"agent": "build"}, {"agent": "plan"})
+        answers = await asyncio.gather(
+            *(laptop.ask("my desk", "spawn", {**given, "rights": each}, "k1") for each in rights)
+        )
         assert [(each["status"], each["value"]) for each in answers] == [("accepted", {"id": "int_1"})] * 3
         ((machine, name, args),) = desk.done
         assert (machine, name, args["prompt"]) == ("laptop", "spawn", "p") and desk.bys == ["user"]
