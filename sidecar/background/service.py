@@ -207,6 +207,7 @@ class DurableStream:
         await self.copies.recover()
         await self.resume()
         in_background(stack, self._keep_time())
+        in_background(stack, self.reservations.keep())
         in_background(stack, self.copies.keep_swept())
 
     def owes(self) -> bool:
@@ -227,7 +228,6 @@ class DurableStream:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             await self._draw_card()
-            await self.reservations.keep_time()
             deadline = self.agent.deadline()
             # Without a deadline, do not read the clock, because in a deterministic run each reading advances it.
             if deadline is not None and deadline <= (now := self._identity.now_ms()):

@@ -106,10 +106,10 @@ class ToolCalls:
                     return await self._durable.people.read(checked, session)
                 case tools.ReserveArgs():
                     where = self._directory(link, session, context)
-                    return await self._durable.reservations.reserve(session, where, checked, call.key)
+                    return await self._durable.reservations.reserve(session, where, checked)
                 case tools.ReleaseArgs():
                     where = self._directory(link, session, context)
-                    return await self._durable.reservations.release(session, where, checked, call.key)
+                    return await self._durable.reservations.release(session, where, checked)
         except RequestError as error:
             raise CallError("tool", f"{error} [{error.code}]") from None
         except (CodedError, HostError) as error:

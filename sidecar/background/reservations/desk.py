@@ -28,14 +28,15 @@ from sidecar.link.links import ShimConnection
 from sidecar.read.wording import local_time
 from sidecar.registry import Args
 from streams.bus.command import Command
-from streams.errors import CodedError
+from streams.errors import CodedError, StoreUnavailable
 from streams.identity import Identity
-from streams.store import Record
 
 log = logging.getLogger("sidecar.background")
 
 ANSWER_SECONDS: Final = 10.0
 """How long a call waits for the log that has the reservations."""
+
+LOOK_SECONDS: Final = 1.0
 
 FRESH_SECONDS: Final = 60.0
 """How long it is remembered which project a directory belongs to."""
@@ -99,8 +100,9 @@ class Desk:
 
     # --- the tools ---
 
-    async def reserve(self, session: str, directory: str, args: ReserveArgs, key: str) -> str:
-        """Reserve paths for a session that works in ``directory``; returns a sentence for the model.
+    async def reserve(self, session: str, directory: str, args: ReserveArgs) -> str:
+        """Reserve paths for a session that works in ``directory``; returns a sentence for the model. A call that comes
+        again reserves the same again.
 
         Raises:
             RequestError: a path is not in the project, or the log that has the reservations did not answer.
@@ -110,38 +112,39 @@ class Desk:
         paths = await asyncio.to_thread(_paths, project.root, directory, args.paths)
         _, *above = self._above(session)
         about = {"paths": paths, "minutes": args.minutes, "why": inline(args.why, _TITLE), "above": above[:50]}
-        records = await self._send(session, project.key, "reserve", {**about, "title": self._title(session)}, key)
-        given = next((each.event.payload for each in records if each.event.type.startswith("reservation.")), None)
-        if given is None:  # the same call came before
-            mine = [each for each in self._of(project.key) if each.session == session and each.path in paths]
-            until = min((each.until for each in mine), default=0)
-            return f"Reserved until {_time(until)}." if mine else "This call was made before; what it reserved is over."
+        given = (await self._send(session, project.key, "reserve", {**about, "title": self._title(session)}))[0]
         if "until" in given:
             return f"Reserved until {_time(given['until'])}: {', '.join(map(shown, paths))}."
         if given["code"] != "reserved":
             return "Nothing is reserved (too-many): release what you do not need, or name folders instead of files."
         return f"Not reserved: {'; '.join(self._told(each) for each in given['held'])}: split the work or wait."
 
-    async def release(self, session: str, directory: str, args: ReleaseArgs, key: str) -> str:
+    async def release(self, session: str, directory: str, args: ReleaseArgs) -> str:
         """Release what a session holds; returns a sentence for the model. Raises what ``reserve`` raises."""
         project = await self._project(session, directory)
         paths = await asyncio.to_thread(_paths, project.root, directory, args.paths)
-        records = await self._send(session, project.key, "release", {"paths": paths}, key)
-        gone = [path for each in records for path in each.event.payload["paths"]]
-        return f"Released: {', '.join(map(shown, gone))}." if gone else "Nothing of yours was reserved there."
+        found = await self._send(session, project.key, "release", {"paths": paths})
+        gone = [path for each in found for path in each["paths"]]
+        return f"Released: {', '.join(map(shown, gone))}." if gone else "Nothing of yours is reserved there."
 
-    async def _send(
-        self, session: str, project: str, type_: str, about: Mapping[str, Any], key: str
-    ) -> Sequence[Record]:
+    async def _send(self, session: str, project: str, type_: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Give the agent a command of a session here; the payloads of what follows from it."""
         who = {"project": project, "machine": self._machine, "session": session}
-        command = Command(f"{type_}:{key}", type_, {**who, **about}, actor="agent", sender="sidecar")
+        command = Command(self._identity.ulid(), type_, {**who, **about}, actor="agent", sender="sidecar")
+        try:
+            found = await self._command(command)
+        except StoreUnavailable as error:
+            raise RequestError(error.code, f"nothing is {type_}d: {error}; go on without, or try again later") from None
+        await self.push()
+        return found
+
+    async def _command(self, command: Command) -> list[dict[str, Any]]:
         try:
             handled = await asyncio.wait_for(self._runtime().command(NAME, command), ANSWER_SECONDS)
         except TimeoutError:
             why = "the log that has the reservations does not answer; go on without, or try again later"
             raise RequestError("reservations-unavailable", why) from None
-        await self.push()
-        return handled.records[1:]
+        return [record.event.payload for record in handled.records[1:]]
 
     def _told(self, given: Mapping[str, Any]) -> str:
         """Who holds a path, why and until when."""
@@ -154,9 +157,6 @@ class Desk:
     def _title(self, session: str) -> str:
         intent, known = self._works.intent(session), self._state.sessions.get(session)
         return inline((intent.title if intent is not None else known.title if known is not None else "") or "", _TITLE)
-
-    def _of(self, project: str) -> list[Held]:
-        return [each for key, each in self._held().live(self._identity.now_ms()) if key == project]
 
     # --- what a person sees ---
 
@@ -182,17 +182,26 @@ class Desk:
             raise RequestError("ambiguous", f"more than one session that holds something {named}")
         for project, machine, whose in {(each["project"], each["machine"], each["session"]) for each in rows}:
             payload = {"project": project, "machine": machine, "session": whose, "by": "user"}
-            await self._runtime().command(NAME, Command(f"free:{self._identity.ulid()}", "release", payload))
+            await self._command(Command(self._identity.ulid(), "release", payload))
         await self.push()
         return {"reservations": rows}
 
     # --- time ---
 
+    async def keep(self) -> None:
+        """Push what changed, and release what sessions held that have ended: every second, until this is cancelled. A
+        log that does not answer keeps only this waiting."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.keep_time()
+            except CodedError as error:
+                log.error("plugins may not know what is reserved: %s", error)
+
     async def keep_time(self) -> None:
-        """Release what sessions held that have ended, and push what changed. Call it every second."""
         if self._held().projects or self._pushed:
-            await self._release_ended()
             await self.push()
+            await self._release_ended()
 
     async def _release_ended(self) -> None:
         live = list(self._held().live(self._identity.now_ms()))
@@ -203,15 +212,16 @@ class Desk:
         }
         for (project, session), why in ended.items():
             payload = {"project": project, "machine": self._machine, "session": session, "by": why}
-            key = f"over:{self._identity.ulid()}"
             try:
-                await asyncio.wait_for(self._runtime().command(NAME, Command(key, "release", payload)), ANSWER_SECONDS)
+                await self._command(Command(self._identity.ulid(), "release", payload, sender="sidecar"))
                 self._failed = ""
-            except (CodedError, TimeoutError) as error:
-                if self._failed != (text := f"{type(error).__name__}: {error}"):
-                    log.warning("what %s held is not released yet, which is tried again: %s", session, text)
-                self._failed = text
+            except (CodedError, RequestError) as error:
+                if self._failed != str(error):
+                    log.warning("what %s held is not released yet, which is tried again: %s", session, error)
+                self._failed = str(error)
                 return
+        if ended:
+            await self.push()
 
     def _over(self, held: Held) -> str:
         """Why the holder has ended; empty if it has not. A session that is only closed may go on."""

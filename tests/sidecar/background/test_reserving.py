@@ -19,6 +19,7 @@ from sidecar.background.reservations import desk
 from sidecar.background.reservations.desk import FreeArgs
 from sidecar.background.service import DurableStream
 from sidecar.background.tool_calls import ToolCalls
+from streams.errors import StoreUnavailable
 from tests.sidecar.background.orchestrations import Host, orchestration
 from tests.sidecar.background.projects import git, repository
 from tests.sidecar.background.support import Bench
@@ -80,20 +81,19 @@ async def test_one_of_two_clones_has_a_path_and_the_other_hears_who_why_and_unti
         )
         assert made.held() == [(ONE, "src/")]
         assert (await made.call(CHILD, "reserve", "src/a.py")).startswith("Reserved"), "its parent started it"
-        assert await made.call(TWO, "release") == "Nothing of yours was reserved there."
+        assert await made.call(TWO, "release") == "Nothing of yours is reserved there."
         assert await made.call(ONE, "release", "src") == "Released: src/."
         made.run.clock.now_ms += 61 * 60_000
         assert made.held() == []
         assert (await made.call(TWO, "reserve", "src/a.py")).startswith("Reserved")
 
 
-async def test_a_call_that_comes_again_is_not_made_again(tmp_path: Path) -> None:
+async def test_a_call_that_comes_again_is_answered_again(tmp_path: Path) -> None:
     async with world(tmp_path) as made:
-        assert (await made.call(ONE, "reserve", "src", call="x")).startswith("Reserved until")
-        assert (await made.call(ONE, "reserve", "src", call="x")).startswith("Reserved until")
-        await made.call(ONE, "release", call="y")
-        assert "is over" in await made.call(ONE, "reserve", "src", call="x")
-        assert made.held() == []
+        for session, said in ((ONE, "Reserved"), (ONE, "Reserved"), (TWO, "Not reserved"), (TWO, "Not reserved")):
+            assert (await made.call(session, "reserve", "src", call="x")).startswith(said)
+            made.made._state.sessions[session].title = "another title by now"
+        assert [each["session"] for each in made.made.reservations.rows()] == [ONE]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../two/src", "{a,b}", "~/x"])
@@ -203,12 +203,19 @@ async def test_a_person_releases_what_any_session_holds(tmp_path: Path) -> None:
 
 
 async def test_a_log_that_does_not_answer_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "ANSWER_SECONDS", 0.01)
     async with world(tmp_path) as made:
         await made.call(ONE, "reserve", "src")
+        monkeypatch.setattr(desk, "ANSWER_SECONDS", 0.01)
         silent = SimpleNamespace(command=lambda *_: asyncio.Event().wait(), engines={})
         monkeypatch.setattr(made.made.reservations, "_runtime", lambda: silent)
         assert "[reservations-unavailable]" in await made.call(TWO, "reserve", "docs/")
         made.made._state.sessions[ONE].ended = True
         await made.made.reservations.keep_time()
         assert made.held() == [(ONE, "src/")], "it is tried again"
+
+        async def away(*_: Any) -> None:
+            raise StoreUnavailable("the server is away")
+
+        silent.command = away
+        said = await made.call(TWO, "reserve", "docs/")
+        assert "nothing is reserved" in said and "go on without" in said and "[log-unavailable]" in said
