@@ -23,7 +23,7 @@ from sidecar.background.forks.forks import Forks
 from sidecar.background.model_tools import ModelTools
 from sidecar.background.requests import WorkRequests
 from sidecar.background.reservations.agent import NAME as RESERVATIONS
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.logs import log_to
 from sidecar.care.metrics import SidecarMetrics
@@ -255,7 +255,7 @@ async def _assemble(
     asks = Asks(store, identities.agents, redact.clean)
     model_tools = ModelTools(log_id, config.worker.tools if config.nats.mode != "off" else {})
     is_shared = config.worker.log == "team"
-    durable = DurableStream(
+    durable = BackgroundWork(
         home,
         config.phantom,
         config.notify,

@@ -16,7 +16,7 @@ from bridge.opencode.capture.shapes import mapping
 from bridge.opencode.capture.translate import Origin, Translator
 from bridge.opencode.link.frames import PROTOCOL, ByeReason, HookItem
 from bridge.opencode.link.protocol import Refused
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.care.upkeep import Upkeep
 from sidecar.home import Home, is_alive
@@ -62,7 +62,7 @@ class Parts:
     nats: NatsService
     services: Services
     worker: Worker
-    durable: DurableStream
+    durable: BackgroundWork
     tools: ToolCalls
     tracing: Tracing | None
     scraping: Scraping | None

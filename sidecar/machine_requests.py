@@ -13,7 +13,7 @@ from sidecar.agents.inputs import digest
 from sidecar.background.copies.copies import MAX_FILES
 from sidecar.background.elsewhere import Elsewhere, Spawned
 from sidecar.background.people.answerers import Answerers
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.config import Deed
 from sidecar.link.local import ASKER
 from sidecar.mirror.asking import TOLD, Asks, accepted
@@ -56,7 +56,7 @@ class MachineRequests(Elsewhere):
         self,
         nats: NatsService,
         asks: Asks,
-        durable: DurableStream,
+        durable: BackgroundWork,
         answerers: Answerers,
         requests: Requests,
         identity: Identity,

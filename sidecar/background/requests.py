@@ -26,14 +26,14 @@ from sidecar.background.intents.rows import as_row
 from sidecar.background.intents.state import Intent
 from sidecar.background.machines import rights_unknown
 from sidecar.background.reservations.desk import FreeArgs
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.registry import NoArgs, Requests
 from streams.bus.command import Command
 from streams.identity import Identity
 
 
 class WorkRequests:
-    def __init__(self, durable: DurableStream, identity: Identity) -> None:
+    def __init__(self, durable: BackgroundWork, identity: Identity) -> None:
         self._durable, self._identity = durable, identity
 
     async def _ready_for(self, asking: Terminal) -> dict[str, bool]:

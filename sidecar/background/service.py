@@ -1,4 +1,4 @@
-"""Orchestration in the sidecar: the façade ``DurableStream``, and the clock."""
+"""Orchestration in the sidecar: the façade ``BackgroundWork``, and the clock."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_tools(home: Home, wanted: bool, more: Mapping[str, Any], *, machines: 
         log.warning("the model has no new tools: %s cannot be written (%s)", path, error.strerror)
 
 
-class DurableStream:
+class BackgroundWork:
     """A component: intents, phantoms and messages of one home.
 
     ``links`` returns the open links, and ``delivers`` whether one has ever delivered a hook. ``runtime`` returns the

@@ -21,7 +21,7 @@ from sidecar.background.model_tools import ModelTools
 from sidecar.background.own_ids import Caller
 from sidecar.background.people.answerers import IN_OPENCODE
 from sidecar.background.people.people import AnswerArgs, counted
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.components import until
 from sidecar.link.links import ShimConnection
 from streams.errors import CodedError
@@ -52,7 +52,7 @@ class _Call(NamedTuple):
 
 class ToolCalls:
     def __init__(
-        self, durable: DurableStream, state: CaptureState, identity: Identity, others: ModelTools | None = None
+        self, durable: BackgroundWork, state: CaptureState, identity: Identity, others: ModelTools | None = None
     ) -> None:
         self._durable, self._state, self._identity = durable, state, identity
         self._others = others

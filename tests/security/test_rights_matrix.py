@@ -31,7 +31,7 @@ from sidecar.background.hosts.v2 import V2Host
 from sidecar.background.hosts.v2_variables import Variables
 from sidecar.background.intents.intents import NAME as INTENTS
 from sidecar.background.intents.registration import RegisterArgs
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.record.opencode2.http import ServiceError
 from streams.bus.command import Command
 from tests.memory import MemoryStore
@@ -320,7 +320,7 @@ class Spawned(NamedTuple):
 
 
 async def spawn(
-    made: DurableStream, run: Bench, parent: str, directory: str, *, agent: str | None = None, by: str | None = None
+    made: BackgroundWork, run: Bench, parent: str, directory: str, *, agent: str | None = None, by: str | None = None
 ) -> list[Spawned]:
     """Start work, ``by`` an agent or a person; what came of it, nothing if it was refused or waits."""
     args = RegisterArgs(prompt="do it", directory=directory, parent=parent, agent=agent)
@@ -335,7 +335,7 @@ async def spawn(
     return found(made, intent)
 
 
-def found(made: DurableStream, intent: str) -> list[Spawned]:
+def found(made: BackgroundWork, intent: str) -> list[Spawned]:
     known = made.data.intents[intent]
     if known.session is None:
         assert known.waits or known.code == "plugin-missing", known
@@ -348,7 +348,7 @@ async def ended(run: Bench, works: list[Spawned]) -> None:
         await run.happened("turn.ended", session=work.session, outcome="completed")
 
 
-async def started(made: DurableStream, run: Bench, host: Matrix, how: str, way: str, parent: str) -> list[Spawned]:
+async def started(made: BackgroundWork, run: Bench, host: Matrix, how: str, way: str, parent: str) -> list[Spawned]:
     """The sessions of the work that one way to spawn starts."""
     directory = host.world.project(way)
     if how in ("tool", "named", "terminal", "restarted"):

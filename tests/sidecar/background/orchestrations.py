@@ -1,4 +1,4 @@
-"""The façade ``DurableStream`` over a runtime and a host of a few lines."""
+"""The façade ``BackgroundWork`` over a runtime and a host of a few lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridge.opencode.capture.state import CaptureState, SessionState, Turn
 from sidecar.background.effects import HostActs
 from sidecar.background.hosts.host import HostAbsent, HostError, Look, Part, Status
 from sidecar.background.hosts.rights import Rights, Rule
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.background.tool_calls import ToolCalls
 from sidecar.config import PhantomConfig
 from sidecar.home import Home
@@ -128,12 +128,12 @@ async def orchestration(
     store: StreamStore | None = None,
     listed: tuple[str, ...] = (),
     links: Sequence[Any] = (),
-) -> AsyncIterator[tuple[DurableStream, Host, Bench]]:
+) -> AsyncIterator[tuple[BackgroundWork, Host, Bench]]:
     home, host, clock = Home(tmp_path / "home"), host or Host(), Clock()
     home.create()
     home.ensure_token(lambda: "5" * 64)
     log = store or await Log.open(home.store_path, seeded_identity(1))
-    made = DurableStream(
+    made = BackgroundWork(
         home,
         PhantomConfig(isolation=isolation, copy=listed),
         NotifyConfig(),
@@ -154,7 +154,7 @@ async def orchestration(
         await log.close()
 
 
-async def call(made: DurableStream, name: str, **args: Any) -> str:
+async def call(made: BackgroundWork, name: str, **args: Any) -> str:
     """The parent's model calls a tool."""
     link = SimpleNamespace(identity=SimpleNamespace(service=None), pid=1, directory="/p")
     return await ToolCalls(made, made._state, made._identity).call(

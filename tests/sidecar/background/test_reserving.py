@@ -17,7 +17,7 @@ from bridge.opencode.link.protocol import CallError, RequestError
 from sidecar.background.intents.registration import RegisterArgs
 from sidecar.background.reservations import desk
 from sidecar.background.reservations.desk import FreeArgs
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.background.tool_calls import ToolCalls
 from streams.errors import StoreUnavailable
 from tests.sidecar.background.orchestrations import Host, orchestration
@@ -30,7 +30,7 @@ ONE, TWO, CHILD = "ses_one", "ses_two", "ses_child"
 class World:
     """Two sessions in two clones of one repository, and a subagent of the first."""
 
-    def __init__(self, made: DurableStream, host: Host, run: Bench, clones: dict[str, Path]) -> None:
+    def __init__(self, made: BackgroundWork, host: Host, run: Bench, clones: dict[str, Path]) -> None:
         self.made, self.host, self.run, self.clones = made, host, run, clones
         self.pushed: list[dict[str, Any]] = []
         made.reservations.changed = lambda: self.pushed.append(made.reservations.context())

@@ -1,4 +1,4 @@
-"""The façade ``DurableStream``: keys, tools and what a restart does."""
+"""The façade ``BackgroundWork``: keys, tools and what a restart does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sidecar.background.intents.intent_effects import ISOLATE
 from sidecar.background.intents.registration import RegisterArgs
 from sidecar.background.messages.deliver import GATHER_MS
 from sidecar.background.requests import WorkRequests
-from sidecar.background.service import DurableStream
+from sidecar.background.service import BackgroundWork
 from sidecar.home import Home
 from sidecar.registry import Requests
 from streams.lineage import trace_id
@@ -263,14 +263,14 @@ def test_work_that_no_opencode_can_do_is_refused_and_the_same_key_is_the_same_in
         process.wait(30)
 
 
-async def ask(made: DurableStream, name: str, **args: Any) -> dict[str, Any]:
+async def ask(made: BackgroundWork, name: str, **args: Any) -> dict[str, Any]:
     table = Requests()
     WorkRequests(made, made._identity).register(table)
     found: dict[str, Any] = await table.answer(name, args)
     return found
 
 
-async def worked(made: DurableStream, run: Bench, project: Path, does: Callable[[Path], Any]) -> str:
+async def worked(made: BackgroundWork, run: Bench, project: Path, does: Callable[[Path], Any]) -> str:
     """An intent that has ended."""
     intent = await made.register_intent(
         RegisterArgs(prompt="do it", directory=str(project), parent=PARENT, agent="build")

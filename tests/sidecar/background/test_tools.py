@@ -23,7 +23,7 @@ from sidecar import components
 from sidecar.background.intents.registration import RegisterArgs
 from sidecar.background.messages.signals import MOST_AWAITED
 from sidecar.background.people.people import AnswerArgs, SignalArgs
-from sidecar.background.service import DurableStream, write_tools
+from sidecar.background.service import BackgroundWork, write_tools
 from sidecar.background.tool_calls import MOST_WAITS, ToolCalls
 from sidecar.background.tools import TOOLS, WAIT_MS, AskArgs, WaitArgs, check, tools_json
 from sidecar.home import Home
@@ -107,7 +107,7 @@ SECRET = "hunter2"
 class Two:
     """A session of ours and one of theirs, each with background work and a question."""
 
-    def __init__(self, made: DurableStream, run: Bench) -> None:
+    def __init__(self, made: BackgroundWork, run: Bench) -> None:
         self.made, self.run = made, run
         self.tools = ToolCalls(made, made._state, made._identity)
         self.intents: dict[str, str] = {}
