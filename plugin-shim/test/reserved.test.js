@@ -44,6 +44,13 @@ test("a file of somebody else is told once by reading and once by editing, in ei
   assert.match(two.result.content[1].text, /src\/ is taken/);
 });
 
+test("two copies of the plugin say the same once", (t) => {
+  const { root, context, reserved } = bench(t);
+  const output = { output: "done" };
+  for (const copy of [reserved, new Reserved(() => context)]) copy.warn(call("read", { filePath: "src/a.py" }), output, root);
+  assert.equal(output.output.split("src/ is taken").length, 2);
+});
+
 test("a link leads to what is reserved, from inside and from outside", (t) => {
   const { root, reserved } = bench(t, { refuse: true });
   fs.mkdirSync(path.join(root, "src"));

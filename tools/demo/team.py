@@ -22,7 +22,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 
 from tests.nats_servers import TOKEN, real_server
-from tests.postgres import Postgres
+from tests.postgres import Postgres, programs
 from tests.real.durable import EXECUTABLE, PLUGIN, DurableStream, wait_until
 from tests.real.model_server import MODEL_ID, ModelRequest, ModelServer, Step
 from tests.real.opencode import RealOpenCode
@@ -213,6 +213,11 @@ def main(console: Console | None = None) -> int:
     console.print()
     console.print("Two machines of a team: reservations, work for the other one, one page", style="bold")
     console.print()
+    try:
+        programs()
+    except AssertionError as error:
+        console.print(str(error), style="bold red")
+        return 1
     with tempfile.TemporaryDirectory(prefix="durable-stream-demo-") as directory:
         return 0 if Demo(console, 7).run(Path(directory)) else 1
 
