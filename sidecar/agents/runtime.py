@@ -38,7 +38,7 @@ from sidecar.agents.view import (
     RuntimeView,
 )
 from streams.bus.command import Command
-from streams.errors import CodedError, StreamError
+from streams.errors import CodedError, StoreUnavailable, StreamError
 from streams.event import StreamEvent
 from streams.identity import Identity
 from streams.projection import resume
@@ -52,6 +52,9 @@ KEEP_EVERY: Final = 20_000
 
 MAX_TYPES: Final = 4096
 """Maximum number of event types for which the agents that list the type are remembered."""
+
+PAUSE_SECONDS: Final = 1.0
+"""How long to wait before a log that is away is read again."""
 
 LOOK_SECONDS: Final = 0.01
 LEVEL_SECONDS: Final = 5.0
@@ -389,6 +392,13 @@ class Runtime:
             return record if record.offset == offset else None
         return None
 
+    async def _patiently_in(self, stream: str, offset: int) -> Record | None:
+        while True:
+            try:
+                return await self._in(stream, offset)
+            except StoreUnavailable:
+                await asyncio.sleep(PAUSE_SECONDS)
+
     async def _at(self, position: int) -> Record | None:
         async for record in self._store.read_all(after=position - 1):
             return record if record.position == position else None
@@ -470,7 +480,7 @@ class Runtime:
                 self.effects.ended(str(payload.get("request")))
             elif "resolved_by" in payload and (asked := self.view.effects.get(str(payload.get("request")))) is not None:
                 # A person wants another attempt, and the home that recorded this may be gone.
-                request = await self._in(asked.stream, asked.offset)
+                request = await self._patiently_in(asked.stream, asked.offset)
                 if request is not None:
                     self.effects.offer(request)
 

@@ -85,9 +85,8 @@ class TeamAgents:
             store = await open_log(self._config)
             stack.push_async_callback(store.close)
             claims = TeamClaims(store, self._name())
-            stack.push_async_callback(claims.close)
             runtime = self._make(store, claims)
-            stack.push_async_callback(self._close, runtime)
+            stack.push_async_callback(self._close, runtime, claims)
             await runtime.start()
             self._runtime, self._store_problem = runtime, lambda: store.problem
             self._looked.set()
@@ -95,12 +94,13 @@ class TeamAgents:
             await runtime.until_ended()
             self._failed(runtime.problem)
 
-    async def _close(self, runtime: Runtime) -> None:
+    async def _close(self, runtime: Runtime, claims: TeamClaims) -> None:
         self._runtime = None
         self._came.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await runtime.close()
+                await claims.close()
 
     def _failed(self, problem: str) -> None:
         if problem != self._problem:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -76,3 +77,12 @@ def connect(config: TeamConfig, *, is_reader: bool = False) -> psycopg.Connectio
             connection.close()
             raise
     return connection
+
+
+def cut(connection: psycopg.Connection[Any] | None) -> None:
+    """End what another thread waits for on a connection, as if the server had gone away: a server that was stopped in
+    the middle of its work says nothing at all."""
+    with suppress(OSError, psycopg.Error):
+        if connection is not None:
+            with socket.socket(fileno=os.dup(connection.pgconn.socket)) as same:
+                same.shutdown(socket.SHUT_RDWR)

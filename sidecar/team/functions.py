@@ -25,7 +25,7 @@ _APPEND: Final = f"""CREATE FUNCTION append(
     keys bytea[], shapes bytea[], crcs bigint[], events bytea[], expected text[], expected_at bigint[],
     keeps_first boolean, claimed bytea, token text,
     OUT positions bigint[], OUT places bigint[], OUT hashes bytea[],
-    OUT known int[], OUT rows_known text[], OUT moved text, OUT moved_to bigint, OUT is_lost boolean
+    OUT known int[], OUT known_at bigint[], OUT moved text, OUT moved_to bigint, OUT is_lost boolean
 ) {_AS}
 DECLARE
     total CONSTANT int := cardinality(names);
@@ -49,9 +49,9 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    SELECT array_agg(array_position(keys, key)), array_agg(position || ' ' || place || ' ' || crc || ' '
-            || encode(hash, 'hex') || ' ' || encode(event, 'hex'))
-        INTO known, rows_known FROM records WHERE home = 0 AND key = ANY (keys);
+    -- The records themselves are read later: sending much to a client that sleeps would hold the lock.
+    SELECT array_agg(array_position(keys, key)), array_agg(position) INTO known, known_at
+        FROM records WHERE home = 0 AND key = ANY (keys);
     IF cardinality(known) = total OR (known IS NOT NULL AND NOT keeps_first) THEN
         RETURN;
     END IF;

@@ -29,13 +29,14 @@ CLOSE_SECONDS: Final = 5.0
 
 _SESSION: Final = (
     # An append must see what was committed before it got its turn, and is durable once it returns.
-    "SET default_transaction_isolation = 'read committed'; SET statement_timeout = '25s'; SET lock_timeout = '10s';"
+    "SET default_transaction_isolation = 'read committed'; SET statement_timeout = '12s'; SET lock_timeout = '8s';"
     " SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _READS: Final = f"{_SESSION}; SET search_path = {HOME}, {SCHEMA}; SELECT set_config('{ONE}', '0', false)"
 _APPEND: Final = f"SELECT * FROM append({', '.join(['%b'] * 16)})".encode()  # noqa: S608 - a constant
-_FOUND: Final = "key, position, place, hash, crc, event"
-_FIND: Final = f"SELECT {_FOUND} FROM {SCHEMA}.records WHERE home = 0 AND key = ANY (%b)".encode()  # noqa: S608
+_ROWS: Final = f"position, place, hash, crc, event FROM {SCHEMA}.records WHERE home = 0"
+_FIND: Final = f"SELECT key, {_ROWS} AND key = ANY (%b)".encode()
+_AT: Final = f"SELECT {_ROWS} AND position = ANY (%b)".encode()
 _ARRAYS: Final = (Texts, Numbers, *[Texts] * 5, Bytes, Bytes, Numbers, Bytes)
 """What each column of a batch is."""
 
@@ -91,15 +92,19 @@ class TeamDatabase:
             return connection.execute(_APPEND, given, binary=True).fetchone(), again
 
         row, again = await self._writes.ask(write)
-        positions, places, hashes, known, rows, moved, moved_to, is_lost = row
+        positions, places, hashes, known, known_at, moved, moved_to, is_lost = row
         if is_lost:
             raise ClaimLost
         new = zip(positions or (), places or (), hashes or (), strict=True)
-        stored = zip(known or (), rows or (), strict=True)
+        stored = {}
+        if known:
+            rows = await self._reads.ask(lambda connection, _: connection.execute(_AT, [Numbers(known_at)]).fetchall())
+            at = dict(zip(known_at, known, strict=True))
+            stored = {at[found[0]] - 1: found for found in rows}
         return (
             Written(
                 {number: each for number, each in enumerate(new) if each[0] is not None},
-                {number - 1: _row(text) for number, text in stored},
+                stored,
                 None if moved is None else (moved, moved_to),
             ),
             again,
@@ -132,11 +137,6 @@ class TeamDatabase:
     async def close(self) -> None:
         await self._writes.close(CLOSE_SECONDS)
         await self._reads.close(CLOSE_SECONDS)
-
-
-def _row(text: str) -> tuple[int, int, bytes, int, bytes]:
-    position, place, crc, hash_, event = text.split(" ")
-    return int(position), int(place), bytes.fromhex(hash_), int(crc), bytes.fromhex(event)
 
 
 class TeamLog(SharedLog):

@@ -22,7 +22,7 @@ from psycopg.sql import SQL, Identifier
 from sidecar.notify_config import TeamConfig
 from sidecar.read.story import copying
 from sidecar.read.story.tables import STORY_VERSION
-from sidecar.team.connection import connect, translated
+from sidecar.team.connection import connect, cut, translated
 from sidecar.team.errors import TeamRefused
 from sidecar.team.schema import RECORDS, prepare, story_types
 from streams.log.reader import Copied, LogReader
@@ -85,6 +85,10 @@ class Shipping:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def cut(self) -> None:
+        """End a step that waits for a server which says nothing. From any thread."""
+        cut(self._connection)
 
     def close(self) -> None:
         """Forget what is known of the place, too."""

@@ -30,6 +30,9 @@ LOOK_SECONDS: Final = 1.0
 REST_SECONDS: Final = 60.0
 """Without new rows for so long, the connection is closed. An idle one costs the server some 6 MiB."""
 
+CLOSE_SECONDS: Final = 5.0
+"""How long a step may take to end when the sidecar stops. It is then cut off, and done again."""
+
 RETRY: Final = Retry(1.0, 60.0, jitter=0.2)
 
 
@@ -104,6 +107,8 @@ class Team:
         try:
             went_on = await asyncio.shield(step)
         except asyncio.CancelledError:
+            await asyncio.wait((step,), timeout=CLOSE_SECONDS)
+            self._shipping.cut()
             await asyncio.wait((step,))
             raise
         place = self._shipping.place
