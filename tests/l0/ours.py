@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from nats.js import JetStreamContext
 from bridge.opencode.link.frames import HookItem
 from sidecar.link.client import ShimClient
 from streams.identity import system_identity
+from tests.l0.peer import HANG_S
 from tests.sidecar.support import RECORDINGS
-from tests.torture.sidecars import RunningSidecar, shim
+from tests.torture.sidecars import RunningSidecar, ask, shim
 
 AGENT = """
 class Clerk:
@@ -97,6 +99,9 @@ class Ours:
         return f"MESHFORGE_EVENTS:{kept.seq}"
 
     async def deeds(self, stream: JetStreamContext) -> int:
+        async with asyncio.timeout(HANG_S):
+            while (await ask(self._home, "mirror"))["lag"]:  # a turn's messages come before the records of their batch
+                await asyncio.sleep(0.01)
         info = await stream.stream_info("MESHFORGE_EVENTS", subjects_filter="evt.*.*.agent%2Fmessages.signal.raised")
         return sum((info.state.subjects or {}).values())
 

@@ -77,7 +77,7 @@ class Implementation(Protocol):
         """Keep the arguments of a call as a card; return its id."""
 
     async def deeds(self, stream: JetStreamContext) -> int:
-        """How often ``ui_tool`` was carried out, as far as it is told."""
+        """How often ``ui_tool`` was carried out so far, once all that was carried out is in the stream."""
 
     async def stream(self) -> None:
         """Let some agent produce an answer piece by piece."""

@@ -359,7 +359,6 @@ async def test_an_action_of_a_user_interface_is_done_once_and_each_message_answe
     told = await acted(peer, 6, message_id=uuid7)
     assert [(each["status"], each["message_id"]) for each in told] == [("accepted", uuid7)] * 6
     await peer.settled()
-    assert await peer.ended(await peer.order("rest")) == ALONE  # so what came before is told, too
     assert await peer.under.deeds(peer.js) == before + 1
 
 
