@@ -194,18 +194,19 @@ class Runtime:
             self._reading = asyncio.create_task(self._read(before))
 
     async def close(self) -> None:
-        """Stop handing out events, finish the inputs that the engines hold, and store snapshots. Idempotent."""
-        if self._reading is None:
-            return
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        self._reading = None
+        """Stop handing out events, finish the inputs that the engines hold, and store snapshots. Idempotent; also after
+        a start that failed."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
         await self.effects.close()
         for engine in self.engines.values():
             await engine.close()
         if self._keeping is not None:
             await self._keeping
-        await self._keep()
+        if reading is not None:
+            await self._keep()
 
     async def command(self, agent: str, command: Command) -> Handled:
         """Hand a command to an agent; returns when its results are durable.

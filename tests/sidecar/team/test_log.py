@@ -153,9 +153,11 @@ async def test_a_log_that_lost_records_is_not_gone_on_with(postgres: Postgres, l
 
 
 def test_it_is_read_as_a_home_of_the_team(postgres: Postgres, tmp_path: Path) -> None:
+    sold = event("a", stream="agent/x", type_="shop.sold", payload={"what": "a lamp"})
+
     async def fill() -> None:
         log = await open_log(postgres.config())
-        await log.append([event("a", stream="agent/x", type_="shop.sold", payload={"what": "a lamp"}), *events(3)])
+        await log.append([sold, *events(3)])
         await log.close()
 
     asyncio.run(fill())
@@ -168,6 +170,10 @@ def test_it_is_read_as_a_home_of_the_team(postgres: Postgres, tmp_path: Path) ->
         (["query", "--type", "shop.*", "--internal"], "shop.sold"),
         (["state", "agent/x"], None),
         (["streams"], None),
+        (["tree"], None),
+        (["changes"], None),
+        (["costs"], None),
+        (["show", sold.id], "a lamp"),
     ):
         ran = run(home.path, *words, "--machine", "team")
         assert ran.code == 0, (words, ran)

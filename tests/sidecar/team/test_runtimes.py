@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from sidecar.agents.checks.replay import replay
 from sidecar.agents.inputs import agent_stream
 from sidecar.agents.runtime import Runtime
 from sidecar.team.claims import TeamClaims
+from sidecar.team.errors import TeamUnavailable
 from sidecar.team.log import open_log
 from streams.identity import system_identity
-from tests.postgres import Postgres
+from tests.postgres import Postgres, Wire
 from tests.sidecar.agents.agents import Counter
 from tests.sidecar.agents.support import agents, command, state, until
 
@@ -100,3 +102,32 @@ async def test_homes_that_work_on_one_agent_at_once_lose_and_double_nothing(
         assert added == list(range(150))
         result = await replay(one._store, agents(Counter)[0])
         assert result.difference is None and result.inputs == 150
+
+
+class Breaking(Wire):
+    """Once it is cut, nobody gets through any more."""
+
+    def cut(self) -> None:
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        super().cut()
+
+
+async def test_a_start_that_failed_leaves_nothing_running(postgres: Postgres) -> None:
+    failed = 0
+    for left in range(500, 6500, 500):
+        wire = Breaking(postgres.port)
+        log = await open_log(postgres.config(port=wire.port), NEVER)
+        before = asyncio.all_tasks()
+        wire.left = left
+        runtime = Runtime(log, system_identity(), agents(Counter, Guard))
+        try:
+            await runtime.start()
+        except TeamUnavailable:
+            failed += 1
+        await runtime.close()
+        assert asyncio.all_tasks() == before
+        await log.close()
+        wire.close()
+    assert failed > 2
