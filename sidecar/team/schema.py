@@ -66,10 +66,12 @@ RECORDS: Final = ("int4", *["int8"] * 4, *["text"] * 5, "bytea", "bytea", *["int
 """The types of the columns of ``records``, for a binary ``COPY``."""
 
 INDEXES: Final = (
-    *("moment(home, place, n)", "moment(home, session, n)", "place(home, stream)", "place(home, key)"),
-    *("session(home, name, born)", "session(home, key, born)", "session(home, place, key)"),
+    *("moment(home, place, n)", "moment(home, session, n)", "moment(home, news) WHERE next IS NULL"),
+    *("place(home, stream)", "place(home, key)", "session(home, name, born)", "session(home, key, born)"),
+    *("session(home, place, key)", "session(home, place) WHERE died IS NULL", "session(home, parent)"),
     *("turn(home, session, born)", "turn(home, key)", "item(home, turn, key)", "undone(home, session, message)"),
-    *("span(home, session, at)", "span(home, key)", "step(home, session, n)", "step(home, turn, n)"),
+    *("span(home, session, at)", "span(home, session) WHERE till IS NULL AND died IS NULL", "span(home, key)"),
+    *("step(home, session, n)", "step(home, turn, n)"),
     *("edit(home, session, turn, n)", "allowed(home, ask)", "branch(home, session)", "branch(home, above)"),
     *("spawn(home, turn)", "mark(home, session, kind, n)"),
 )
