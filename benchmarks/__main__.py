@@ -30,6 +30,7 @@ from benchmarks import (
     shim,
     store,
     team,
+    team_reading,
 )
 from benchmarks.report import Row, table
 
@@ -40,6 +41,7 @@ GROUPS = {
     "link": link.measure,
     "mirror": mirror.measure,
     "team": team.measure,
+    "team-reading": team_reading.measure,
     "runtime": runtime.measure,
     "shim": shim.measure,
     "commands": commands.measure,

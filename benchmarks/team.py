@@ -35,7 +35,7 @@ AT_ONCE = 2_000
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    """Measure how fast a whole log is copied, with its story, and how fast the copy answers."""
+    """Measure how fast a whole log is copied, with its story."""
     store = directory / "team"
     await build(store, records(COUNT), StoryTables(seeded_identity(3).nonce))
     server = await asyncio.to_thread(lambda: Postgres().start())
