@@ -447,7 +447,9 @@ def test_nine_tabs_are_live_and_one_that_is_left_takes_over(browser: Browser, tm
             tabs.append(context.new_page())
             tabs[-1].goto(served.base if number else served.link)
             expect(tabs[-1].locator("#live")).to_have_text("live")
+        expect(tabs[-1].locator("a.row")).to_be_visible()
         tabs[-1].keyboard.press("j")
+        expect(tabs[-1].locator(".row.at")).to_have_count(1)
         for turn in range(2):
             title = f"Session {turn}"
             payload = {"session": f"ses_{turn}", "title": title, "directory": "/home/ada/shop", "lineage": "root"}
