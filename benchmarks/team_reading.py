@@ -23,6 +23,7 @@ from sidecar.read.past.moment import state
 from sidecar.read.story.past import asked
 from sidecar.read.story.writing import StoryTables
 from sidecar.team.reading import Reading
+from sidecar.team.schema import HOME, SCHEMA
 from sidecar.team.shipping import Shipping
 from streams.identity import seeded_identity
 from streams.log.reader import LogReader
@@ -92,6 +93,7 @@ QUESTIONS: Final[tuple[Asked, ...]] = (
     ("costs by model", _costs, 0.5, 1),
     ("a session at event 250", _state, 0.03, 0.1),
 )
+SEARCH: Final[tuple[Asked, ...]] = (("a rare word, with both indexes", _text, 0.03, 0.1),)
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
@@ -103,23 +105,15 @@ async def measure(directory: Path, seconds: float) -> list[Row]:
     try:
         rows = await _beside(store, server, count, seconds, QUESTIONS)
         rows += [replace(row, label=f"team, {row.label}") for row in sizes(server, count)]
-    finally:
-        await asyncio.to_thread(server.close)
         shutil.rmtree(store)
-    return [*rows, *await _searched(directory / "team-searching", min(count, SEARCHED), seconds)]
-
-
-async def _searched(store: Path, count: int, seconds: float) -> list[Row]:
-    await build(store, records(count), StoryTables(seeded_identity(3).nonce))
-    await asyncio.to_thread(index, store)
-    server = await asyncio.to_thread(lambda: Postgres().start())
-    try:
+        _run(server, f"DROP SCHEMA {SCHEMA}, {HOME} CASCADE")
         _run(server, "CREATE EXTENSION pg_trgm SCHEMA public")
-        rows = await _beside(store, server, count, seconds, (("a rare word, with both indexes", _text, 0.03, 0.1),))
-        return rows
+        count, searched = min(count, SEARCHED), directory / "team-searching"
+        await build(searched, records(count), StoryTables(seeded_identity(3).nonce))
+        await asyncio.to_thread(index, searched)
+        return [*rows, *await _beside(searched, server, count, seconds, SEARCH)]
     finally:
         await asyncio.to_thread(server.close)
-        shutil.rmtree(store)
 
 
 async def _beside(store: Path, server: Postgres, count: int, seconds: float, questions: tuple[Asked, ...]) -> list[Row]:

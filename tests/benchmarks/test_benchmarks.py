@@ -9,7 +9,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks import inspector, limits, million, mirror, newest, opencode, peers, pipeline, runtime, store, team
+from benchmarks import (
+    inspector,
+    limits,
+    million,
+    mirror,
+    newest,
+    opencode,
+    peers,
+    pipeline,
+    runtime,
+    store,
+    team,
+    team_reading,
+)
 from benchmarks.limits import beside, paired
 from benchmarks.report import Row, table
 from tests.real.api import OpenCodeApi
@@ -44,6 +57,14 @@ async def test_every_row_of_the_team_runs(tmp_path: Path, monkeypatch: pytest.Mo
     rows = await team.measure(tmp_path, 0.02)
     assert [row.floor for row in rows] == [0.25, 0.25, 4.0, None, None]
     assert all(row.value > 0 and row.limit for row in rows)
+
+
+async def test_every_question_to_a_copy_is_answered_as_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_EVENTS", "600")
+    monkeypatch.setattr(team_reading, "LEAST", 1)
+    rows = {row.label: row for row in await team_reading.measure(tmp_path, 0)}
+    assert all(row.value > 0 for row in rows.values() if row.label != "team, bytes an event, index of texts")
+    assert sum(row.limit is not None for row in rows.values()) == len(team_reading.QUESTIONS) + 1
 
 
 async def test_every_row_of_the_runtime_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

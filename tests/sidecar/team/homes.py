@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, overload
 
 from sidecar.notify_config import TeamConfig
 from sidecar.read.story import copying
@@ -22,8 +23,27 @@ from tests.postgres import Postgres
 from tests.sidecar.read.story.playing import RECORDINGS, recorded
 from tests.streams.derivers import caught_up
 
-_PLAYED = [record.event for records in zip_longest(*map(recorded, RECORDINGS)) for record in records if record]
-EVENTS: list[StreamEvent] = [*{event.idempotency_key: event for event in _PLAYED}.values()]
+
+class _Played(Sequence[StreamEvent]):
+    """Read at first use, because each process of a run imports this, and few use it."""
+
+    @cached_property
+    def _all(self) -> list[StreamEvent]:
+        found = [record.event for records in zip_longest(*map(recorded, RECORDINGS)) for record in records if record]
+        return [*{event.idempotency_key: event for event in found}.values()]
+
+    @overload
+    def __getitem__(self, at: int) -> StreamEvent: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[StreamEvent]: ...
+    def __getitem__(self, at: int | slice) -> StreamEvent | list[StreamEvent]:
+        return self._all[at]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+EVENTS: Final = _Played()
 """The events of all recordings in turns, about 1,200."""
 
 TRIES = 400
