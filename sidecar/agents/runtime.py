@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sidecar.agents.agent import Agent
-from sidecar.agents.chains import inherited
 from sidecar.agents.deciding import Handled
 from sidecar.agents.effects.claims import Claims
 from sidecar.agents.effects.ledger import request_of
@@ -22,11 +21,12 @@ from sidecar.agents.effects.policy import DEFAULT_POLICY, EffectPolicy
 from sidecar.agents.effects.runner import EffectKind, EffectRunner, Resolution
 from sidecar.agents.engine import Engine
 from sidecar.agents.history import hinted
-from sidecar.agents.inputs import ADAPTER, MAX_DEPTH, InputRefused, Outbox, agent_stream
+from sidecar.agents.inputs import MAX_DEPTH, Outbox, agent_stream
 from sidecar.agents.loading import UserAgent
 from sidecar.agents.metrics import Count, uncounted
 from sidecar.agents.owner import ALONE, Owner
 from sidecar.agents.receivers import RESULTS, concerns_agents, lists, wants
+from sidecar.agents.redriving import open_letter, record_in, redrive, settled
 from sidecar.agents.stops import Stop, never
 from sidecar.agents.view import (
     DROPPED,
@@ -343,55 +343,32 @@ class Runtime:
     # --- dead letters ---
 
     async def redrive(self, letter_id: str) -> str:
-        """Hand a dead letter to its agent again; returns the outcome.
+        """See ``redrive``.
 
         Raises:
             CodedError: the input stays a dead letter.
         """
-        letter = self.view.dead.get(letter_id)
-        kept = await self._in(letter.stream, letter.offset) if letter is not None else None
-        if letter is None or kept is None:
-            raise _no_letter(letter_id)
-        event, payload = kept.event, kept.event.payload
-        if not letter.can_redrive:
-            raise InputRefused(
-                "undecodable", "this message could not be read as a command; run `durable-stream dlq drop`"
-            )
-        engine = self._engine(letter.agent)
-        if "position" in payload:
-            found = await self._at(payload["position"])
-            if found is None:
-                raise InputRefused(
-                    "gone", "the event of this dead letter was removed from the log; run `durable-stream dlq drop`"
-                )
-            handled = await engine.again(found, f"redrive:{letter_id}")
-        else:
-            handled = await engine.command(
-                Command(
-                    f"redrive:{letter_id}",
-                    letter.type,
-                    payload["payload"],
-                    sender="dlq",
-                    depth=payload.get("depth", 0),
-                    correlation_id=event.correlation_id,
-                    causation_id=letter_id,
-                    traceparent=event.traceparent,
-                    metadata=inherited(event.metadata),
-                )
-            )
+        letter = open_letter(self.view, letter_id)
+        outcome = await redrive(self._store, self._engine, letter)
         await self._settle(REDRIVEN, letter)
-        return handled.outcome
+        return outcome
 
     async def drop(self, letter_id: str) -> None:
         """Mark a dead letter as dropped; its record stays. Raises ``InputRefused`` if it is not open."""
-        if (letter := self.view.dead.get(letter_id)) is None:
-            raise _no_letter(letter_id)
-        await self._settle(DROPPED, letter)
+        await self._settle(DROPPED, open_letter(self.view, letter_id))
+
+    async def _settle(self, type_: str, letter: DeadLetter) -> None:
+        await self._store.append([settled(type_, letter, self._identity)], on_known="keep_first")
+        self.view.dead.pop(letter.id, None)
+        if (engine := self.engines.get(letter.agent)) is not None:
+            engine.settled(letter.reason)
+
+    def reload(self) -> None:
+        for engine in self.engines.values():
+            engine.reload()
 
     async def _in(self, stream: str, offset: int) -> Record | None:
-        async for record in self._store.read(stream, from_offset=offset):
-            return record if record.offset == offset else None
-        return None
+        return await record_in(self._store, stream, offset)
 
     async def _patiently_in(self, stream: str, offset: int) -> Record | None:
         while True:
@@ -399,32 +376,6 @@ class Runtime:
                 return await self._in(stream, offset)
             except StoreUnavailable:
                 await asyncio.sleep(PAUSE_SECONDS)
-
-    async def _at(self, position: int) -> Record | None:
-        async for record in self._store.read_all(after=position - 1):
-            return record if record.position == position else None
-        return None
-
-    def reload(self) -> None:
-        for engine in self.engines.values():
-            engine.reload()
-
-    async def _settle(self, type_: str, letter: DeadLetter) -> None:
-        event = self._identity.stamp(
-            {
-                "type": type_,
-                "stream_id": f"{agent_stream(letter.agent)}/dead",
-                "idempotency_key": f"{type_}:{letter.id}",
-                "causation_id": letter.id,
-                "actor": "user",
-                "source": {"agent": letter.agent, "adapter": ADAPTER},
-                "payload": {"letter": letter.id},
-            }
-        )
-        await self._store.append([event], on_known="keep_first")
-        self.view.dead.pop(letter.id, None)
-        if (engine := self.engines.get(letter.agent)) is not None:
-            engine.settled(letter.reason)
 
     # --- the log ---
 
@@ -508,8 +459,3 @@ class Runtime:
                 await self._store.put_snapshot(VIEW, Snapshot(VIEW_VERSION, self.view.position, self.view.dump()))
         for engine in self.engines.values():
             await engine.keep_place()
-
-
-def _no_letter(letter: str) -> InputRefused:
-    text = f"{letter!a} is not an open dead letter; `durable-stream dlq list` lists the open dead letters"
-    return InputRefused("no-dead-letter", text)
