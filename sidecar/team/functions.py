@@ -133,7 +133,7 @@ BEGIN
 END $$"""  # noqa: S608 - constants
 
 TABLES: Final = """
-    CREATE UNIQUE INDEX records_key ON records (home, key) WHERE home = 0;
+    CREATE UNIQUE INDEX records_key ON records (key, home) WHERE home = 0;
     CREATE TABLE hints (
         home INT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, version BIGINT NOT NULL, position BIGINT NOT NULL,
         state BYTEA NOT NULL, PRIMARY KEY (home, kind, name)
@@ -143,7 +143,11 @@ TABLES: Final = """
         PRIMARY KEY (home, effect)
     );
     """
-"""Cursors and snapshots of the team's log, and who carries out an effect of it, until when."""
+"""Cursors and snapshots of the team's log, and who carries out an effect of it, until when.
+
+The index of keys begins with the key: a condition that the index itself has is no part of a lookup, so one that begins
+with ``home`` would be read from end to end.
+"""
 
 FUNCTIONS: Final = (
     *(_APPEND, _HINT, _CLAIM, _RENEW, _RELEASE),

@@ -152,6 +152,17 @@ async def test_a_log_that_lost_records_is_not_gone_on_with(postgres: Postgres, l
     assert await findings(postgres) == []
 
 
+async def test_a_key_is_found_without_reading_the_index_from_end_to_end(postgres: Postgres, log: TeamLog) -> None:
+    for number in range(8):
+        await log.append(events(500, prefix=f"{number}:"))
+    plan = postgres.ask(
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT position FROM records WHERE home = 0 AND key = ANY"
+        " (ARRAY[decode('00112233445566778899aabbccddeeff', 'hex'), decode('ffeeddccbbaa99887766554433221100', 'hex')])"
+    )
+    found = plan[0][0][0]["Plan"]
+    assert found["Shared Hit Blocks"] + found["Shared Read Blocks"] <= 8
+
+
 def test_it_is_read_as_a_home_of_the_team(postgres: Postgres, tmp_path: Path) -> None:
     sold = event("a", stream="agent/x", type_="shop.sold", payload={"what": "a lamp"})
 
