@@ -96,7 +96,8 @@ export class Reserved {
       const now = Date.now();
       const others = entries.filter((each) => each.until > now && !each.free.includes(session));
       if (others.length === 0) return [];
-      const files = filesOf(args).flatMap((file) => places(path.resolve(directory, file)));
+      const named = filesOf(args).flatMap((file) => places(path.resolve(directory, file)));
+      const files = [...named, ...named.flatMap((file) => copied(file, this.#context().copies))];
       const found = others.filter(({ roots, path: pattern }) =>
         files.some((file) => roots.some((root) => isBelow(file, root) && matches(pattern, path.relative(root, file)))),
       );
@@ -130,6 +131,13 @@ function places(file) {
       above = next;
     }
   }
+}
+
+/** The user's file, if a file is in a private copy. @param {string} file @param {unknown} copies their folder @returns {string[]} */
+function copied(file, copies) {
+  if (typeof copies !== "string" || !isBelow(file, copies)) return [];
+  const [, folder, ...whole] = path.relative(copies, file).split("/");
+  return folder === "files" && whole.length > 0 ? [`/${whole.join("/")}`] : [];
 }
 
 /** @param {string} file @param {string} root */

@@ -44,6 +44,13 @@ test("a file of somebody else is told once by reading and once by editing, in ei
   assert.match(two.result.content[1].text, /src\/ is taken/);
 });
 
+test("a file in a private copy is the user's file", (t) => {
+  const { root, reserved } = bench(t, { refuse: true, copies: "/home/copies" });
+  const refused = (/** @type {string} */ file) => reserved.refusal(call("edit", null), { args: { filePath: file } }, "/") !== null;
+  assert.ok(refused(`/home/copies/int_1/files${root}/src/a.py`) && !refused(`/home/copies/int_1/files${root}/docs/a.py`));
+  assert.ok(!refused(`/home/copies/${root}/src/a.py`) && !refused(`/home/copies2/int_1/files${root}/src/a.py`));
+});
+
 test("two copies of the plugin say the same once", (t) => {
   const { root, context, reserved } = bench(t);
   const output = { output: "done" };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -163,6 +164,7 @@ class BackgroundWork:
         self._reserving = ReservationAgent()
         self.reservations = Desk(
             machine,
+            os.path.realpath(home.path / "copies"),
             self.works,
             state,
             identity,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.background import two_with_plugin, with_plugin
+from tests.real.background import intents, spawns, two_with_plugin, with_plugin
 from tests.real.durable import DurableStream, wait_until
 from tests.real.model_server import ModelServer
 from tests.real.opencode import RealOpenCode
@@ -69,6 +69,13 @@ def check(made: Client) -> None:
     assert "src/ is reserved by" in told and "(new tests)" in told, "before the edit"
     assert "src/ is reserved by" in done and made.place.read_text() == "two\n", "OpenCode comes first"
     assert not any("reserved" in each for each in made.edits(one, "two", "three"))
+    read = f"CALL:read {json.dumps({made.file: 'src/a.py'})} THEN: SAY:done"
+    made.prompt(two, spawns(read))
+    (work,) = wait_until(
+        lambda: [each for each in intents(made.durable) if each["ended"]], "the end of background work"
+    )
+    (*_, last) = made.model.of(work["session"])
+    assert "src/ is reserved by" in str(last.since_user()) and work["isolation"] == "copy", "also in a private copy"
 
     (made.durable.home / "config.toml").write_text('[phantom]\nreservations = "refuse"\n')
     made.durable.stop()

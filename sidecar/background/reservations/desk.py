@@ -36,7 +36,7 @@ log = logging.getLogger("sidecar.background")
 ANSWER_SECONDS: Final = 10.0
 """How long a call waits for the log that has the reservations."""
 
-LOOK_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.25
 
 FRESH_SECONDS: Final = 60.0
 """How long it is remembered which project a directory belongs to."""
@@ -67,13 +67,14 @@ class FreeArgs(Args):
 
 
 class Desk:
-    """``runtime`` returns what runs the ``agent``. ``changed`` is called when ``context`` changed. With ``refuses``, an
-    edit of another session's path fails.
+    """``copies`` is the folder with all private copies. ``runtime`` returns what runs the ``agent``. ``changed`` is
+    called when ``context`` changed. With ``refuses``, an edit of another session's path fails.
     """
 
     def __init__(
         self,
         machine: str,
+        copies: str,
         works: Works,
         state: CaptureState,
         identity: Identity,
@@ -83,7 +84,8 @@ class Desk:
         *,
         refuses: bool = False,
     ) -> None:
-        self._machine, self._works, self._state, self._identity = machine, works, state, identity
+        self._machine, self._copies = machine, copies
+        self._works, self._state, self._identity = works, state, identity
         self._runtime, self._agent, self._links, self._refuses = runtime, agent, links, refuses
         self._last = State()
         self.changed: Callable[[], None] = lambda: None
@@ -189,8 +191,9 @@ class Desk:
     # --- time ---
 
     async def keep(self) -> None:
-        """Push what changed, and release what sessions held that have ended: every second, until this is cancelled. A
-        log that does not answer keeps only this waiting."""
+        """Again and again, until this is cancelled: push what changed, and release what sessions held that have ended.
+        A log that does not answer keeps only this waiting.
+        """
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -238,8 +241,9 @@ class Desk:
     def context(self) -> dict[str, Any]:
         """What the plugins know: of each reservation the ``roots`` of its project's clones here, its ``path`` as
         ``folded`` gives it, ``until``, the sessions that may edit there (``free``), and a ``text`` for the others.
+        What is below ``copies`` is a copy of what it is named after.
         """
-        return {"reserved": self._pushed, "refuse": self._refuses} if self._pushed else {}
+        return {"reserved": self._pushed, "refuse": self._refuses, "copies": self._copies} if self._pushed else {}
 
     async def push(self) -> None:
         """Tell all plugins what is held, if that changed."""
@@ -286,6 +290,8 @@ class Desk:
             if directory:
                 project = await self._project(session, directory, fresh=False)
                 found.setdefault(project.key, set()).add(project.root)
+                if (intent := self._works.intent(session)) is not None and intent.copy.get("top"):
+                    found[project.key].add((await self._place(intent.copy["top"], fresh=False)).root)
         return {key: sorted(roots) for key, roots in found.items()}
 
     async def _project(self, session: str, directory: str, *, fresh: bool = True) -> Project:
