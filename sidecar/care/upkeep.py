@@ -43,6 +43,9 @@ INDEX_RECORDS: Final = 128
 INDEX_REST: Final = 9.0
 """How long indexing rests while hooks wait for the log, as a multiple of the time that its last step took."""
 
+LONGEST_REST: Final = 1.0
+"""How many seconds it rests at most: on a busy machine, a step may take long without work."""
+
 INDEX_LAG: Final = 10_000
 """Beyond this many records that it lacks, the index does not rest: a search reads so many itself in about 0.1 s."""
 
@@ -243,7 +246,7 @@ class Upkeep:
                 indexed = await in_thread(self._index.advance, INDEX_RECORDS)
                 lag = self._store.head - await in_thread(lambda index: index.position, self._index)
             if lag <= INDEX_LAG and not self._is_quiet():
-                await asyncio.sleep(INDEX_REST * (now() - begun))
+                await asyncio.sleep(min(INDEX_REST * (now() - begun), LONGEST_REST))
 
     async def _close_index(self) -> None:
         index, self._index = self._index, None

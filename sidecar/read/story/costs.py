@@ -144,7 +144,7 @@ def cells(
     given["moves"] = orjson.dumps(sorted(moves({*names.values()}))).decode()
     found: dict[tuple[Any, ...], Cell] = {}
     days: dict[int, str] = {}
-    for quarter, session, moved, model, agent, tokens, last, steps, cost, partial in story.sql(_SPENT, **given):
+    for quarter, session, moved, model, agent, tokens, last, steps, cost, partial in story.each(_SPENT, **given):
         if quarter not in days:
             days[quarter] = local_time(quarter * _QUARTER_MS, "%Y-%m-%d")
         key = days[quarter], names[session], model, agent, moved

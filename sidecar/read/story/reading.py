@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from functools import cached_property
@@ -28,6 +28,8 @@ T = TypeVar("T")
 MOST_ABOVE: Final = 5000
 """How many records above the tables are folded for an answer. If there are more, the answer says so: the tables are
 being made, or no sidecar of this version has run yet."""
+
+_SOME: Final = 2000
 
 
 class Snapshot:
@@ -103,6 +105,12 @@ class Snapshot:
         rows = self._db.execute(text, given).fetchall()
         return rows if self._value is None else [tuple(map(self._value, row)) for row in rows]
 
+    def each(self, text: str, **given: Any) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query of many rows, as tuples, of which few are in memory at a time. Take all of them."""
+        rows = self._db.execute(text, given)
+        while some := rows.fetchmany(_SOME):
+            yield from some if self._value is None else [tuple(map(self._value, row)) for row in some]
+
 
 class _Nothing:
     """In place of the tables of a log that has none: empty ones in memory."""
@@ -153,6 +161,10 @@ class OpenSnapshot(Snapshot):
     def sql(self, text: str, **given: Any) -> list[tuple[Any, ...]]:
         with self._tables.checked():
             return super().sql(text, **given)
+
+    def each(self, text: str, **given: Any) -> Iterator[tuple[Any, ...]]:
+        with self._tables.checked():
+            yield from super().each(text, **given)
 
     def close(self) -> None:
         self._tables.close()
