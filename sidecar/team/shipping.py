@@ -33,6 +33,9 @@ MOST: Final = 2000
 MOST_BYTES: Final = 4 * 1024 * 1024
 """About how many bytes of records."""
 
+MOST_STREAMS: Final = 20
+"""How many streams' removals a step follows: until it has, no other removal ends at home."""
+
 MOST_ROWS: Final = 20_000
 """How many rows of the story."""
 
@@ -223,13 +226,18 @@ class Shipping:
     # --- removals ---
 
     def _follow(self, connection: psycopg.Connection[Any], log: Copied, old: Place, removals: int) -> Place:
-        """Remove what was removed at home since. The story was dropped there, and is copied anew."""
-        new = old._replace(removals=removals, story="", changes=0, story_head=-1, upto={})
+        """Remove some of what was removed at home since: the next step goes on. The story was dropped there, and is
+        copied anew."""
         home = old.home
+        bases = _missing(connection, "SELECT stream, place, hash, at_ms FROM bases WHERE home = %s", home, log.bases())
+        marks = _missing(connection, "SELECT stream, place, at_ms FROM marks WHERE home = %s", home, log.marks())
+        query = "SELECT position, stream, place, at_ms FROM singles WHERE home = %s"
+        singles = _missing(connection, query, home, log.singles())
+        is_all = max(len(bases), len(marks)) <= MOST_STREAMS and len(singles) <= MOST
+        followed = removals if is_all else old.removals
+        new = old._replace(removals=followed, story="", changes=0, story_head=-1, upto={})
         with self._moving(connection, old, new) as cursor:
-            for row in _missing(
-                cursor, "SELECT stream, place, hash, at_ms FROM bases WHERE home = %s", home, log.bases()
-            ):
+            for row in bases[:MOST_STREAMS]:
                 cursor.execute(
                     "DELETE FROM records WHERE home = %s AND place < %s"
                     " AND stream = (SELECT id FROM streams WHERE home = %s AND name = %s)",
@@ -237,18 +245,15 @@ class Shipping:
                 )
                 cursor.execute("DELETE FROM bases WHERE home = %s AND stream = %s", [home, row[0]])
                 cursor.execute("INSERT INTO bases VALUES (%s, %s, %s, %s, %s)", [home, *row])
-            for row in _missing(cursor, "SELECT stream, place, at_ms FROM marks WHERE home = %s", home, log.marks()):
+            for row in marks[:MOST_STREAMS]:
                 for some in log.forgotten(row[0], row[1], old.head, MOST):
                     _forget(cursor, home, some)
                 cursor.execute("DELETE FROM marks WHERE home = %s AND stream = %s", [home, row[0]])
                 cursor.execute("INSERT INTO marks VALUES (%s, %s, %s, %s)", [home, *row])
-            query = "SELECT position, stream, place, at_ms FROM singles WHERE home = %s"
-            singles = _missing(cursor, query, home, log.singles())
-            _forget(cursor, home, log.events(row[0] for row in singles))
-            cursor.execute(
-                "DELETE FROM singles WHERE home = %s AND position = ANY(%s)", [home, [r[0] for r in singles]]
-            )
-            cursor.executemany("INSERT INTO singles VALUES (%s, %s, %s, %s, %s)", [(home, *row) for row in singles])
+            some = singles[:MOST]
+            _forget(cursor, home, log.events(row[0] for row in some))
+            cursor.execute("DELETE FROM singles WHERE home = %s AND position = ANY(%s)", [home, [r[0] for r in some]])
+            cursor.executemany("INSERT INTO singles VALUES (%s, %s, %s, %s, %s)", [(home, *row) for row in some])
             _drop_story(cursor, home)
         return new
 
@@ -295,10 +300,9 @@ def _story(log: Copied, place: Place, story_head: int) -> tuple[tuple[tuple[str,
     return tuple((name, *rows) for name, rows in found.items()), place
 
 
-def _missing(cursor: psycopg.Cursor[Any], query: str, home: int, wanted: set[Row]) -> list[Row]:
+def _missing(connection: psycopg.Connection[Any], query: str, home: int, wanted: set[Row]) -> list[Row]:
     """Those of the home's rows that the team does not have."""
-    cursor.execute(query.encode(), [home])
-    return sorted(wanted - set(cursor.fetchall()))
+    return sorted(wanted - set(connection.execute(query.encode(), [home])))
 
 
 def _forget(cursor: psycopg.Cursor[Any], home: int, rows: Iterable[Row]) -> None:

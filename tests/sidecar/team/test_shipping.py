@@ -69,7 +69,8 @@ async def test_two_homes_side_by_side(postgres: Postgres, home: CopiedHome, tmp_
     await other.log.close()
 
 
-async def test_forgets_and_prunes_follow(postgres: Postgres, home: CopiedHome) -> None:
+async def test_forgets_and_prunes_follow(postgres: Postgres, home: CopiedHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_STREAMS", 1)  # so each is followed in a step of its own
     config = postgres.config()
     await home.append(EVENTS[:1000])
     home.ship(config)
