@@ -14,18 +14,19 @@ const ROW = 18; // px from the top of a row to the middle of its first line
 
 /** Why an event happened, and what came of it: a row for each event, and beside the rows a line from each cause to what
  * it led to. What is in one session is in one lane. */
-function graph({ row: own, causes, effects, sessions }) {
+function graph({ row: own, causes, effects, calls, more, sessions }) {
   const rows = [...causes, own, ...effects];
   const lanes = [...new Set(rows.map((row) => row.session))];
   const left = Math.min(lanes.length, 8) * LANE + 12;
   const at = (row) => Math.min(lanes.indexOf(row.session), 7) * LANE + LANE;
   let before = null;
+  const link = (row) => h("a", { href: `/e/${row.id}`, "data-row": true }, h("small", {}, `${clock(row.ts)} ${row.actor}`), h("b", { class: row.tone === "bad" ? "bad" : "" }, row.label), row.text ? `  ${cut(row.text, 240)}` : "");
   const line = (row) => {
     const isOther = before !== null && row.session !== before;
     before = row.session;
     const name = row.session ? sessions[row.session] || row.session : "background work";
     const of = h("a", { class: "of", dir: "auto", href: row.session ? `/s/${encodeURIComponent(row.session)}?event=${row.id}` : "/work" }, cut(name, 80));
-    return h("li", { class: row === own ? "this" : "", style: { paddingLeft: `${left}px` } }, h("a", { href: `/e/${row.id}`, "data-row": true }, h("small", {}, `${clock(row.ts)} ${row.actor}`), h("b", { class: row.tone === "bad" ? "bad" : "" }, row.label), row.text ? `  ${cut(row.text, 240)}` : ""), isOther ? of : null);
+    return h("li", { class: row === own ? "this" : "", style: { paddingLeft: `${left}px` } }, link(row), isOther ? of : null);
   };
   const list = (some) => h("ol", {}, some.map(line));
   const beside = (tag, text) => h(tag, { class: tag === "p" && "faint", style: { marginLeft: `${left}px` } }, text);
@@ -36,7 +37,7 @@ function graph({ row: own, causes, effects, sessions }) {
     causes.length ? list(causes) : beside("p", own.type === "human.input" ? "A person began it." : "No cause is known."),
     list([own]),
     beside("h2", "What came of it"),
-    effects.length ? list(effects) : beside("p", "Nothing yet."),
+    effects.length ? list(effects) : beside("p", "No event names it as its cause."),
   );
   const draw = () => {
     const top = element.getBoundingClientRect().top;
@@ -50,7 +51,10 @@ function graph({ row: own, causes, effects, sessions }) {
     element.append(svg("svg", { width: left, height: element.offsetHeight, "aria-hidden": "true" }, edges, dots));
   };
   new ResizeObserver(draw).observe(element);
-  return element;
+  if (!calls.length) return element;
+  const all = h("a", { class: "link", href: `/s/${encodeURIComponent(own.session)}?event=${own.id}` }, more ? `and ${more} more, in the conversation` : "All of it, in the conversation");
+  const next = own.type.endsWith(".input") || own.type === "turn.started" ? "What its turn did" : "What its turn did next";
+  return [element, h("div", { class: "chain after", style: { marginLeft: `${left}px` } }, h("h2", {}, next), h("ol", {}, calls.map((row) => h("li", { style: { paddingLeft: 0 } }, link(row)))), h("p", {}, all))];
 }
 
 /** The parts of an event's page; `move` shows its session as of the event. */
@@ -82,5 +86,5 @@ export function detailOf(found, { move, whole = false } = {}) {
     h("dl", { class: "grid" }, facts.filter(([, value]) => value).map(([label, value]) => [h("dt", {}, label), h("dd", {}, String(value))])),
     h("div", { class: "buttons" }, back, isPlaced ? forkButton(found.root, shown.id) : null, copy, whole ? null : h("a", { class: "button", href: `/e/${shown.id}` }, "Why?")),
     graph(found),
-  ].flat(2);
+  ].flat(3);
 }
