@@ -34,7 +34,8 @@ from sidecar.read.story.conversation import Telling
 from sidecar.read.story.past import Past, asked
 from sidecar.read.story.reading import behind_text
 from sidecar.read.story.timeline import Timeline
-from sidecar.read.transcript.html import turn_html
+from sidecar.read.transcript.html import call_html, turn_html
+from sidecar.read.transcript.items import called
 from sidecar.read.transcript.model import Reading, Turn
 from sidecar.read.wording import one_line, printable
 from streams.errors import StreamError
@@ -323,6 +324,12 @@ class Data:
             "facts": [[name, one_line(str(value))] for name, value in found.facts]
             + [["allowed", one_line(f"{each.what}: {each.text}")] for each in allowed],
         } | await reasons(self.reader, record)
+
+    async def call(self, given: str) -> dict[str, str]:
+        """The ``html`` of a tool call in a conversation, with nothing left out; empty if the event is none."""
+        record = await find_event(self.reader, given)
+        is_call = record.event.type == "execution.step" and record.event.payload.get("kind") == "tool"
+        return {"html": call_html(called(record)) if is_call else ""}
 
     async def _number(self, root: str, record: Record) -> int | None:
         if is_agents(root):

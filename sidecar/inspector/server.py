@@ -172,6 +172,7 @@ def build(shown: Shown) -> Starlette:
         "search": search,
         "s/{name}/{what}": session,
         "e/{name}": lambda data, request: data.event(request.path_params["name"]),
+        "call/{name}": lambda data, request: data.call(request.path_params["name"]),
         "file": lambda data, request: file_history(data.reader, request.query_params.get("path", "")),
         "compare": compare,
         "work": lambda data, request: data.work(),

@@ -1,8 +1,50 @@
 // What was said: the last turns, or those around an event; more of them before and after.
 
-import { get, h, runs, sync } from "/page/lib.js";
+import { coded, get, h, runs, sync } from "/page/lib.js";
 
-export async function conversation({ path, ask, at, drawn, known: head, goal }) {
+/** A step with an event of its own; it may be below the call that started its session. */
+const STEP = ".prompt[id], .said[id], .call[id], .ask[id], .end[id]";
+
+const headingOf = (row) => row.matches("p") ? row : row.querySelector(":scope > header, :scope > p:first-child:not([dir]), :scope > .open");
+
+const button = (element, given) => {
+  for (const [name, value] of Object.entries({ role: "button", tabindex: 0, ...given })) element.setAttribute(name, value);
+};
+
+/** Make the steps of a turn rows, which lead to their events, and what is left out of them buttons, which show it. */
+function lead(turn, whole) {
+  for (const row of turn.querySelectorAll(STEP)) {
+    row.dataset.row = "";
+    if (row.matches(".said")) row.prepend(h("span", { class: "open", "aria-label": "Open the event of this answer" }));
+    const heading = headingOf(row);
+    if (heading) button(heading, { "data-open": row.id });
+  }
+  for (const rest of turn.querySelectorAll(".call[id] > pre .rest")) {
+    const box = rest.closest("pre");
+    if (whole.has(nameOf(box))) box.innerHTML = whole.get(nameOf(box));
+    else button(rest, {});
+  }
+}
+
+const boxesOf = (call) => [...call.querySelectorAll(":scope > pre:is(.output, .bad, .diff)")];
+
+/** The place of a box among those of its call. */
+const nameOf = (box) => `${box.parentElement.id} ${boxesOf(box.parentElement).indexOf(box)}`;
+
+/** Show the whole output or diff of which a box has the beginning and the end. */
+async function unfold(rest, whole) {
+  const box = rest.closest("pre");
+  const call = h("div");
+  call.innerHTML = (await get(`call/${encodeURIComponent(box.parentElement.id)}`)).html; // made by the same renderer
+  const found = boxesOf(call.firstElementChild ?? call)[boxesOf(box.parentElement).indexOf(box)];
+  if (!found) return;
+  whole.set(nameOf(box), found.innerHTML);
+  box.innerHTML = found.innerHTML;
+  box.tabIndex = -1;
+  box.focus({ preventScroll: true }); // the button is gone
+}
+
+export async function conversation({ path, ask, at, drawn, known: head, goal, select }) {
   // The event of an address may be gone.
   const found = await ask("conversation", { event: goal }).catch((error) => (goal && error.code === "not-found" ? ask("conversation") : Promise.reject(error)));
   if (!found.count) return h("p", { class: "empty" }, "Nothing was said yet.");
@@ -10,11 +52,26 @@ export async function conversation({ path, ask, at, drawn, known: head, goal }) 
   const made = (turn) => {
     const same = known.get(turn.number);
     if (same?.html === turn.html) return same;
-    const element = h("div", { class: "turn-html", "data-row": true, id: `turn-${turn.number}` });
+    const element = h("div", { class: "turn-html", id: `turn-${turn.number}` });
     element.innerHTML = turn.html; // made by the renderer of the exports, which escapes every text
+    lead(element, drawn.whole);
     return { html: turn.html, element };
   };
-  drawn.talk ??= h("div", { class: "talk" });
+  const follow = (act) => {
+    const own = act.target.closest("[role=button]");
+    const isKey = act.type === "keydown";
+    if (isKey ? !own || act.key !== "Enter" && act.key !== " " : !own && act.detail) return; // a click without a mouse is that of the row with the mark
+    if (!isKey && own && !getSelection().isCollapsed && own.contains(getSelection().anchorNode)) return; // who copies a word
+    const event = own ? own.dataset.open : act.target.id;
+    if (isKey) {
+      act.preventDefault();
+      act.stopPropagation();
+    }
+    if (event) select(event);
+    else if (own) unfold(own, drawn.whole).catch((error) => own.replaceChildren(...coded(error.message)));
+  };
+  drawn.whole ??= new Map(); // what was unfolded stays so when a turn is drawn anew
+  drawn.talk ??= h("div", { class: "talk", onclick: follow, onkeydown: follow });
   drawn.more ??= h("button", { class: "more" }, "Show earlier turns");
   drawn.later ??= h("button", { class: "more" }, "Show later turns");
   drawn.runs ??= h("div");
@@ -59,6 +116,7 @@ export async function conversation({ path, ask, at, drawn, known: head, goal }) 
 export function arrive(body, event, turn) {
   const found = body.querySelector(`#${CSS.escape(event)}`) ?? body.querySelector(`#turn-${turn}`);
   for (let each = found?.closest("details"); each; each = each.parentElement.closest("details")) each.open = true;
-  found?.closest(".turn-html")?.classList.add("at");
+  for (const row of body.querySelectorAll("[data-row].at")) row.classList.remove("at");
+  (found?.closest("[data-row]") ?? found?.querySelector("[data-row]"))?.classList.add("at");
   found?.scrollIntoView({ block: found.id === event ? "center" : "start" });
 }

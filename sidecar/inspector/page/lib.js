@@ -201,7 +201,7 @@ export function sync(parent, wanted) {
 
 /** Move the mark among rows with j and k; Enter opens the marked one. */
 export function step(rows, by) {
-  const list = [...rows].filter((row) => row.offsetParent !== null);
+  const list = [...rows].filter((row) => row.checkVisibility());
   const at = list.findIndex((row) => row.classList.contains("at"));
   const next = list[Math.max(0, Math.min(list.length - 1, at < 0 ? (by > 0 ? 0 : list.length - 1) : at + by))];
   if (!next) return null;

@@ -184,8 +184,8 @@ export async function session(name, tab = "conversation") {
 
   async function select(id) {
     note(id);
-    for (const row of body.querySelectorAll("tr.at")) row.classList.remove("at");
-    const row = body.querySelector(`tr[data-event="${CSS.escape(id)}"]`);
+    const row = body.querySelector(`tr[data-event="${CSS.escape(id)}"], .talk [data-row][id="${CSS.escape(id)}"]`);
+    for (const each of body.querySelectorAll("tr.at, .talk .at")) if (row || each.matches("tr")) each.classList.remove("at");
     row?.classList.add("at");
     row?.scrollIntoView({ block: "nearest" });
     try {

@@ -22,7 +22,7 @@ from sidecar.read.transcript import wording as words
 from sidecar.read.transcript.attached import is_image
 from sidecar.read.transcript.coloured import coloured
 from sidecar.read.transcript.markdown_text import is_whole, parser
-from sidecar.read.transcript.model import Reading, Session, Turn
+from sidecar.read.transcript.model import Call, Reading, Session, Turn
 from sidecar.read.transcript.screen import screen
 from sidecar.read.transcript.walk import Piece, pieces, turn_pieces
 from sidecar.read.wording import local_time, one_line, printable
@@ -37,7 +37,7 @@ body { font: 16px/1.6 system-ui, sans-serif; color: var(--text); max-width: 52re
   padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; line-height: 1.3; margin: 0; }
 footer { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: .8rem; }
-.facts, .end, .more, summary, time { color: var(--quiet); font-size: .85rem; }
+.facts, .end, .rest, summary, time { color: var(--quiet); font-size: .85rem; }
 .prompt { background: var(--soft); border-left: 3px solid var(--user); border-radius: 0 6px 6px 0;
   padding: .5rem 1rem; margin: 2.2rem 0 1.2rem; }
 .prompt header { color: var(--user); font-weight: 600; }
@@ -49,7 +49,7 @@ pre, code { font: .85rem/1.5 ui-monospace, Menlo, Consolas, monospace; }
 pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem;
   margin: .4rem 0; overflow-x: auto; white-space: pre-wrap; }
 code { background: var(--soft); border-radius: 4px; padding: .1em .3em; } pre code { padding: 0; }
-.more { color: var(--quiet); } .bad { color: var(--bad); } .ask { color: var(--asks); margin: .3rem 0; }
+.rest { color: var(--quiet); } .bad { color: var(--bad); } .ask { color: var(--asks); margin: .3rem 0; }
 .waiting { font-weight: 600; } .result { border-left: 3px solid var(--line); padding-left: 1rem; }
 blockquote, details { border-left: 3px solid var(--line); margin: .5rem 0; padding-left: 1rem; }
 img { max-width: 100%; } h2 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
@@ -327,12 +327,34 @@ def _call(piece: Piece, reading: Reading) -> Iterator[str]:
     for part in piece.parts:
         if part.kind != "output":
             yield from _rendered(part, reading)
-        elif shown := words.output_text(call, piece.text, part.text, full=reading.full):
-            # What was run must not pass for its own output, nor be overwritten by it.
-            ran = shown[: len(piece.text) + 2] if call.tool == "bash" and piece.text else ""
-            output = _lines(ran) + screen(shown.removeprefix(ran))
-            yield f'<pre class="{"bad" if call.failed else "output"}">{output}</pre>'
+        elif shown := _output(call, piece.text, part.text, reading):
+            yield f'<pre class="{"bad" if call.failed else "output"}">{shown}</pre>'
     yield f"{_images(call.images)}</section>"
+
+
+def call_html(call: Call) -> str:
+    """One call without its asks and its child session; nothing of it is left out."""
+    reading = Reading(full=True)
+    return "".join(
+        line
+        for piece in turn_pieces([Turn("", items=[call])], "", reading, opens=False)
+        for line in _rendered(piece, reading)
+    )
+
+
+def _output(call: Call, command: str, output: str, reading: Reading) -> str:
+    """What stands in the box of a call. What was run must not pass for its own output, nor be overwritten by it."""
+    head, left_out, tail = words.shortened(output.split("\n"), words.OUTPUT_LINES, full=reading.full)
+    lines = screen("\n".join([*head, *[""] * bool(left_out), *tail])).split("\n")
+    if left_out:
+        lines[len(head)] = _rest(left_out)
+    ran = _lines(f"$ {command}") if call.tool == "bash" else ""
+    return "\n".join(filter(None, (ran, "\n".join(lines) if output else "")))
+
+
+def _rest(count: int) -> str:
+    """Stands in place of lines that are left out; the page makes a button of it."""
+    return f'<span class="rest">{words.more_lines(count)}</span>'
 
 
 def _images(urls: list[str]) -> str:
@@ -343,12 +365,14 @@ def _images(urls: list[str]) -> str:
 def _diff(piece: Piece, reading: Reading) -> Iterator[str]:
     if piece.facts:
         yield f"<p><code>{_text(piece.of.file)}</code> {_text(piece.facts)}</p>"
-    yield _diff_html(
-        words.shortened_lines(piece.text.removesuffix("\n").split("\n"), words.DIFF_LINES, full=reading.full)
-    )
+    yield _diff_html(piece.text.removesuffix("\n").split("\n"), full=reading.full)
 
 
-def _diff_html(lines: Sequence[str]) -> str:
+def _diff_html(lines: list[str], *, full: bool = True) -> str:
     kinds = {"+": "add", "-": "del", "@": "hunk"}
-    spans = (f'<span class="{kinds.get(line[:1], "same")}">{_lines(line) or " "}</span>' for line in lines)
-    return f'<pre class="diff">{"".join(spans)}</pre>'
+    head, left_out, tail = words.shortened(lines, words.DIFF_LINES, full=full)
+
+    def spans(some: list[str]) -> str:
+        return "".join(f'<span class="{kinds.get(line[:1], "same")}">{_lines(line) or " "}</span>' for line in some)
+
+    return f'<pre class="diff">{spans(head)}{_rest(left_out) if left_out else ""}{spans(tail)}</pre>'

@@ -59,6 +59,17 @@ def happened() -> list[StreamEvent]:
     add("ses_wide", "execution.step", turn="w", message="a", call="c4", status="completed", **edit)
     add("ses_wide", "execution.step", turn="w", message="a", kind="inference", cost=0.5, tokens={"input": 9})
 
+    add("ses_long", "lifecycle.session.created", title="Long", directory="/shop", lineage="root", agent="build")
+    add("ses_long", "human.input", message="l", parts=[{"type": "text", "text": "Count"}])
+    add("ses_long", "turn.started", message="l", agent="build", model={"provider": "mock", "model": "mock-1"})
+    output = "\n".join(f"\x1b[31m{EVIL} {number}\x1b[0m" for number in range(152))
+    diff = "@@ -1,0 +1,60 @@\n" + "\n".join(f"+new {number}" for number in range(60))
+    for call, given in (
+        ("c5", {"tool": "bash", "input": {"command": "count"}, "output": output}),
+        ("c6", {"tool": "edit", "input": {"filePath": "/shop/a"}, "metadata": {"diff": diff}}),
+    ):
+        add("ses_long", "execution.step", kind="tool", turn="l", message="a", call=call, status="completed", **given)
+
     def own(type_: str, **payload: Any) -> None:
         about = {"stream_id": "agent/intents", "actor": "intents", "source": {"agent": "intents", "adapter": "engine"}}
         made.append(identity.stamp({**about, "type": type_, "payload": payload, "metadata": {"role": "output"}}))
@@ -126,6 +137,34 @@ def test_an_error_in_a_child_session_is_shown_in_the_conversation(open_: tuple[P
     page.locator(".head .link.bad").click()
     expect(failed).to_be_in_viewport()
     expect(page.locator(".detail")).to_contain_text("no such file")
+
+
+def test_long_output_is_a_fold_that_news_leave_open(browser: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    aside(record, home, happened())
+    with looking(browser, home) as (page, served):
+        page.goto(f"{served.base}/s/ses_long")
+        output, diff = page.locator(".call pre.output"), page.locator(".call pre.diff")
+        expect(output).to_contain_text("… 140 more lines")
+        expect(output).not_to_contain_text("tset 100")
+        output.get_by_role("button", name="140 more lines").click()
+        expect(output.get_by_text("tset 100")).to_have_class("a1")
+        expect(output).to_contain_text("$ count")
+        expect(page.get_by_role("button", name="140 more lines")).to_have_count(0)
+        fold = diff.get_by_role("button", name="21 more lines")
+        fold.focus()
+        page.keyboard.press("Enter")
+        expect(diff.locator(".add")).to_have_count(60)
+        assert page.locator("#main img").count() == 0
+        assert "event=" not in page.url
+        about = {"stream_id": "ses_long", "actor": "build", "source": {"agent": "build", "adapter": "opencode"}}
+        said = {"session": "ses_long", "kind": "text", "text": "Counted.", "turn": "l", "message": "b"}
+        new = {**about, "ts": int(time.time() * 1000), "type": "execution.output", "payload": said}
+        aside(record, home, [seeded_identity(9).stamp(new)])
+        expect(page.locator(".talk .said")).to_contain_text("Counted.")
+        expect(output).to_contain_text("tset 100")
+        expect(diff.locator(".add")).to_have_count(60)
 
 
 def test_files_of_background_work_are_with_those_of_its_session(open_: tuple[Page, Served, list[str]]) -> None:

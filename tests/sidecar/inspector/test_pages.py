@@ -140,7 +140,7 @@ def test_the_palette_finds_events_by_session_and_opens_one_at_its_turn(page: Pag
     expect(hit).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Enter")
     expect(page.locator(".palette")).to_be_hidden()
-    expect(page.locator(".turn-html.at .said").first).to_be_in_viewport()
+    expect(page.locator(".talk .said.at")).to_be_in_viewport()
     expect(page.locator(".detail")).to_contain_text("identity, not equality")
     page.go_back()
     expect(page.locator("#find")).to_have_value('"identity, not equality"')
@@ -223,7 +223,7 @@ def test_the_map_of_turns_is_the_strip_of_the_slider(page: Page, served: Served)
 
 
 def test_the_keys_work_on_every_page_and_are_listed(page: Page, served: Served) -> None:
-    for path, row in {"/": ".row", f"/s/{ROOT}": ".turn-html", f"/s/{ROOT}/events": "tr"}.items():
+    for path, row in {"/": ".row", f"/s/{ROOT}": ".talk [data-row]", f"/s/{ROOT}/events": "tr"}.items():
         page.goto(served.base + path)
         page.wait_for_selector(row)
         page.keyboard.press("j")
@@ -381,7 +381,7 @@ def test_one_session_is_compared_at_two_moments(page: Page, served: Served) -> N
     expect(page).to_have_url(f"{served.base}/compare/{ROOT}/{ROOT}?at=50&to=49")
     expect(turns.nth(0)).to_contain_text("same")
     turns.nth(0).locator("a").first.click()
-    expect(page.locator(".turn-html.at")).to_be_visible()
+    expect(page.locator(".talk .at")).to_be_visible()
 
 
 def test_a_page_that_does_not_exist_leads_back(page: Page, served: Served) -> None:

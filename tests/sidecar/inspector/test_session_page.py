@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -275,6 +276,34 @@ def test_an_open_event_has_an_address_and_the_way_back_leads_through_it(page: Pa
     page.goto(link)
     expect(detail).to_contain_text("offset 4 of")
     expect(page.locator(".events tr")).to_have_count(15)
+
+
+def test_each_step_of_the_conversation_leads_to_its_event(page: Page, served: Served) -> None:
+    page.goto(f"{served.base}/s/{ROOT}")
+    detail, call = page.locator(".detail"), page.locator(".talk .call").first
+    name = call.get_attribute("id")
+    call.locator("> p").first.click()
+    expect(detail).to_be_visible()
+    expect(page).to_have_url(f"{served.base}/s/{ROOT}/conversation?event={name}")
+    expect(call).to_have_class("call at")
+    assert faults(page) == []
+    page.keyboard.press("Escape")
+    expect(detail).to_be_hidden()
+    page.keyboard.press("k")
+    page.keyboard.press("j")
+    expect(call).to_have_class("call at")
+    page.keyboard.press("Enter")
+    expect(detail).to_be_visible()
+    expect(page).to_have_url(f"{served.base}/s/{ROOT}/conversation?event={name}")
+    for kind, heading in (("prompt", "> header"), ("said", "> [role=button]")):
+        step = page.locator(f".talk .turn-html > .{kind}").first
+        step.locator(heading).focus()
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{served.base}/s/{ROOT}/conversation?event={step.get_attribute('id')}")
+        expect(detail.locator("dl")).to_contain_text(step.get_attribute("id") or "?")
+    said = page.locator(".talk .turn-html > .said").first
+    said.locator("p").first.click()  # as one who copies a word
+    expect(page).to_have_url(re.compile(f"event={page.locator('.talk .at').get_attribute('id')}"))
 
 
 def test_an_event_has_the_number_that_the_log_gives_it(page: Page, served: Served, filled: Path) -> None:
