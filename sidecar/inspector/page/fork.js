@@ -1,6 +1,6 @@
 // "Fork here": says what a new session from an event will be, and makes it only if a person agrees.
 
-import { act, h, isTeam, visible } from "/page/lib.js";
+import { act, coded, h, isTeam, visible } from "/page/lib.js";
 
 /** The button beside an event of a session. */
 export const forkButton = (stream, event) => isTeam ? null : h("button", { class: "button", onclick: () => open(stream, event) }, "Fork here …");
@@ -24,7 +24,7 @@ function open(stream, event) {
     try {
       return await action;
     } catch (error) {
-      said.textContent = visible(error.message);
+      said.replaceChildren(...coded(visible(error.message)));
       said.className = "bad";
       runs.textContent = "";
       return null;

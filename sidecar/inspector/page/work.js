@@ -1,6 +1,6 @@
 // Background work: what waits for a person, what runs, what ended; answers and cancellations.
 
-import { act, ago, amount, clock, cut, day, decide, diffOf, get, h, isTeam, money, place, plural, runs, span, status, visible } from "/page/lib.js";
+import { act, ago, amount, clock, coded, cut, day, decide, diffOf, get, h, isTeam, money, place, plural, runs, span, status, visible } from "/page/lib.js";
 
 const ENDED = new Set(["completed", "failed", "cancelled", "refused"]);
 
@@ -10,6 +10,8 @@ const isOpen = (each) => (each.host ? each.state === "running" : !ENDED.has(each
 export async function work() {
   const element = h("div", { class: "page" });
   const said = h("p", { class: "note", role: "alert", hidden: true });
+  const sent = new Map(); // the answers that are on their way, by the id of what asked
+  let isAway = false; // whether no OpenCode is open
 
   /** Do something, and say what came of it. */
   async function tell(doing) {
@@ -22,21 +24,50 @@ export async function work() {
       text = error.message;
       said.className = "note";
     }
-    said.textContent = visible(text ?? "");
+    said.replaceChildren(...coded(visible(text ?? "")));
     said.hidden = !text;
   }
 
   const press = {
-    answer: (each, texts) => tell(act("answer", { checkpoint: each.id, answer: texts }).then(() => `Answered: ${texts.join(", ")}`)),
+    answer: (each, texts) => tell(answer(each, texts)),
     cancel: (each) => decide("Cancel this work?", [h("p", {}, each.title || each.id), h("p", { class: "quiet" }, "It stops, with everything that it started.")], "Cancel the work", () => tell(act("cancel", { intent: each.id }).then(() => `${each.title || each.id}: is being cancelled.`))),
     apply: (each) => tell(showChanges(each, () => tell(act("apply", { intent: each.id }).then((done) => `${done.count ? "Applied" : "Had been applied before"}: ${plural(done.changes.count, "file")} in ${done.directory}: ${names(done.changes)}`)))),
     undo: (each) => decide("Take these changes back?", [h("p", {}, `${names(each.changes)} in ${each.directory}`), h("p", { class: "quiet" }, "What you changed there since then stays; if both changed the same lines, nothing is taken back.")], `Take back ${plural(each.changes.count, "changed file")}`, () => tell(act("apply", { intent: each.id, undo: true }).then((done) => `${done.count ? "Took back" : "Nothing had to be taken back"}: ${plural(done.count, "file")} in ${done.directory}`))),
   };
 
+  /** Send an answer. OpenCode may take long to get it, so the card says at once what becomes of it. */
+  async function answer(each, texts) {
+    const redraw = () => document.getElementById(each.id)?.replaceWith(ask(onItsWay(each), Date.now(), press, isAway));
+    sent.set(each.id, texts);
+    redraw();
+    if (HOSTS.has(each.kind)) look().then(() => sent.has(each.id) && redraw());
+    try {
+      await act("answer", { checkpoint: each.id, answer: texts });
+    } catch (error) {
+      sent.delete(each.id);
+      redraw();
+      await draw();
+      // The answer is recorded, and the card says what it waits for.
+      if (error.code === "not-delivered" && document.getElementById(each.id)?.matches(".sent")) return "";
+      throw error;
+    }
+    sent.delete(each.id);
+    return `Answered: ${texts.join(", ")}`;
+  }
+
+  const onItsWay = (each) => (sent.has(each.id) ? { ...each, state: "answering", answer: sent.get(each.id) } : each);
+
+  async function look() {
+    const { links } = await get("health").catch(() => ({}));
+    isAway = links?.length === 0;
+  }
+
   async function draw() {
     // A half-typed answer must survive news.
     if (element.contains(document.activeElement) && document.activeElement.tagName === "INPUT") return;
     const found = await get("work");
+    found.checkpoints = found.checkpoints.map(onItsWay);
+    if (found.checkpoints.some((each) => each.state === "answering" && HOSTS.has(each.kind))) await look();
     const jobs = [...found.intents, ...found.hosts];
     const running = jobs.filter(isOpen);
     const ended = jobs.filter((each) => !isOpen(each));
@@ -44,7 +75,7 @@ export async function work() {
     element.replaceChildren(
       h("h1", { class: "unseen" }, "Work"),
       said,
-      ...section("Waiting for you", found.checkpoints.map((each) => ask(each, found.now, press))),
+      ...section("Waiting for you", found.checkpoints.map((each) => ask(each, found.now, press, isAway))),
       ...section("Running", nested(running).map(([each, depth]) => job(each, found.now, press, depth))),
       ...section("Ended", nested(ended).map(([each, depth]) => job(each, found.now, press, depth))),
       ...section("Messages", found.notices.slice(0, 40).map((each) => message(each, found.now))),
@@ -87,21 +118,35 @@ function nested(jobs) {
 
 const linesOf = (lines) => (lines?.length ? h("pre", {}, lines.map((row) => cut(`${row.label}: ${row.text}`, 160)).join("\n")) : null);
 
-function ask(each, now, press) {
+/** What OpenCode asks, and gets an answer to only while it is open. */
+const HOSTS = new Set(["permission", "question"]);
+
+const DONE = { once: "Allowed once", always: "Always allowed", reject: "Rejected" };
+
+/** What became of an answer that was given and has not arrived. */
+function answering(each, isAway) {
+  const did = (each.kind === "permission" && DONE[each.answer[0]]) || `Answered: ${each.answer.join(", ")}`;
+  if (!HOSTS.has(each.kind)) return `${did}; this is being recorded.`;
+  return `${did}; ${isAway ? "waits for OpenCode, which is not open." : "on its way to OpenCode."}`;
+}
+
+function ask(each, now, press, isAway) {
+  const isSent = each.state === "answering";
   const answer = (...texts) => press.answer(each, texts);
   const field = h("input", { placeholder: "Your answer", "aria-label": "Your answer" });
   const isPermission = each.kind === "permission";
   const options = isPermission ? [] : each.options;
   return h(
     "article",
-    { class: "card waits", "data-row": true },
+    { class: isSent ? "card waits sent" : "card waits", "data-row": true, id: each.id },
     h("header", {}, h("span", { class: "title", dir: "auto" }, each.heading), each.session ? h("a", { class: "link", dir: "auto", href: place(each.session, each) }, cut(each.title || each.session, 80)) : h("span", { class: "faint" }, each.id), h("span", { class: "wait" }, ago(each.opened, now))),
     linesOf(each.lines),
     h("p", {}, h("b", {}, each.text)),
     each.left_out ? h("p", { class: "bad" }, `${each.left_out} characters are left out: read all of it with durable-stream checkpoints ${each.id}`) : null,
+    isSent ? h("p", { class: "wait", role: "status" }, answering(each, isAway)) : null,
     isTeam ? h("p", { class: "faint", dir: "auto" }, `on ${each.machine}`) : h(
-      "div",
-      { class: "buttons" },
+      "fieldset",
+      { class: "buttons", disabled: isSent },
       isPermission
         ? [
             each.left_out ? null : h("button", { class: "button main", onclick: () => answer("once") }, "Allow once"),

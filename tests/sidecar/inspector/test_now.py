@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -127,6 +127,23 @@ def test_work_shows_what_runs_and_what_was_said_before_an_ask(open_: tuple[Page,
     expect(ask.locator("pre")).not_to_contain_text("Another one.")
     expect(ask.locator("pre")).not_to_contain_text("It came later.")
     assert page.locator("#main img").count() == 0
+
+
+def test_an_answer_says_at_once_what_it_waits_for(open_: tuple[Page, Served, list[str]]) -> None:
+    page, served, _ = open_
+    held: list[Route] = []
+    page.route("**/api/do/answer", lambda route: held.append(route))
+    page.goto(f"{served.base}/work")
+    ask = page.locator(".card.waits")
+    ask.get_by_role("button", name="Reject").click()
+    expect(ask).to_contain_text("Rejected; waits for OpenCode, which is not open")
+    for button in ask.get_by_role("button").all():
+        expect(button).to_be_disabled()
+    held[0].fulfill(status=409, json={"code": "needs-person", "error": "only a person may `answer` <b>"})
+    expect(page.locator("#main .note code")).to_have_text("answer")
+    expect(ask.get_by_role("button", name="Reject")).to_be_enabled()
+    expect(ask).not_to_contain_text("Rejected")
+    page.unroute("**/api/do/answer")
 
 
 def test_an_error_in_a_child_session_is_shown_in_the_conversation(open_: tuple[Page, Served, list[str]]) -> None:
