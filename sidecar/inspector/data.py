@@ -82,7 +82,8 @@ ACTIONS: Final = {
 
 
 class Data:
-    """Reads one home's log. ``ask`` sends a request to the sidecar, and ``health`` gathers what ``status`` shows."""
+    """Reads one home's log. ``ask`` sends a request to the sidecar, and ``health`` gathers what ``status`` shows. A
+    team's home is on a ``machine``."""
 
     is_team = False
     look_seconds = 0.25
@@ -95,8 +96,9 @@ class Data:
         now_ms: Callable[[], int],
         ask: Ask,
         health: Callable[[], Awaitable[dict[str, Any]]],
+        machine: str | None = None,
     ) -> None:
-        self._home = home
+        self._home, self._machine = home, machine
         self.reader, self._now_ms, self._send, self.health = reader, now_ms, ask, health
         self._work: tuple[int, Any, State] | None = None
         self._spending = Spending(reader)
@@ -147,7 +149,8 @@ class Data:
 
     async def search(self, text: str) -> dict[str, Any]:
         """What the palette finds: see ``search``."""
-        return await search(self.reader, text, self._now_ms())
+        rows = (await self.sessions())["sessions"]
+        return await search(self.reader, rows, text, self._now_ms(), self._machine)
 
     # --- one session ---
 

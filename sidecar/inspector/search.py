@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Final
 
 import orjson
 
-from sidecar.inspector.around import shown_status
 from sidecar.read.fields import has_failed
-from sidecar.read.find_by_id import ask_catalog, newest
-from sidecar.read.kinds import is_agents, repeats
-from sidecar.read.projects import short_directory
+from sidecar.read.find_by_id import newest
+from sidecar.read.kinds import repeats
 from sidecar.read.rendering.describe import describe
-from sidecar.read.story.catalog import Catalog
 from sidecar.read.story.reading import Snapshot
 from sidecar.read.story.reading import ask as ask_story
 from sidecar.read.story.tables import ALIVE
@@ -36,6 +32,11 @@ MOST_HITS: Final = 4
 RECENT: Final = 8
 """How many sessions are offered before anybody typed something."""
 
+ONLY_TEAM: Final = "'machine:' counts on the page of a team only"
+
+LATEST: Final = 2**62
+"""A time after every other."""
+
 AROUND: Final = 60
 """How many characters around a hit a snippet has, on each side."""
 
@@ -47,11 +48,14 @@ _WEIGHTS: Final = {"human.input": 3, "execution.output": 2, "agent.input": 2, "e
 
 
 _PLACES: Final = f"SELECT key, stream, directory FROM place WHERE {ALIVE}"  # noqa: S608
-_SESSIONS: Final = f"SELECT name, key, parent, place, agent, model FROM session WHERE named = 1 AND {ALIVE}"  # noqa: S608
-_KEYS: Final = f"SELECT key, name FROM session WHERE name IN (SELECT value FROM json_each(:names)) AND {ALIVE}"  # noqa: S608
-_AGENTS: Final = f"SELECT DISTINCT session, agent, model FROM turn WHERE {ALIVE} AND agent <> ''"  # noqa: S608
-_TURNS: Final = f"""SELECT session, message, agent, model FROM turn WHERE {ALIVE} AND agent <> ''
+_SESSIONS: Final = f"""SELECT name, key, parent, place, agent, model, title || ' ' || label FROM session
+    WHERE named = 1 AND {ALIVE}"""  # noqa: S608
+_TURNS: Final = f"SELECT first, session, agent, model, started_ms, ended_ms FROM turn WHERE {ALIVE} AND agent <> ''"  # noqa: S608
+_SAID: Final = f"""SELECT session, message, agent, model FROM turn WHERE {ALIVE} AND agent <> ''
     AND session IN (SELECT value FROM json_each(:keys)) AND message IN (SELECT value FROM json_each(:names))"""  # noqa: S608
+_FAILED: Final = "SELECT n, session FROM mark WHERE kind = 'error' AND n <= :n"
+_FAILED_THEN: Final = """SELECT mark.n, mark.session FROM mark JOIN moment ON moment.n = mark.n
+    WHERE mark.kind = 'error' AND mark.n <= :n AND moment.ts >= :since AND moment.ts <= :until"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +76,15 @@ class Asked:
         return " ".join(self.words)
 
     @property
-    def is_of_events(self) -> bool:
-        """Whether events are asked for, and not sessions alone."""
-        return bool(self.words) or not self.filters.keys().isdisjoint(("tool", "failed", "agent", "model"))
+    def is_of_sessions(self) -> bool:
+        """Whether what is asked for is known of each session, so that no event is looked for."""
+        is_of_turns = not self.filters.keys().isdisjoint(("agent", "model"))
+        return not (self.words or "tool" in self.filters or ("failed" in self.filters and is_of_turns))
 
-    @property
-    def is_of_turns(self) -> bool:
-        """Whether turns are asked for, and nothing in them."""
-        return self.is_of_events and not self.words and self.filters.keys().isdisjoint(("tool", "failed"))
+    def overlaps(self, first: int | None, last: int | None) -> bool:
+        """Whether some of the time from ``first`` to ``last`` is asked for; ``None``: it has no such end."""
+        begins = self.until is None or first is None or first <= self.until
+        return begins and (self.since is None or last is None or last >= self.since)
 
     def is_of(self, project: str | None, agent: str, model: str) -> bool:
         """Whether a turn fits; ``None``: its project is known to fit."""
@@ -108,7 +113,7 @@ def asked(text: str, now_ms: int) -> Asked:
                 filters[name] = value
             except ValueError as error:
                 faults.append(str(error))
-        elif name in (*_OF_SESSIONS, "tool") and value:
+        elif name in (*_OF_SESSIONS, "tool", "machine") and value:
             filters[name] = value.casefold()
         elif plain == "failed" and not name:
             filters["failed"] = ""
@@ -117,25 +122,94 @@ def asked(text: str, now_ms: int) -> Asked:
     return Asked(tuple(words), filters, times.get("since"), times.get("until"), tuple(faults))
 
 
-async def search(reader: LogReader, text: str, now_ms: int) -> dict[str, Any]:
-    """What a text finds: ``groups``, each a session with its ``hits``, the best first; the ``words`` and ``filters``
-    that were understood, and ``faults``. Without a text, the newest sessions."""
+class _Sessions:
+    """All sessions of the story, by their names."""
+
+    def __init__(self, story: Snapshot) -> None:
+        self._story = story
+        self._places = {key: at for key, *at in story.sql(_PLACES, n=story.head)}
+        self.rows = {name: row for name, *row in story.sql(_SESSIONS, n=story.head)}
+        self.names = {row[0]: name for name, row in self.rows.items()}
+        self._roots: dict[str, str] = {}
+        self._of: dict[str, str] | None = None
+
+    def stream(self, name: str) -> str:
+        return str(self._places[self.rows[name][2]][0])
+
+    def _above(self, name: str) -> Iterable[str]:
+        """The session, the one that started it, and so on."""
+        seen = set[str]()
+        while name in self.rows and name not in seen:
+            yield name
+            seen.add(name)
+            name = self.rows[name][1] or ""
+
+    def root(self, name: str) -> str:
+        """The stream of the session that a person started."""
+        if name not in self._roots:
+            *_, top = self._above(name)
+            self._roots[name] = self.stream(top)
+        return self._roots[name]
+
+    def session(self, record: Record) -> str | None:
+        """The session that an event is of; ``None`` if it is of none."""
+        name = str(record.event.payload.get("session") or record.event.stream_id)
+        if name in self.rows:
+            return name
+        if self._of is None:
+            self._of = {}
+            for each in self.rows:
+                self._of.setdefault(self.stream(each), each)
+        return self._of.get(record.event.stream_id)
+
+    def _directory(self, name: str) -> str:
+        """That of the session, or of the one that started it."""
+        return next(filter(None, (str(self._places[self.rows[each][2]][1]) for each in self._above(name))), "")
+
+    def fitting(self, wanted: Asked) -> Collection[str] | None:
+        """The sessions that an operator names; ``None`` if none of them is about sessions. Each agent and each model
+        that had a turn in a session counts."""
+        of = {name for name in _OF_SESSIONS if name in wanted.filters}
+        if not of:
+            return None
+        had: dict[int, set[tuple[str, str]]] = {}
+        for _, key, agent, model, *_ in self.turns if of != {"project"} else ():
+            had.setdefault(key, set()).add((agent, model))
+
+        def is_of(name: str, key: int, agent: str, model: str) -> bool:
+            project = self._directory(name) if "project" in of else ""
+            return any(wanted.is_of(project, *each) for each in ((agent, model), *had.get(key, ())))
+
+        return {name for name, (key, _, _, agent, model, _) in self.rows.items() if is_of(name, key, agent, model)}
+
+    @cached_property
+    def turns(self) -> list[tuple[Any, ...]]:
+        """Those of which the agent is known: first event, key of the session, agent, model, begin, end."""
+        return self._story.sql(_TURNS, n=self._story.head)
+
+
+async def search(
+    reader: LogReader, rows: list[dict[str, Any]], text: str, now_ms: int, machine: str | None = None
+) -> dict[str, Any]:
+    """What a text finds in the sessions of the list's ``rows``: ``groups``, each a session with its ``hits``, the best
+    first, or without words the newest first; how many sessions fit in ``total``; the ``words`` and ``filters`` that
+    were understood, and ``faults``. If not ``is_all``, older events were not looked at. Without a text, the newest
+    sessions. A team's home is on a ``machine``."""
     wanted = asked(text, now_ms)
-    if wanted.is_of_turns:
-        records = await ask_story(reader, lambda story: _begun(story, wanted))
+    faults, there = [*wanted.faults], wanted.filters.get("machine")
+    if there is not None and machine is None:
+        faults.append(ONLY_TEAM)
+    elif there is not None and there not in (machine or "").casefold():
+        rows = []
+    records: list[Record] = []
+    if wanted.is_of_sessions:
+        total, groups = await ask_story(reader, lambda story: _by_filters(story, wanted, rows))
     else:
-        records = await _failures(reader, wanted) if "failed" in wanted.filters else await _with_words(reader, wanted)
-
-    def question(story: Snapshot) -> tuple[list[Record], dict[str, str] | None, dict[str, str]]:
-        fitting = _fitting(story, wanted)
-        hits = _in_turns(story, wanted, [record for record in records if wanted.fits(record)], fitting)
-        return hits, fitting, _titled(story, wanted, fitting)
-
-    hits, fitting, titled = await ask_story(reader, question)
-    streams = None if fitting is None else {*fitting.values()}
-    groups = await ask_catalog(reader, lambda catalog: _groups(catalog, wanted, hits, streams, titled))
-    about = {"words": wanted.words, "filters": [*wanted.filters.items()], "faults": wanted.faults}
-    return about | {"groups": groups, "is_all": len(records) < LOOKED}
+        if rows:
+            records = await (_failures if "failed" in wanted.filters else _with_words)(reader, wanted)
+        total, groups = await ask_story(reader, lambda story: _by_events(story, wanted, rows, records))
+    about = {"words": wanted.words, "filters": [*wanted.filters.items()], "faults": faults}
+    return about | {"groups": groups, "total": total, "is_all": len(records) < LOOKED}
 
 
 async def _with_words(reader: LogReader, wanted: Asked) -> list[Record]:
@@ -154,7 +228,7 @@ async def _failures(reader: LogReader, wanted: Asked) -> list[Record]:
     """The newest events with which something failed, in the sessions that fit."""
 
     def question(story: Snapshot) -> list[Record]:
-        names = _fitting(story, wanted)
+        names = _Sessions(story).fitting(wanted)
         keys = "SELECT key FROM session WHERE name IN (SELECT value FROM json_each(:names))"
         some = f"AND session IN ({keys})" * (names is not None)
         newest_ones = f"SELECT n FROM mark WHERE kind = 'error' AND n <= :n {some} ORDER BY n DESC LIMIT :most"  # noqa: S608
@@ -165,138 +239,121 @@ async def _failures(reader: LogReader, wanted: Asked) -> list[Record]:
     return await ask_story(reader, question)
 
 
-def _begun(story: Snapshot, wanted: Asked) -> list[Record]:
-    """The first events of the newest turns of an agent or a model."""
-    some = " AND ".join(
-        f"lower({name}) LIKE '%' || :{name} || '%'" for name in ("agent", "model") if name in wanted.filters
-    )
-    newest_ones = f"SELECT first FROM turn WHERE {ALIVE} AND agent <> '' AND {some} ORDER BY first DESC LIMIT :most"  # noqa: S608
-    found = story.records(n for (n,) in story.sql(newest_ones, n=story.head, most=LOOKED, **wanted.filters))
-    return [found[n] for n in sorted(found)]
+def _by_filters(story: Snapshot, wanted: Asked, rows: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """How many sessions fit, and the newest of them, each with the newest failures or turns that are asked for."""
+    at: dict[str, list[int]] = {}
+    rows = [row for row in rows if wanted.overlaps(row["first_ts"], row["last_ts"])]
+    if not {"failed", *_OF_SESSIONS}.isdisjoint(wanted.filters):
+        known = _Sessions(story)
+        fitting = known.fitting(wanted)
+        some = _failed(story, wanted) if "failed" in wanted.filters else _turns(known, wanted)
+        for n, key in some:
+            name = known.names.get(key)
+            if name is not None and (fitting is None or name in fitting):
+                at.setdefault(known.root(name), []).append(n)
+        roots = {*at} if "failed" in wanted.filters else {known.root(name) for name in fitting or ()}
+        rows = [row for row in rows if row["stream_id"] in roots]
+    best = rows[: MOST_SESSIONS if wanted.filters else RECENT]
+    chosen = {row["stream_id"]: sorted(at.get(row["stream_id"], ()))[::-1] for row in best}
+    records = story.records(n for some in chosen.values() for n in some[:MOST_HITS])
+    return len(rows), [
+        _group(row, wanted, [records[n] for n in chosen[row["stream_id"]][:MOST_HITS]], len(chosen[row["stream_id"]]))
+        for row in best
+    ]
 
 
-def _fitting(story: Snapshot, wanted: Asked) -> dict[str, str] | None:
-    """The sessions that an operator names, each with its stream; ``None`` if none of them is about sessions. Each agent
-    and each model that had a turn in a session counts."""
-    of = {name: wanted.filters[name] for name in _OF_SESSIONS if name in wanted.filters}
-    if not of:
-        return None
-    places = {key: at for key, *at in story.sql(_PLACES, n=story.head)}
-    rows = {name: row for name, *row in story.sql(_SESSIONS, n=story.head)}
-    had: dict[int, set[tuple[str, str]]] = {}
-    for key, agent, model in story.sql(_AGENTS, n=story.head) if of.keys() != {"project"} else ():
-        had.setdefault(key, set()).add((agent, model))
-
-    def directory(name: str) -> str:
-        """That of the session, or of the one that started it."""
-        seen = set[str]()
-        while name in rows and name not in seen:
-            seen.add(name)
-            _, parent, place, _, _ = rows[name]
-            if places[place][1]:
-                return str(places[place][1])
-            name = parent or ""
-        return ""
-
-    def is_of(name: str, key: int, agent: str, model: str) -> bool:
-        project = directory(name) if "project" in of else ""
-        return any(wanted.is_of(project, *each) for each in ((agent, model), *had.get(key, ())))
-
-    return {name: places[place][0] for name, (key, _, place, *own) in rows.items() if is_of(name, key, *own)}
+def _failed(story: Snapshot, wanted: Asked) -> list[tuple[int, int]]:
+    """Each event with which something failed in the time, and the key of its session."""
+    if wanted.since is None and wanted.until is None:
+        return story.sql(_FAILED, n=story.head)
+    times = {"since": wanted.since or 0, "until": LATEST if wanted.until is None else wanted.until}
+    return story.sql(_FAILED_THEN, n=story.head, **times)
 
 
-def _in_turns(story: Snapshot, wanted: Asked, hits: list[Record], fitting: dict[str, str] | None) -> list[Record]:
-    """Those of the events that are in a session that fits, and in a turn of the agent and the model."""
+def _turns(known: _Sessions, wanted: Asked) -> list[tuple[int, int]]:
+    """The first event of each turn of the agent and the model in the time, and the key of its session."""
+    if {"agent", "model"}.isdisjoint(wanted.filters):
+        return []
+    return [
+        (first, key)
+        for first, key, agent, model, begin, end in known.turns
+        if wanted.is_of(None, agent, model) and wanted.overlaps(begin, end)
+    ]
+
+
+def _by_events(
+    story: Snapshot, wanted: Asked, rows: list[dict[str, Any]], records: list[Record]
+) -> tuple[int, list[dict[str, Any]]]:
+    """How many sessions have an event that fits, or every word in their title, and the best of them."""
+    known, listed = _Sessions(story), {row["stream_id"]: row for row in rows}
+    fitting = known.fitting(wanted)
+    hits = dict[str, list[Record]]()
+    for name, record in _in_turns(story, known, wanted, [each for each in records if wanted.fits(each)], fitting):
+        hits.setdefault(known.root(name), []).append(record)
+    titled = {known.root(name) for name in _titled(known, wanted, fitting)}
+    times = {stream: (row["first_ts"], row["last_ts"]) for stream, row in listed.items()}
+    titled = {stream for stream in titled if stream in times and wanted.overlaps(*times[stream])}
+    found = []
+    for stream in {**hits, **dict.fromkeys(titled)}:
+        if stream in listed:
+            points, best = _ranked(hits.get(stream, []), wanted)
+            found.append((points + 4 * (stream in titled), listed[stream], best))
+    found.sort(key=lambda each: (each[0], each[1]["last_ts"]), reverse=True)
+    shown = found[:MOST_SESSIONS]
+    return len(found), [_group(row, wanted, best[:MOST_HITS], len(best), points) for points, row, best in shown]
+
+
+def _in_turns(
+    story: Snapshot, known: _Sessions, wanted: Asked, hits: list[Record], fitting: Collection[str] | None
+) -> list[tuple[str, Record]]:
+    """Those of the events that are in a session that fits, and in a turn of the agent and the model; each after its
+    session."""
+    about = [(name, record) for record in hits if (name := known.session(record)) is not None]
     if fitting is None:
-        return hits
-    about = [(record, str(record.event.payload.get("session") or record.event.stream_id)) for record in hits]
-    about = [(record, session) for record, session in about if session in fitting]
-    names = orjson.dumps([*{session for _, session in about}]).decode()
-    keys = {name: key for key, name in story.sql(_KEYS, n=story.head, names=names)}
+        return about
+    about = [(name, record) for name, record in about if name in fitting]
+    keys = {name: known.rows[name][0] for name, _ in about}
     turns = {}
-    for record, session in about:
+    for name, record in about:
         message = record.event.payload.get("turn") or record.event.payload.get("message")
         if isinstance(message, str):
-            turns[record.position] = (keys[session], message)
+            turns[record.position] = (keys[name], message)
     given = {"keys": orjson.dumps([*keys.values()]).decode()}
     given["names"] = orjson.dumps([*{message for _, message in turns.values()}]).decode()
-    known = {(session, message): own for session, message, *own in story.sql(_TURNS, n=story.head, **given)}
+    had = {(session, message): own for session, message, *own in story.sql(_SAID, n=story.head, **given)}
 
     def is_of(record: Record) -> bool:
-        agent, model = known.get(turns.get(record.position, (0, "")), ("", ""))
+        agent, model = had.get(turns.get(record.position, (0, "")), ("", ""))
         return not agent or wanted.is_of(None, agent, model)
 
-    return [record for record, _ in about if is_of(record)]
+    return [(name, record) for name, record in about if is_of(record)]
 
 
-def _titled(story: Snapshot, wanted: Asked, fitting: dict[str, str] | None) -> dict[str, str]:
-    """The sessions that fit and have every word in their title, each with its stream."""
+def _titled(known: _Sessions, wanted: Asked, fitting: Collection[str] | None) -> list[str]:
+    """The sessions that fit and have every word in their title."""
     if not wanted.words or not {"tool", "failed"}.isdisjoint(wanted.filters):
-        return {}
+        return []
     words = [word.casefold() for word in wanted.words]
-    titles = story.sql(
-        f"SELECT name, place, title || ' ' || label FROM session WHERE named = 1 AND {ALIVE}",  # noqa: S608
-        n=story.head,
-    )
-    some = ((name, place, title.casefold()) for name, place, title in titles if fitting is None or name in fitting)
-    found = {name: place for name, place, title in some if all(word in title for word in words)}
-    newest_ones = dict([*found.items()][-4 * MOST_SESSIONS :])
-    named = "SELECT key, stream FROM place WHERE key IN (SELECT value FROM json_each(:keys))"
-    streams = dict(story.sql(named, keys=orjson.dumps([*newest_ones.values()]).decode()))
-    return {name: streams[place] for name, place in newest_ones.items()}
+    some = ((name, row[-1].casefold()) for name, row in known.rows.items() if fitting is None or name in fitting)
+    return [name for name, title in some if all(word in title for word in words)]
 
 
-def _groups(
-    catalog: Catalog, wanted: Asked, hits: Iterable[Record], streams: set[str] | None, titled: dict[str, str]
-) -> list[dict[str, Any]]:
-    """The sessions that are shown, each with its events, the best first. Without words, those of ``streams``."""
-    by_stream: dict[str, list[Record]] = {}
-    for record in hits:
-        by_stream.setdefault(record.event.stream_id, []).append(record)
-    names = [*{**by_stream, **dict.fromkeys(titled.values())}]
-    if not wanted.is_of_events:
-        some = (name for name in catalog.newest_first() if not is_agents(name))
-        names = [*islice((name for name in some if streams is None or name in streams), RECENT)]
-    catalog.read(names)
-    groups: dict[str, dict[str, Any]] = {}
-    for name in names:
-        root = catalog.root_stream(name)
-        own, stream = catalog.own_session(root), catalog.streams.get(root)
-        if own is None or stream is None:
-            continue
-        if not wanted.is_of_events and wanted.since is not None and stream.last_ts < wanted.since:
-            continue
-        if root not in groups:
-            place = short_directory(catalog.directory(root), str(Path.home()))
-            about = {
-                "stream_id": root,
-                "title": own.title or catalog.first_prompt(own.id),
-                "status": shown_status(catalog.status(root), own),
-            }
-            points = 4 * (own.id in titled)
-            groups[root] = about | {
-                "place": place,
-                "first_ts": stream.first_ts,
-                "last_ts": stream.last_ts,
-                "hits": [],
-                "points": points,
-            }
-        groups[root]["hits"] += by_stream.get(name, [])
-    shown = [_ranked(group, wanted) for group in groups.values()]
-    return sorted(shown, key=lambda each: (each["points"], each["last_ts"]), reverse=True)[:MOST_SESSIONS]
-
-
-def _ranked(group: dict[str, Any], wanted: Asked) -> dict[str, Any]:
-    """The session with its best events only, and what all of them are worth."""
+def _ranked(hits: list[Record], wanted: Asked) -> tuple[float, list[Record]]:
+    """What the events of a session are worth, and the events, the best first."""
 
     def worth(record: Record) -> int:
         exact = 3 * (len(wanted.words) > 1 and holds_text(record.event, wanted.phrase))
         return _WEIGHTS.get(record.event.type, 0) + exact
 
-    best = sorted(((worth(each), each.position, each) for each in group["hits"]), key=lambda each: each[:2])[::-1]
-    points = group["points"] + (best[0][0] + min(len(best), 10) / 10 if best else 0)
-    shown = [_shown(record, wanted) for _, _, record in best[:MOST_HITS]]
-    return group | {"hits": shown, "count": len(best), "points": points}
+    best = sorted(((worth(each), each.position, each) for each in hits), key=lambda each: each[:2])[::-1]
+    points = best[0][0] + min(len(best), 10) / 10 if best and wanted.words else 0
+    return points, [record for _, _, record in best]
+
+
+def _group(row: dict[str, Any], wanted: Asked, hits: list[Record], count: int, points: float = 0) -> dict[str, Any]:
+    """A session that is shown, with some of its ``count`` events."""
+    about = {name: row[name] for name in ("stream_id", "title", "status", "place", "first_ts", "last_ts")}
+    return about | {"hits": [_shown(record, wanted) for record in hits], "count": count, "points": points}
 
 
 def _shown(record: Record, wanted: Asked) -> dict[str, Any]:

@@ -134,7 +134,8 @@ class TeamData:
             return known
         await asyncio.to_thread(self._team.turn_to, home)
         if home.home not in self._data:
-            self._data[home.home] = Data(Path(), self._team.reader(home), self._now_ms, _refused, _refused)
+            reader = self._team.reader(home)
+            self._data[home.home] = Data(Path(), reader, self._now_ms, _refused, _refused, home.machine)
         if name == "health":
             return {"records": home.head + 1, "behind": home.behind}
         answer = await question(self._data[home.home])

@@ -28,7 +28,8 @@ def _sessions(found: Answers, _: Mapping[str, str]) -> dict[str, Any]:
 
 def _search(found: Answers, _: Mapping[str, str]) -> dict[str, Any]:
     groups = _rows(found, "groups", lambda row: (row["points"], row["last_ts"]))[:MOST_SESSIONS]
-    return found[0][1] | {"groups": groups, "is_all": all(answer["is_all"] for _, answer in found)}
+    total = sum(answer["total"] for _, answer in found)
+    return found[0][1] | {"groups": groups, "total": total, "is_all": all(answer["is_all"] for _, answer in found)}
 
 
 def _file(found: Answers, _: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 // The palette: what a search finds, over the page that one is on. What was typed stands in the address, so the way back
 // shows the same again.
 
-import { ago, began, get, h, place, plural, status, twins } from "/page/lib.js";
+import { ago, began, get, h, isTeam, place, plural, status, twins } from "/page/lib.js";
 
 const WAIT = 120; // ms
 const OPERATORS = [
@@ -10,6 +10,7 @@ const OPERATORS = [
   ["project:", "in a project"],
   ["agent:", "of an agent"],
   ["model:", "of a model"],
+  ...(isTeam ? [["machine:", "of a machine"]] : []),
   ["since:7d", "not before"],
 ];
 
@@ -65,9 +66,12 @@ async function ask() {
   }
   if (mine !== asked) return;
   const count = found.groups.reduce((sum, group) => sum + group.count, 0);
-  const isAll = found.is_all ? "" : ", among the newest with these words";
-  const sums = found.groups.length ? `${plural(found.groups.length, "session")}${count ? `, ${plural(count, "event")}` : ""}${isAll}` : text ? "No session and no event fits." : "Nothing was recorded yet.";
-  outcome.replaceChildren(...(text ? [sums] : ["The newest sessions"]), ...found.faults.map((each) => h("span", { class: "bad" }, ` ${each}`)));
+  const isCut = found.total > found.groups.length;
+  const events = count ? `, ${isCut ? "with " : ""}${plural(count, "event")}` : "";
+  const older = found.is_all ? "" : "; older events were not looked at";
+  const sums = `${isCut ? `${found.groups.length} of ` : ""}${plural(found.total, "session")}${text ? events + older : ", the newest first"}`;
+  const none = text ? `No session and no event fits${older}.` : "Nothing was recorded yet.";
+  outcome.replaceChildren(found.total ? sums : none, ...found.faults.map((each) => h("span", { class: "bad" }, ` ${each}`)));
   const same = twins(found.groups.map((group) => group.title));
   list.replaceChildren(...found.groups.map((group) => drawn(group, found.words, same.has(group.title))));
   mark(Math.max(options().findIndex((each) => text === opened.text && each.href === opened.href), 0));

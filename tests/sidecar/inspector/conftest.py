@@ -21,7 +21,8 @@ from streams.event import StreamEvent
 from streams.identity import seeded_identity
 from streams.log.log import Log
 from tests.at_terminal import at_terminal
-from tests.sidecar.cli.helpers import command, environment, make_home
+from tests.sidecar.cli.helpers import append, command, environment, make_home
+from tests.sidecar.cli.test_costs import DAY, happened
 from tests.streams.derivers import caught_up
 from tools.install_chromium import find
 
@@ -109,6 +110,49 @@ RECORDINGS = ("chat", "permission_once", "task_parallel", "question_replied", "w
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with recordings of the real OpenCode."""
     return aside(make_home, tmp_path_factory.mktemp("inspected") / "home", DEMO, *RECORDINGS)
+
+
+NOW = 1_800_000_000_000
+HOUR = DAY // 24
+COUNT = 30
+
+
+def at(hour: int) -> int:
+    """So many hours ago."""
+    return NOW - hour * HOUR
+
+
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Session ``s`` began ``2s + 2`` hours ago, ran for an hour, and was imported in another order. Every third one is
+    of the shop, every fifth failed, and every one was asked to do something by hand. The first one has a child."""
+    home = tmp_path_factory.mktemp("imported") / "home"
+    home.mkdir(mode=0o700)
+    batches = []
+    for number in sorted(range(COUNT), key=lambda each: each * 7 % COUNT):
+        name, agent = f"ses_{number:02}", "plan" if number % 2 else "build"
+        about = {"stream": name, "message": "m"}
+        directory = "/work/shop" if number % 3 == 0 else "/work/site"
+        created = {"directory": directory, "title": "By hand" if number >= COUNT // 2 else ""}
+        said = {"parts": [{"type": "text", "text": "Do this by hand"}], "agent": agent}
+        last = at(2 * number + 1)
+        batches.append(
+            [
+                happened("lifecycle.session.created", name, at(2 * number + 2), **created),
+                happened("human.input", name, last - 2, actor="user", **about, **said),
+                happened("turn.started", name, last - 1, **about, actor=agent),
+                happened("turn.ended", name, last, **about, outcome="completed" if number % 5 else "failed", error="x"),
+            ]
+        )
+    created = {"directory": "/work/shop", "parent": "ses_00"}
+    batches.append(
+        [
+            happened("lifecycle.session.created", "ses_child", at(2), "ses_00", **created),
+            happened("turn.started", "ses_child", at(2), stream="ses_00", message="c", actor="explore"),
+        ]
+    )
+    aside(asyncio.run, append(home / "store", batches))
+    return home
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect
 
 from sidecar.home import Home
+from sidecar.inspector.search import MOST_SESSIONS
 from sidecar.read.wording import ago, lasted, money
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
@@ -17,7 +18,20 @@ from tests.bridge.opencode.playing2 import play2
 from tests.sidecar.bad_stores import damage_in_database
 from tests.sidecar.cli.helpers import make_home, run
 from tests.sidecar.cli.test_troubles import doubting
-from tests.sidecar.inspector.conftest import DEMO, ROOT, TITLE, WAIT_MS, Served, aside, inspecting, looking, record
+from tests.sidecar.inspector.conftest import (
+    COUNT,
+    DAY,
+    DEMO,
+    NOW,
+    ROOT,
+    TITLE,
+    WAIT_MS,
+    Served,
+    aside,
+    inspecting,
+    looking,
+    record,
+)
 from tests.sidecar.read.conversations import announced_late
 
 
@@ -163,6 +177,28 @@ def test_the_palette_takes_operators_and_says_which_it_does_not_understand(page:
     expect(page.locator(".palette [role=status]")).to_have_text("No session and no event fits.")
     page.locator("#find").fill("login since:whenever")
     expect(page.locator(".palette [role=status] .bad")).to_contain_text("'whenever' is not a time")
+
+
+def test_the_palette_says_how_many_sessions_it_does_not_show(browser: Browser, imported: Path) -> None:
+    with looking(browser, imported) as (page, _):
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.keyboard.press("/")
+        outcome, heads = page.locator(".palette [role=status]"), page.locator("#found .in")
+        expect(outcome).to_have_text(f"8 of {COUNT} sessions, the newest first")
+        for number in range(8):
+            expect(heads.nth(number)).to_have_attribute("href", re.compile(f"^/s/ses_{number:02}"))
+        for text, said in (
+            (f"until:{NOW - DAY}", "19 sessions"),
+            (f"since:{NOW - DAY // 12}", "1 session"),
+            (f"since:{NOW - 2 * DAY}", f"{MOST_SESSIONS} of 24 sessions"),
+            ("project:work", f"{MOST_SESSIONS} of {COUNT} sessions"),
+            ("by hand", f"{MOST_SESSIONS} of {COUNT} sessions, with 35 events"),
+        ):
+            page.locator("#find").fill(text)
+            expect(outcome).to_have_text(said)
+        apart = """(all) => all.map((each) => [...each.children].map((part) => part.getBoundingClientRect()))
+            .every(([state, , about]) => state.right <= about.left && about.right <= innerWidth)"""
+        assert heads.evaluate_all(apart), "the status and the time do not overlap"
 
 
 def test_a_stretch_of_the_timeline_is_summed_up(page: Page, served: Served) -> None:

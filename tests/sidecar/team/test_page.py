@@ -92,6 +92,8 @@ async def got(page: Starlette, path: str) -> Any:
         ("search", "groups"),
         ("search?q=file", "groups"),
         ("search?q=failed", "groups"),
+        ("search?q=failed+since:9999d", "groups"),
+        ("search?q=since:9999d", "groups"),
         ("search?q=tool:bash", "groups"),
         ("search?q=agent:b+model:mock", "groups"),
         ("work", "hosts"),
@@ -103,6 +105,20 @@ async def test_the_rows_of_all_homes(pages: Pages, path: str, name: str) -> None
     own = [{"machine": machine, **row} for machine in MACHINES for row in (await got(pages[machine], path))[name]]
     assert len(found) == (min(len(own), MOST_SESSIONS) if name == "groups" else len(own)) > 0
     assert [row for row in found if row not in own] == []
+
+
+@pytest.mark.parametrize("text", ["", "since:9999d", "failed", "file"])
+async def test_a_search_counts_the_sessions_of_all_homes_or_of_a_machine(pages: Pages, text: str) -> None:
+    own = {machine: await got(pages[machine], f"search?q={text}") for machine in MACHINES}
+    found = await got(pages["team"], f"search?q={text}")
+    assert found["total"] == sum(each["total"] for each in own.values())
+    if text in ("", "since:9999d"):
+        times = [each["last_ts"] for each in found["groups"]]
+        assert times == sorted(times, reverse=True)
+    for machine in MACHINES:
+        only = await got(pages["team"], f"search?q={text}+machine:{machine}")
+        assert (only["total"], only["faults"]) == (own[machine]["total"], [])
+        assert {each["machine"] for each in only["groups"]} == {machine}
 
 
 VIEWS = ("head", "conversation?first=0&marks=0", "timeline?width=900", "columns", "files", "events")
