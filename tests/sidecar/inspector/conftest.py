@@ -132,7 +132,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in sorted(range(COUNT), key=lambda each: each * 7 % COUNT):
         name, agent = f"ses_{number:02}", "plan" if number % 2 else "build"
         about = {"stream": name, "message": "m"}
-        directory = "/work/shop" if number % 3 == 0 else "/work/site"
+        directory = f"/work/the-{'shop' if number % 3 == 0 else 'site'}-of-a-very-long-name/in-a-directory"
         created = {"directory": directory, "title": "By hand" if number >= COUNT // 2 else ""}
         said = {"parts": [{"type": "text", "text": "Do this by hand"}], "agent": agent}
         last = at(2 * number + 1)
@@ -144,7 +144,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 happened("turn.ended", name, last, **about, outcome="completed" if number % 5 else "failed", error="x"),
             ]
         )
-    created = {"directory": "/work/shop", "parent": "ses_00"}
+    created = {"directory": "/work/the-shop", "parent": "ses_00"}
     batches.append(
         [
             happened("lifecycle.session.created", "ses_child", at(2), "ses_00", **created),

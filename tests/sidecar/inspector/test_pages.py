@@ -196,8 +196,11 @@ def test_the_palette_says_how_many_sessions_it_does_not_show(browser: Browser, i
         ):
             page.locator("#find").fill(text)
             expect(outcome).to_have_text(said)
-        apart = """(all) => all.map((each) => [...each.children].map((part) => part.getBoundingClientRect()))
-            .every(([state, , about]) => state.right <= about.left && about.right <= innerWidth)"""
+        apart = """(all) => all.map((each) => [...each.children].map((part) => {
+            const text = document.createRange();
+            text.selectNodeContents(part);
+            return { state: text.getBoundingClientRect(), box: part.getBoundingClientRect() };
+        })).every(([{ state }, , { box }]) => state.right <= box.left && box.right <= innerWidth)"""
         assert heads.evaluate_all(apart), "the status and the time do not overlap"
 
 
