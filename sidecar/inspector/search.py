@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final
 
 import orjson
@@ -50,7 +49,9 @@ _WEIGHTS: Final = {"human.input": 3, "execution.output": 2, "agent.input": 2, "e
 _PLACES: Final = f"SELECT key, stream, directory FROM place WHERE {ALIVE}"  # noqa: S608
 _SESSIONS: Final = f"""SELECT name, key, parent, place, agent, model, title || ' ' || label FROM session
     WHERE named = 1 AND {ALIVE}"""  # noqa: S608
-_TURNS: Final = f"SELECT first, session, agent, model, started_ms, ended_ms FROM turn WHERE {ALIVE} AND agent <> ''"  # noqa: S608
+_AGENTS: Final = f"SELECT DISTINCT session, agent, model FROM turn WHERE {ALIVE} AND agent <> ''"  # noqa: S608
+_TURNS: Final = f"""SELECT first, session, agent, model, started_ms, ended_ms FROM turn WHERE {ALIVE} AND agent <> ''
+    AND session IN (SELECT value FROM json_each(:keys))"""  # noqa: S608
 _SAID: Final = f"""SELECT session, message, agent, model FROM turn WHERE {ALIVE} AND agent <> ''
     AND session IN (SELECT value FROM json_each(:keys)) AND message IN (SELECT value FROM json_each(:names))"""  # noqa: S608
 _FAILED: Final = "SELECT n, session FROM mark WHERE kind = 'error' AND n <= :n"
@@ -173,7 +174,7 @@ class _Sessions:
         if not of:
             return None
         had: dict[int, set[tuple[str, str]]] = {}
-        for _, key, agent, model, *_ in self.turns if of != {"project"} else ():
+        for key, agent, model in self._story.sql(_AGENTS, n=self._story.head) if of != {"project"} else ():
             had.setdefault(key, set()).add((agent, model))
 
         def is_of(name: str, key: int, agent: str, model: str) -> bool:
@@ -181,11 +182,6 @@ class _Sessions:
             return any(wanted.is_of(project, *each) for each in ((agent, model), *had.get(key, ())))
 
         return {name for name, (key, _, _, agent, model, _) in self.rows.items() if is_of(name, key, agent, model)}
-
-    @cached_property
-    def turns(self) -> list[tuple[Any, ...]]:
-        """Those of which the agent is known: first event, key of the session, agent, model, begin, end."""
-        return self._story.sql(_TURNS, n=self._story.head)
 
 
 async def search(
@@ -241,24 +237,32 @@ async def _failures(reader: LogReader, wanted: Asked) -> list[Record]:
 
 def _by_filters(story: Snapshot, wanted: Asked, rows: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
     """How many sessions fit, and the newest of them, each with the newest failures or turns that are asked for."""
-    at: dict[str, list[int]] = {}
     rows = [row for row in rows if wanted.overlaps(row["first_ts"], row["last_ts"])]
-    if not {"failed", *_OF_SESSIONS}.isdisjoint(wanted.filters):
-        known = _Sessions(story)
-        fitting = known.fitting(wanted)
-        some = _failed(story, wanted) if "failed" in wanted.filters else _turns(known, wanted)
-        for n, key in some:
-            name = known.names.get(key)
-            if name is not None and (fitting is None or name in fitting):
-                at.setdefault(known.root(name), []).append(n)
-        roots = {*at} if "failed" in wanted.filters else {known.root(name) for name in fitting or ()}
-        rows = [row for row in rows if row["stream_id"] in roots]
-    best = rows[: MOST_SESSIONS if wanted.filters else RECENT]
-    chosen = {row["stream_id"]: sorted(at.get(row["stream_id"], ()))[::-1] for row in best}
-    records = story.records(n for some in chosen.values() for n in some[:MOST_HITS])
+    most = MOST_SESSIONS if wanted.filters else RECENT
+    if {"failed", *_OF_SESSIONS}.isdisjoint(wanted.filters):
+        return len(rows), [_group(row, wanted, [], 0) for row in rows[:most]]
+    known = _Sessions(story)
+    fitting = known.fitting(wanted)
+    found = _failed(story, wanted) if "failed" in wanted.filters else []
+    names = fitting
+    if "failed" in wanted.filters:
+        failed = {known.names[key] for _, key in found if key in known.names}
+        names = failed if fitting is None else failed.intersection(fitting)
+    roots = {name: known.root(name) for name in names or ()}
+    streams = {*roots.values()}
+    rows = [row for row in rows if row["stream_id"] in streams]
+    shown = {row["stream_id"] for row in rows[:most]}
+    of = {known.rows[name][0]: stream for name, stream in roots.items() if stream in shown}
+    at: dict[str, list[int]] = {stream: [] for stream in shown}
+    for n, key in found or _turns(story, wanted, of):
+        if key in of:
+            at[of[key]].append(n)
+    best = {stream: sorted(some)[: -MOST_HITS - 1 : -1] for stream, some in at.items()}
+    records = story.records(n for some in best.values() for n in some)
     return len(rows), [
-        _group(row, wanted, [records[n] for n in chosen[row["stream_id"]][:MOST_HITS]], len(chosen[row["stream_id"]]))
-        for row in best
+        _group(row, wanted, [records[n] for n in best[stream]], len(at[stream]))
+        for row in rows[:most]
+        for stream in (row["stream_id"],)
     ]
 
 
@@ -270,13 +274,13 @@ def _failed(story: Snapshot, wanted: Asked) -> list[tuple[int, int]]:
     return story.sql(_FAILED_THEN, n=story.head, **times)
 
 
-def _turns(known: _Sessions, wanted: Asked) -> list[tuple[int, int]]:
-    """The first event of each turn of the agent and the model in the time, and the key of its session."""
+def _turns(story: Snapshot, wanted: Asked, keys: Iterable[int]) -> list[tuple[int, int]]:
+    """The first event of each turn of the agent and the model in the time, and the key of its session, one of these."""
     if {"agent", "model"}.isdisjoint(wanted.filters):
         return []
     return [
         (first, key)
-        for first, key, agent, model, begin, end in known.turns
+        for first, key, agent, model, begin, end in story.sql(_TURNS, n=story.head, keys=orjson.dumps([*keys]).decode())
         if wanted.is_of(None, agent, model) and wanted.overlaps(begin, end)
     ]
 
