@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -83,7 +84,8 @@ ACTIONS: Final = {
 
 class Data:
     """Reads one home's log. ``ask`` sends a request to the sidecar, and ``health`` gathers what ``status`` shows. A
-    team's home is on a ``machine``."""
+    team's home is on a ``machine``. ``refused`` says why the sidecar will do nothing that this page asks; empty if it
+    may."""
 
     is_team = False
     look_seconds = 0.25
@@ -97,9 +99,11 @@ class Data:
         ask: Ask,
         health: Callable[[], Awaitable[dict[str, Any]]],
         machine: str | None = None,
+        refused: Callable[[], str] = str,
     ) -> None:
         self._home, self._machine = home, machine
         self.reader, self._now_ms, self._send, self.health = reader, now_ms, ask, health
+        self._refused = refused
         self._work: tuple[int, Any, State] | None = None
         self._spending = Spending(reader)
         self._cached: Cached = {}
@@ -347,7 +351,8 @@ class Data:
         async def made() -> dict[str, Any]:
             return await working(self.reader, await self._intents())
 
-        return await self._once.get("work", made) | {"now": self._now_ms()}
+        about = {"now": self._now_ms(), "refused": await asyncio.to_thread(self._refused)}
+        return await self._once.get("work", made) | about
 
     async def diff(self, given: str) -> dict[str, str]:
         """The whole diff of what a piece of background work changed, for whoever decides whether to apply it."""

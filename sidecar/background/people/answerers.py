@@ -72,7 +72,7 @@ class Answerers:
             return Who("process", {"channel": "nats"})  # `[worker]` says what is allowed there
         if proof and hmac.compare_digest(proof, proof_of(self._token(), about, words)):
             return Who("user", {"channel": "list", "pid": pid})
-        place, why = await asyncio.to_thread(_at_terminal, pid, frozenset(self._linked()))
+        place, why = await asyncio.to_thread(at_terminal, pid, frozenset(self._linked()))
         via = {"channel": channel, "pid": pid, "tty": place}
         if not why:
             return Who("user", via)
@@ -86,7 +86,7 @@ class Answerers:
         )
 
 
-def _at_terminal(pid: int, linked: Collection[int]) -> tuple[str, str]:
+def at_terminal(pid: int, linked: Collection[int]) -> tuple[str, str]:
     """The terminal of a process, and why this shows no person; empty if it does."""
     if (place := place_of(pid) if pid else None) is None:
         return "", "the system does not say which process asks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,13 @@ if RUNS:
     from collections.abc import Mapping
     from contextlib import closing
 
+    from sidecar.background.people.answerers import at_terminal
     from sidecar.cli.shared.control import ask
     from sidecar.cli.shared.identity import own_identity
     from sidecar.cli.shared.state import gather_status
+    from sidecar.config import load_config
     from sidecar.inspector.access import Access
-    from sidecar.inspector.data import Data
+    from sidecar.inspector.data import ACTIONS, Data
     from sidecar.inspector.server import serve
     from sidecar.inspector.team import TeamData
     from sidecar.private_files import write_new
@@ -50,6 +53,12 @@ async def inspect(
     async def send(method: str, args: Mapping[str, Any]) -> dict[str, Any]:
         return await ask(home, method, dict(args), "it is safe to try again")
 
+    def refused() -> str:
+        why = at_terminal(os.getpid(), ())[1]
+        if not why or not ACTIONS.keys().isdisjoint(load_config(home.config_path).link.scripts_may):
+            return ""
+        return f"Nothing can be decided on this page, because {why}. Run `durable-stream inspect` in your terminal."
+
     def ready(access: Access) -> None:
         note(f"Open {access.link(path)}")
         note("Press Ctrl-C to end.")
@@ -68,7 +77,7 @@ async def inspect(
     if of_team or of_machine is not None:
         data = _team(run, of_machine)
     else:
-        data = Data(home.path, run.reader, own_identity().now_ms, send, lambda: gather_status(home))
+        data = Data(home.path, run.reader, own_identity().now_ms, send, lambda: gather_status(home), refused=refused)
     path = await data.ask(lambda each: _path(each.reader, name), None, "path", {}) if name is not None else "/"
     leading = home.path / "inspect.html"
     try:

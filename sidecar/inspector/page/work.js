@@ -75,12 +75,14 @@ export async function work() {
     element.replaceChildren(
       h("h1", { class: "unseen" }, "Work"),
       said,
+      found.refused ? h("p", { class: "note", id: "refused" }, coded(found.refused)) : "",
       ...section("Waiting for you", found.checkpoints.map((each) => ask(each, found.now, press, isAway))),
       ...section("Running", nested(running).map(([each, depth]) => job(each, found.now, press, depth))),
       ...section("Ended", nested(ended).map(([each, depth]) => job(each, found.now, press, depth))),
       ...section("Messages", found.notices.slice(0, 40).map((each) => message(each, found.now))),
       ...(nothing ? [h("p", { class: "empty" }, "No background work yet, and nothing waits for you. An agent starts some with the tool agent_spawn; you do with ", h("code", {}, "durable-stream spawn"), ".")] : []),
     );
+    if (found.refused) for (const each of element.querySelectorAll(".buttons > *")) each.disabled = true;
   }
 
   await draw();

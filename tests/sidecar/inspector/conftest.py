@@ -54,9 +54,9 @@ def aside(function: Callable[..., T], *arguments: Any) -> T:
 
 
 @contextmanager
-def inspecting(home: Path, *arguments: str, **environ: str) -> Iterator[Served]:
+def inspecting(home: Path, *arguments: str, place: Callable[[], Any] = at_terminal, **environ: str) -> Iterator[Served]:
     """Run ``inspect`` as a user does, in a terminal, and end it."""
-    with at_terminal() as options:
+    with place() as options:
         process = subprocess.Popen(
             command(home, "inspect", "--no-browser", *arguments),
             stderr=subprocess.PIPE,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sidecar.background.copies.copies import Copies
 from sidecar.read.wording import visible
 from streams.event import StreamEvent
 from streams.identity import seeded_identity
-from tests.sidecar.inspector.conftest import Served, aside, looking, record
+from tests.sidecar.inspector.conftest import Served, aside, inspecting, looking, record
 
 TURNED = "Fix the \u202etxet\u202c, \u2066isolated\u2069 and e\u200bmpty"
 SHOWN = "Fix the <U+202E>txet<U+202C>, <U+2066>isolated<U+2069> and e<U+200B>mpty"
@@ -123,6 +124,25 @@ def test_a_cancellation_names_the_work_and_says_what_became_of_it(browser: Brows
         page.get_by_role("button", name="Cancel the work").click()
         expect(page.locator("#main .note.done")).to_contain_text("is being cancelled")
         assert sent == [("cancel", {"intent": "int_2"})]
+
+
+def test_a_page_without_a_terminal_says_beforehand_that_it_decides_nothing(browser: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    aside(record, home, happened(tmp_path / "shop", home))
+    alone = {"start_new_session": True, "stdin": subprocess.DEVNULL}
+    with inspecting(home, place=lambda: nullcontext(alone)) as served:
+        page = browser.new_page()
+        page.goto(served.link)
+        page.goto(f"{served.base}/work")
+        expect(page.locator("#refused code")).to_have_text("durable-stream inspect")
+        for name in ("Cancel …", "Apply 2 changed files …"):
+            expect(page.get_by_role("button", name=name)).to_be_disabled()
+        page.close()
+    (tmp_path / "other").mkdir()
+    with working(browser, tmp_path / "other") as (page, _, _):
+        expect(page.get_by_role("button", name="Cancel …")).to_be_enabled()
+        expect(page.locator("#refused")).to_have_count(0)
 
 
 def test_texts_are_shown_as_they_are_and_nothing_in_them_is_hidden(browser: Browser, tmp_path: Path) -> None:
